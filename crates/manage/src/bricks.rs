@@ -1,5 +1,6 @@
 //! Bricks: heartbeats, the list, and forgetting.
 
+use crate::events::{EventDraft, scrub_drafts};
 use crate::fault::Fault;
 use crate::figure_history::FigureSubject;
 use crate::manager::{
@@ -8,7 +9,9 @@ use crate::manager::{
 use crate::records::BrickRecord;
 use crate::slices::slice_locations;
 use crate::store::StoreWrite;
-use crate::wire::{BrickInfo, BrickRegistration, HeartbeatReply, ScrubBrick, ScrubRequest};
+use crate::wire::{
+    BrickInfo, BrickRegistration, BrickScrub, HeartbeatReply, ScrubBrick, ScrubRequest,
+};
 use pagemesh_base::brick_name::{BrickLabel, BrickName, BrickRef};
 use pagemesh_base::layout::{BrickId, NAME_BYTES_MAX};
 use std::collections::BTreeMap;
@@ -36,8 +39,8 @@ impl Manager {
             let brick = book.label(registration.brick);
             tracing::warn!(%brick, name = %asked, "the brick keeps its name: another brick has this one");
         }
-        let (record, seen) = self.split_registration(registration, name);
-        let known = book.bricks.get(&record.brick);
+        let known = book.bricks.get(&registration.brick);
+        let (record, seen) = self.split_registration(registration, name, known);
         if known.is_none() && book.bricks.len() >= BRICKS_MAX {
             return Err(Fault::TooMany {
                 what: "bricks",
@@ -49,8 +52,16 @@ impl Manager {
             self.check_not_duplicate(brick, &record)?;
             log_changes(&brick.record, &record);
         }
-        if known.is_none_or(|brick| needs_commit(&brick.record, &record)) {
-            self.store.commit(&[StoreWrite::PutBrick(&record)])?;
+        let changed = known.is_none_or(|brick| needs_commit(&brick.record, &record));
+        let mut drafts = heartbeat_drafts(known, &record, seen.scrub);
+        if known.is_none() {
+            drafts.push(EventDraft::brick_joined(&record));
+        }
+        if changed {
+            self.commit(&mut book, &[StoreWrite::PutBrick(&record)], drafts)?;
+        } else if let Err(error) = self.commit(&mut book, &[], drafts) {
+            // A brick whose heartbeat is refused counts as dead, and serves all the same.
+            tracing::error!(%error, "cannot store the events of a heartbeat");
         }
         Ok(self.record_heartbeat(&mut book, record, seen))
     }
@@ -63,9 +74,10 @@ impl Manager {
     ) -> Option<HeartbeatReply> {
         let mut book = self.try_state()?;
         let name = book.assign_name(registration).ok()?;
-        let (record, seen) = self.split_registration(registration.clone(), name);
-        let known = book.bricks.get(&record.brick)?;
-        if needs_commit(&known.record, &record) {
+        let known = book.bricks.get(&registration.brick)?;
+        let (record, seen) = self.split_registration(registration.clone(), name, Some(known));
+        let has_events = !heartbeat_drafts(Some(known), &record, seen.scrub).is_empty();
+        if needs_commit(&known.record, &record) || has_events {
             return None;
         }
         Some(self.record_heartbeat(&mut book, record, seen))
@@ -75,13 +87,15 @@ impl Manager {
         &self,
         registration: BrickRegistration,
         name: Option<BrickName>,
+        known: Option<&BrickState>,
     ) -> (BrickRecord, LastHeartbeat) {
         let seen = LastHeartbeat {
             received_at: self.clock.elapsed(),
             sessions: registration.sessions,
             scrub: registration.scrub,
         };
-        (to_record(registration, name), seen)
+        let reported_lost = known.is_some_and(|brick| brick.record.reported_lost);
+        (to_record(registration, name, reported_lost), seen)
     }
 
     fn record_heartbeat(
@@ -97,11 +111,13 @@ impl Manager {
         let fulfilled = seen.scrub.and_then(|scrub| scrub.fulfilled);
         let request = known.and_then(|brick| brick.scrub_request);
         let request = request.filter(|request| fulfilled != Some(request.id));
+        let scrub_actor = known.and_then(|brick| brick.scrub_actor.clone());
         let name = record.name.clone();
         let brick = BrickState {
             record,
             last_heartbeat: Some(seen),
             scrub_request: request,
+            scrub_actor: scrub_actor.filter(|_| request.is_some()),
             logged_alive: was_logged_alive,
         };
         book.bricks.insert(id, brick);
@@ -141,6 +157,7 @@ impl Manager {
         {
             let id = (self.settings.new_id)();
             brick.scrub_request = Some(ScrubRequest { id, stop });
+            brick.scrub_actor = Some(self.call.actor.to_string());
         }
         let brick = brick.clone();
         Ok(self.brick_info(&book, &book.provisioned(), &brick))
@@ -230,7 +247,8 @@ impl Manager {
             .map(|&(b, s)| StoreWrite::RemovePendingDelete(b, s))
             .collect();
         writes.push(StoreWrite::RemoveBrick(id));
-        self.store.commit(&writes)?;
+        let forgotten = EventDraft::brick_forgotten(&brick.record, &self.actor(), slices);
+        self.commit(&mut book, &writes, vec![forgotten])?;
         book.pending_deletes.retain(|(brick, _), _| *brick != id);
         book.bricks.remove(&id);
         self.figures.remove(&FigureSubject::Brick(id));
@@ -268,6 +286,18 @@ fn log_changes(known: &BrickRecord, asked: &BrickRecord) {
     }
 }
 
+/// The events of a heartbeat of a brick.
+fn heartbeat_drafts(
+    known: Option<&BrickState>,
+    record: &BrickRecord,
+    scrub: Option<BrickScrub>,
+) -> Vec<EventDraft> {
+    let before = known.and_then(|brick| brick.last_heartbeat?.scrub);
+    let request = known.and_then(|brick| brick.scrub_request);
+    let actor = known.and_then(|brick| brick.scrub_actor.as_deref());
+    scrub_drafts(record, before, scrub, (request, actor))
+}
+
 fn pending_deletes_on(book: &ManagerState, id: BrickId) -> usize {
     let on_it = |&&(brick, slice): &&(BrickId, _)| brick == id && !book.is_being_created(slice);
     book.pending_deletes.keys().filter(on_it).count()
@@ -303,7 +333,11 @@ fn join_names(names: &[&str]) -> String {
     }
 }
 
-fn to_record(registration: BrickRegistration, name: Option<BrickName>) -> BrickRecord {
+fn to_record(
+    registration: BrickRegistration,
+    name: Option<BrickName>,
+    reported_lost: bool,
+) -> BrickRecord {
     BrickRecord {
         brick: registration.brick,
         name,
@@ -314,6 +348,7 @@ fn to_record(registration: BrickRegistration, name: Option<BrickName>) -> BrickR
         capacity_bytes: registration.capacity_bytes,
         used_bytes: registration.used_bytes,
         incarnation: registration.incarnation,
+        reported_lost,
     }
 }
 

@@ -210,6 +210,16 @@ impl ManagerClient {
         self.read(answer)
     }
 
+    /// Reads a list with the given of these parameters.
+    pub(crate) fn get_with_query<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        parameters: &[(&str, Option<String>)],
+    ) -> Result<T, ManagerError> {
+        let query = query_text(parameters);
+        self.get(&format!("{path}?{query}"))
+    }
+
     pub(crate) fn call<T: DeserializeOwned>(
         &self,
         method: Method,
@@ -308,6 +318,26 @@ impl ManagerClient {
             cause: cause.to_string(),
         }
     }
+}
+
+/// The query part of a URL with the given of these parameters.
+pub(crate) fn query_text(parameters: &[(&str, Option<String>)]) -> String {
+    let given = parameters.iter().filter_map(|(key, value)| {
+        let value = value.as_ref()?;
+        Some(format!("{key}={}", escape(value)))
+    });
+    given.collect::<Vec<String>>().join("&")
+}
+
+/// Escapes every byte but letters, digits and `-._~` (RFC 3986).
+fn escape(text: &str) -> String {
+    let byte = |byte: u8| match byte {
+        b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
+            char::from(byte).to_string()
+        }
+        byte => format!("%{byte:02X}"),
+    };
+    text.bytes().map(byte).collect()
 }
 
 /// Checks a URL and removes a trailing slash.

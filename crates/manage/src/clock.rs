@@ -9,6 +9,11 @@ pub trait Clock: Send + Sync {
 
     /// Seconds since 1970, for people; may go back.
     fn unix_s(&self) -> u64;
+
+    /// Milliseconds since 1970, for people; may go back.
+    fn unix_ms(&self) -> u64 {
+        self.unix_s().saturating_mul(1000)
+    }
 }
 
 /// The system's clock.
@@ -34,9 +39,13 @@ impl Clock for SystemClock {
         self.0.elapsed()
     }
 
-    #[expect(clippy::disallowed_methods, reason = "for people")]
     fn unix_s(&self) -> u64 {
+        self.unix_ms() / 1000
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "for people")]
+    fn unix_ms(&self) -> u64 {
         let since = SystemTime::now().duration_since(UNIX_EPOCH);
-        since.map_or(0, |since| since.as_secs())
+        since.map_or(0, |since| since.as_millis() as u64)
     }
 }

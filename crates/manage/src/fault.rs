@@ -136,6 +136,9 @@ pub enum Fault {
         /// The address of that brick.
         address: String,
     },
+    /// No event of this number.
+    #[error("there is no event {0}")]
+    NoSuchEvent(u64),
     /// The brick holds slices of volumes.
     #[error("the brick {brick} holds slices of {volumes}")]
     BrickInUse {
@@ -235,7 +238,9 @@ impl Fault {
                 _ => ErrorCode::InUse,
             },
             Fault::Store(_) => ErrorCode::Internal,
-            Fault::NoSuchVolume(_) | Fault::NoSuchBrick(_) => ErrorCode::NotFound,
+            Fault::NoSuchVolume(_) | Fault::NoSuchBrick(_) | Fault::NoSuchEvent(_) => {
+                ErrorCode::NotFound
+            }
             Fault::VolumeExists(_) | Fault::BrickNameTaken { .. } => ErrorCode::Exists,
             Fault::Fenced { .. } => ErrorCode::Fenced,
             Fault::VolumeBusy(_)
@@ -291,6 +296,9 @@ impl Fault {
             }
             Fault::Store(_) => "look at the manager's log and the disk of its store",
             Fault::NoSuchVolume(_) => "list what there is with: pagemesh volume list",
+            Fault::NoSuchEvent(_) => {
+                "list what there is with: pagemesh events; a repetition has replaced it, or it was dropped"
+            }
             Fault::NoSuchBrick(_) => "list what there is with: pagemesh status",
             Fault::BrickAmbiguous(_) => {
                 "write the whole UUID; pagemesh status --output json has it"

@@ -1,6 +1,7 @@
 //! Volumes that hold files. They are thin: bricks promise only the limit of all files together, not
 //! the size of the volume.
 
+use crate::events::EventDraft;
 use crate::fault::Fault;
 use crate::manager::{Manager, ManagerState};
 use crate::placement::{Placement, PlacementError};
@@ -53,7 +54,8 @@ impl Manager {
             }
         }
         record.files_bytes = Some(bytes);
-        self.commit_volume(book, &record)?;
+        let grown = EventDraft::volume_grown(name, &self.actor(), bytes);
+        self.commit_volume(book, &record, vec![grown])?;
         Ok(size_reply(
             self.volume_detail(book, &record),
             size_bytes,

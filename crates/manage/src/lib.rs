@@ -5,7 +5,8 @@
 //!  client ── HTTP ── server ── api ── manager ─┬─ placement, shape   (pure)
 //!                                 (volumes,    ├─ layout_state       (pure)
 //!                                  bricks,     ├─ store              (redb)
-//!                                  sweep)      └─ Bricks ── BrickControl
+//!                                  sweep)      ├─ events             (the ring of changes)
+//!                                              └─ Bricks ── BrickControl
 //! ```
 //!
 //! Invariants: a change is durable in the store before any client learns of it. The epoch of a
@@ -26,8 +27,11 @@ pub mod api;
 pub mod authority;
 mod brick_names;
 mod bricks;
+mod call;
 pub mod client;
 pub mod clock;
+mod event_commit;
+pub mod events;
 pub mod fault;
 mod figure_history;
 mod figures;
@@ -43,11 +47,13 @@ mod slices;
 pub mod store;
 mod sweep;
 pub mod token;
+mod volume_info;
 mod volumes;
 pub mod wire;
 
 pub use access::{Identity, PeerAddress, Role};
 pub use authority::{ManagerAuthority, VolumeConnection};
+pub use call::CallContext;
 pub use client::{ManagerClient, ManagerError};
 pub use manager::{BrickConnector, Manager, ManagerSettings};
 pub use pagemesh_base::durability::{self, Durability};

@@ -4,7 +4,9 @@
 //! Invariants: memory changes only after the store, so a failed commit changes nothing. Callers
 //! hold the lock over commits and never over calls to bricks.
 
+use crate::call::CallContext;
 use crate::clock::Clock;
+use crate::events::EventRing;
 use crate::fault::Fault;
 use crate::figure_history::Figures;
 use crate::placement::{BrickCandidate, OVERPROVISION_FACTOR};
@@ -64,19 +66,23 @@ impl Default for ManagerSettings {
     }
 }
 
-/// The manager, without its HTTP server. Calls block on the store's disk; calls that say so also
-/// block on bricks.
+/// A handle of the manager, without its HTTP server. Calls block on the store's disk; calls that say
+/// so also block on bricks. Clones share all state; each has a request of its own to act for.
+#[derive(Clone)]
 pub struct Manager {
-    pub(crate) store: Store,
+    pub(crate) store: Arc<Store>,
     pub(crate) bricks: Arc<dyn BrickConnector>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) settings: ManagerSettings,
     /// The clock's time at the manager's start.
-    started_at: Duration,
-    state: Mutex<ManagerState>,
-    pub(crate) figures: Figures,
+    pub(crate) started_at: Duration,
+    state: Arc<Mutex<ManagerState>>,
+    pub(crate) events: Arc<Mutex<EventRing>>,
+    pub(crate) figures: Arc<Figures>,
     /// Wakes the sweep when a brick with slices to delete returns.
-    pub(crate) brick_returned: tokio::sync::Notify,
+    pub(crate) brick_returned: Arc<tokio::sync::Notify>,
+    /// The request that this handle acts for.
+    pub(crate) call: CallContext,
 }
 
 /// A brick and its heartbeats.
@@ -86,6 +92,8 @@ pub(crate) struct BrickState {
     pub last_heartbeat: Option<LastHeartbeat>,
     /// The scrub request that the brick has not carried out yet.
     pub scrub_request: Option<ScrubRequest>,
+    /// The actor of the last scrub request.
+    pub scrub_actor: Option<String>,
     /// The last state that the sweep logged, so that it logs changes only.
     pub logged_alive: bool,
 }
@@ -183,7 +191,7 @@ impl Manager {
     /// first heartbeat.
     ///
     /// # Errors
-    /// When the store cannot be read.
+    /// When the store cannot be read, or cannot take the event of the start.
     pub fn new(
         store: Store,
         bricks: Arc<dyn BrickConnector>,
@@ -195,6 +203,7 @@ impl Manager {
             record,
             last_heartbeat: None,
             scrub_request: None,
+            scrub_actor: None,
             logged_alive: false,
         };
         let volume = |record: VolumeRecord| (record.layout_state.layout.name.clone(), record);
@@ -210,16 +219,34 @@ impl Manager {
             pending_deletes: contents.pending_deletes.into_iter().map(doom).collect(),
             ..ManagerState::default()
         };
-        Ok(Manager {
+        let manager = Manager {
             started_at: clock.elapsed(),
-            store,
+            store: Arc::new(store),
             bricks,
             clock,
             settings,
-            state: Mutex::new(book),
-            figures: Figures::default(),
-            brick_returned: tokio::sync::Notify::new(),
-        })
+            state: Arc::new(Mutex::new(book)),
+            events: Arc::new(Mutex::new(EventRing::new(contents.events))),
+            figures: Arc::default(),
+            brick_returned: Arc::default(),
+            call: CallContext::default(),
+        };
+        manager.record_start()?;
+        Ok(manager)
+    }
+
+    /// The same manager, for another request.
+    #[must_use]
+    pub fn acting_for(&self, call: CallContext) -> Manager {
+        Manager {
+            call,
+            ..self.clone()
+        }
+    }
+
+    /// The actor of the request, as events name it.
+    pub(crate) fn actor(&self) -> String {
+        self.call.actor.to_string()
     }
 
     /// Locks the state. A panic leaves it consistent, because code replaces it only after a commit;

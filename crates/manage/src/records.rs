@@ -32,6 +32,10 @@ pub struct BrickRecord {
     /// The number of openings of the pool at its last registration.
     #[serde(default)]
     pub incarnation: u32,
+    /// Whether an event has reported that its heartbeats are missing, and none that they arrive
+    /// again. A restarted manager thus reports neither a second time.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub reported_lost: bool,
 }
 
 impl BrickRecord {

@@ -1,5 +1,6 @@
 //! Replicas: adding, removing and promoting a copy of a volume.
 
+use crate::events::EventDraft;
 use crate::fault::Fault;
 use crate::layout_state::{LayoutChange, LayoutChangeError, is_up_to_date};
 use crate::manager::{BrickState, Manager, ManagerState};
@@ -58,7 +59,10 @@ impl Manager {
             record.layout_state = record.layout_state.apply(&change)?;
             record.shape = record.shape.with_copies(record.shape.copies + 1)?;
             record.auto_promote |= request.auto_promote;
-            Ok(record)
+            let places = slice_locations(&plan.segments);
+            let labels: Vec<_> = places.map(|place| book.label(place.brick)).collect();
+            let event = EventDraft::replica_attached(name, &self.actor(), &labels);
+            Ok((record, event))
         })
     }
 
@@ -107,7 +111,14 @@ impl Manager {
                 .map(|&pending| StoreWrite::AddPendingDelete(pending))
                 .collect();
             writes.push(StoreWrite::PutVolume(&record));
-            self.store.commit(&writes)?;
+            let cause = format!("copy {} was removed by force", request.copy);
+            let mut drafts = self.forced_detach_drafts(book.volume(name)?, &record, &cause);
+            drafts.push(EventDraft::replica_detached(
+                name,
+                &self.actor(),
+                request.copy,
+            ));
+            self.commit(&mut book, &writes, drafts)?;
             Manager::add_pending_deletes(&mut book, &pending);
             let detail = self.volume_detail(&book, &record);
             book.volumes.insert(name.clone(), record);
@@ -137,9 +148,37 @@ impl Manager {
         let mut book = self.state();
         let mut record = self.detachable_record(&book, name, request)?;
         self.check_promotion(&book, &record, request)?;
+        let is_lossy = {
+            let columns = record.layout_state.layout.columns();
+            let mut legs = columns.filter_map(|column| column.legs.get(request.copy));
+            legs.any(|leg| leg.state != LegState::InSync)
+        };
         promote_record(&mut record, request.copy)?;
-        self.commit_volume(&mut book, &record)?;
+        let cause = format!("copy {} was promoted by force", request.copy);
+        let mut drafts = self.forced_detach_drafts(book.volume(name)?, &record, &cause);
+        let actor = self.actor();
+        drafts.push(EventDraft::promoted(name, &actor, request.copy, is_lossy));
+        self.commit_volume(&mut book, &record, drafts)?;
         Ok(self.volume_detail(&book, &record))
+    }
+
+    /// The event of a client that loses a volume to a forced change of an operator.
+    fn forced_detach_drafts(
+        &self,
+        before: &VolumeRecord,
+        after: &VolumeRecord,
+        cause: &str,
+    ) -> Vec<EventDraft> {
+        let layout = &after.layout_state.layout;
+        let fenced = before.attachment.as_ref().map(|it| {
+            EventDraft::fenced(
+                &layout.name,
+                &it.client,
+                &self.actor(),
+                (cause, layout.epoch),
+            )
+        });
+        fenced.into_iter().collect()
     }
 
     /// Promotes the asynchronous copy for a client that reaches no in-sync copy, and returns its

@@ -2,8 +2,8 @@
 //!
 //! Invariants: when [`serve`] returns, the manager answers requests at [`ManagerHandle::address`].
 //! When [`ManagerHandle::stop`] returns, no thread runs any more and the store is closed, unless a
-//! call to a brick outlasts `STOP_TIMEOUT`. An idle manager wakes for heartbeats and once per
-//! `SWEEP_INTERVAL`.
+//! call to a brick outlasts `STOP_TIMEOUT`. An idle manager wakes for heartbeats, once per
+//! `SWEEP_INTERVAL`, and when the next brick would count as dead, about as often.
 
 use crate::access::PeerAddress;
 use crate::api::{ApiState, REQUESTS_MAX};
@@ -42,6 +42,8 @@ const HEAD_BYTES_MAX: usize = 16 << 10;
 const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 /// Pause after a failed accept, as when file descriptors are used up.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Shortest pause between two sweeps; a brick that died is noticed this much later at most.
+const SWEEP_PAUSE_MIN: Duration = Duration::from_millis(200);
 /// Time that stopping waits for requests in progress.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -285,14 +287,24 @@ fn serve_connection(
 }
 
 async fn run_maintenance(manager: Arc<Manager>) {
+    let mut pause = SWEEP_INTERVAL;
     loop {
         // This returns early only when a brick has returned.
         let returned = manager.brick_returned.notified();
-        let _ = tokio::time::timeout(SWEEP_INTERVAL, returned).await;
+        let _ = tokio::time::timeout(pause, returned).await;
         let sweeper = manager.clone();
-        let swept = tokio::task::spawn_blocking(move || sweeper.sweep());
-        if let Err(error) = swept.await {
-            tracing::error!(%error, "housekeeping was not finished");
-        }
+        let swept = tokio::task::spawn_blocking(move || {
+            sweeper.sweep();
+            sweeper.next_loss_in()
+        });
+        pause = match swept.await {
+            Ok(loss) => loss.map_or(SWEEP_INTERVAL, |loss| {
+                loss.clamp(SWEEP_PAUSE_MIN, SWEEP_INTERVAL)
+            }),
+            Err(error) => {
+                tracing::error!(%error, "maintenance was not finished");
+                SWEEP_INTERVAL
+            }
+        };
     }
 }

@@ -5,15 +5,17 @@
 //! accepts no write until it is opened again. A file that is not a manager store is never written.
 //!
 //! Tables: `meta` (purpose and schema version of the file), `bricks` by UUID, `volumes` by name,
-//! `pending_deletes` by the UUIDs of brick and slice.
+//! `pending_deletes` by the UUIDs of brick and slice, `events` by sequence number. A store of an
+//! earlier version has no `events`; the first event makes it.
 
+use crate::events::EventRecord;
 use crate::records::{BrickRecord, PendingDelete, VolumeRecord};
 use crate::slices::slice_locations;
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::layout::{BrickId, SliceId, VolumeName};
 use redb::{
-    Database, DatabaseError, Durability, ReadableDatabase, ReadableTable, TableDefinition,
-    TableError, WriteTransaction,
+    Database, DatabaseError, Durability, ReadTransaction, ReadableDatabase, ReadableTable,
+    TableDefinition, TableError, WriteTransaction,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -39,6 +41,7 @@ const META: TableDefinition<&str, &str> = TableDefinition::new("meta");
 const BRICKS: TableDefinition<u128, &[u8]> = TableDefinition::new("bricks");
 const VOLUMES: TableDefinition<&str, &[u8]> = TableDefinition::new("volumes");
 const PENDING_DELETES: TableDefinition<(u128, u128), &[u8]> = TableDefinition::new("doomed");
+const EVENTS: TableDefinition<u64, &[u8]> = TableDefinition::new("events");
 
 /// The reason why the store cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -98,6 +101,10 @@ pub enum StoreWrite<'a> {
     AddPendingDelete(PendingDelete),
     /// Removes a pending delete: the slice is deleted, or belongs to a volume now.
     RemovePendingDelete(BrickId, SliceId),
+    /// Adds or replaces an event.
+    PutEvent(&'a EventRecord),
+    /// Removes an event.
+    RemoveEvent(u64),
 }
 
 /// Everything in the store.
@@ -109,6 +116,8 @@ pub struct StoreContents {
     pub volumes: Vec<VolumeRecord>,
     /// Every pending delete.
     pub pending_deletes: Vec<PendingDelete>,
+    /// Every event, by sequence number.
+    pub events: Vec<EventRecord>,
 }
 
 /// An open store; it locks out other processes.
@@ -244,8 +253,26 @@ impl Store {
             self.check_record(&what, is_its_own)?;
             contents.pending_deletes.push(pending);
         }
+        contents.events = self.load_events(&transaction)?;
         self.check_slices_unique(&contents)?;
         Ok(contents)
+    }
+
+    fn load_events(&self, transaction: &ReadTransaction) -> Result<Vec<EventRecord>, StoreError> {
+        let table = match transaction.open_table(EVENTS) {
+            Ok(table) => table,
+            Err(TableError::TableDoesNotExist(_)) => return Ok(vec![]),
+            Err(error) => return Err(self.io_error(error)),
+        };
+        let mut events = Vec::new();
+        for entry in table.iter().map_err(|e| self.io_error(e))? {
+            let (seq, value) = entry.map_err(|e| self.io_error(e))?;
+            let what = format!("the event {}", seq.value());
+            let event: EventRecord = self.decode(&what, value.value())?;
+            self.check_record(&what, event.seq == seq.value())?;
+            events.push(event);
+        }
+        Ok(events)
     }
 
     fn check_record(&self, what: &str, sound: bool) -> Result<(), StoreError> {
@@ -367,6 +394,13 @@ fn apply_write(transaction: &WriteTransaction, write: &StoreWrite<'_>) -> Result
         StoreWrite::RemovePendingDelete(brick, slice) => {
             let key = (brick.0.as_u128(), slice.0.as_u128());
             transaction.open_table(PENDING_DELETES)?.remove(key)?;
+        }
+        StoreWrite::PutEvent(event) => {
+            let mut table = transaction.open_table(EVENTS)?;
+            table.insert(event.seq, encode(event)?.as_slice())?;
+        }
+        StoreWrite::RemoveEvent(seq) => {
+            transaction.open_table(EVENTS)?.remove(seq)?;
         }
     }
     Ok(())

@@ -4,13 +4,14 @@
 //! the same address is never mistaken for it. A slice that is part of a volume is never deleted. No
 //! function here holds the lock during a call to a brick.
 
+use crate::events::{EventDraft, LossEffect};
 use crate::fault::Fault;
-use crate::manager::{BrickState, Manager};
-use crate::records::PendingDelete;
+use crate::manager::{BrickState, Manager, ManagerState};
+use crate::records::{BrickRecord, PendingDelete};
 use crate::slices::{SliceLocation, slice_locations};
 use crate::store::StoreWrite;
 use pagemesh_base::brick_name::BrickLabel;
-use pagemesh_base::layout::{BrickId, Segment, SliceId};
+use pagemesh_base::layout::{BrickId, Column, LegState, Segment, SliceId};
 use pagemesh_base::slice::{BrickControl, SliceError};
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -217,9 +218,10 @@ impl Manager {
         }
     }
 
-    /// One sweep: logs the bricks that died or returned, and retries the pending deletes.
+    /// One sweep: reports the bricks that died or returned, and retries the pending deletes.
     pub fn sweep(&self) {
         self.log_liveness_changes();
+        self.report_liveness_changes();
         let pending = self.next_pending_deletes();
         self.delete_slices(&pending);
     }
@@ -244,6 +246,81 @@ impl Manager {
             .collect();
         book.sweep_cursor = next.last().map(|record| (record.brick, record.slice));
         next
+    }
+
+    /// Commits an event for each brick that died or returned since its last event.
+    fn report_liveness_changes(&self) {
+        if self.store.has_failed() {
+            return;
+        }
+        let mut book = self.state();
+        let mut changed: Vec<BrickRecord> = Vec::new();
+        let mut drafts = Vec::new();
+        for brick in book.bricks.values() {
+            let record = &brick.record;
+            if record.reported_lost && self.is_alive(brick) {
+                drafts.push(EventDraft::brick_returned(record));
+            } else if !record.reported_lost && self.is_dead(brick) {
+                let effect = self.loss_effect(&book, record.brick);
+                drafts.push(EventDraft::brick_lost(
+                    record,
+                    self.settings.dead_after,
+                    effect,
+                ));
+            } else {
+                continue;
+            }
+            changed.push(BrickRecord {
+                reported_lost: !record.reported_lost,
+                ..record.clone()
+            });
+        }
+        if changed.is_empty() {
+            return;
+        }
+        let writes: Vec<_> = changed.iter().map(StoreWrite::PutBrick).collect();
+        if let Err(error) = self.commit(&mut book, &writes, drafts) {
+            tracing::error!(%error, "cannot write down which bricks died or returned");
+            return;
+        }
+        for record in changed {
+            if let Some(brick) = book.bricks.get_mut(&record.brick) {
+                brick.record.reported_lost = record.reported_lost;
+            }
+        }
+    }
+
+    fn loss_effect(&self, book: &ManagerState, lost: BrickId) -> LossEffect {
+        let is_living = |brick: &BrickId| {
+            let brick = book.bricks.get(brick);
+            brick.is_some_and(|brick| !self.is_dead(brick))
+        };
+        let is_usable = |column: &Column| {
+            let mut legs = column.legs.iter();
+            legs.any(|leg| leg.state == LegState::InSync && is_living(&leg.brick))
+        };
+        let mut effect = LossEffect::default();
+        for volume in book.volumes.values() {
+            let layout = &volume.layout_state.layout;
+            let mut legs = layout.columns().flat_map(|column| &column.legs);
+            if legs.any(|leg| leg.brick == lost) {
+                effect.volumes += 1;
+                effect.unusable += usize::from(!layout.columns().all(is_usable));
+            }
+        }
+        effect
+    }
+
+    /// The time until the next brick may count as dead, if its heartbeats stay away.
+    pub(crate) fn next_loss_in(&self) -> Option<Duration> {
+        let (book, now) = (self.state(), self.clock.elapsed());
+        let heard = |brick: &BrickState| {
+            let seen = brick.last_heartbeat;
+            seen.map_or(self.started_at, |seen| seen.received_at)
+        };
+        let living = book.bricks.values().filter(|brick| !self.is_dead(brick));
+        let dies = living.map(|brick| heard(brick) + self.settings.dead_after);
+        dies.min().map(|at| at.saturating_sub(now))
     }
 
     fn log_liveness_changes(&self) {

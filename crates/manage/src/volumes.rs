@@ -4,6 +4,7 @@
 //! publishes the slice removes it from that list. After any failure in between, the sweep finds the
 //! slice.
 
+use crate::events::{EventDraft, leg_drafts};
 use crate::fault::Fault;
 use crate::figure_history::FigureSubject;
 use crate::files::{check_files, set_address_space};
@@ -16,8 +17,8 @@ use crate::slices::{SliceLocation, promised_slices, slice_locations};
 use crate::store::StoreWrite;
 use crate::wire::{
     AttachReply, AttachVolume, ChangeLegs, CreateVolume, DeleteReply, DetachReply, DetachVolume,
-    GrowVolume, LegChange, ReplicationStatus, ReportReplication, ResyncProgress, VolumeContent,
-    VolumeDetail, VolumeHealth, VolumeInfo, VolumeSizeReply,
+    GrowVolume, LegChange, ReportReplication, VolumeContent, VolumeDetail, VolumeInfo,
+    VolumeSizeReply,
 };
 use pagemesh_base::durability::Durability;
 use pagemesh_base::layout::{
@@ -78,7 +79,8 @@ impl Manager {
             files_bytes,
             auto_promote: false,
         };
-        let volume = self.publish(&plan.segments, |_| Ok(record))?;
+        let created = EventDraft::volume_created(&request.name, &self.actor(), bytes);
+        let volume = self.publish(&plan.segments, |_| Ok((record, created)))?;
         Ok(size_reply(volume, request.size_bytes, bytes))
     }
 
@@ -129,7 +131,7 @@ impl Manager {
         let volume = self.publish(&plan.segments, |book| {
             let mut record = book.volume(name)?.clone();
             record.layout_state = record.layout_state.apply(&change)?;
-            Ok(record)
+            Ok((record, EventDraft::volume_grown(name, &self.actor(), size)))
         })?;
         Ok(size_reply(volume, request.size_bytes, size))
     }
@@ -181,7 +183,9 @@ impl Manager {
                 .map(|&pending| StoreWrite::AddPendingDelete(pending))
                 .collect();
             writes.push(StoreWrite::RemoveVolume(name));
-            self.store.commit(&writes)?;
+            let client = volume.attachment.as_ref().map(|it| it.client.as_str());
+            let deleted = EventDraft::volume_deleted(name, &self.actor(), client);
+            self.commit(&mut book, &writes, vec![deleted])?;
             Manager::add_pending_deletes(&mut book, &pending);
             book.volumes.remove(name);
             book.replication_reports.remove(name);
@@ -209,12 +213,20 @@ impl Manager {
             false => None,
         };
         record.layout_state = record.layout_state.apply(&LayoutChange::Attach)?;
-        record.attachment = Some(Attachment {
-            client: request.client.clone(),
-            epoch: record.layout_state.layout.epoch,
+        let (client, epoch) = (&request.client, record.layout_state.layout.epoch);
+        let earlier = record.attachment.replace(Attachment {
+            client: client.clone(),
+            epoch,
             since_unix_s: self.clock.unix_s(),
         });
-        self.commit_volume(&mut book, &record)?;
+        let mut drafts = Vec::new();
+        drafts.extend(promoted.map(|copy| EventDraft::promoted(name, "manager", copy, true)));
+        drafts.extend(earlier.map(|earlier| {
+            let cause = format!("{client} has attached it");
+            EventDraft::fenced(name, &earlier.client, client, (&cause, epoch))
+        }));
+        drafts.push(EventDraft::attached(name, client, epoch));
+        self.commit_volume(&mut book, &record, drafts)?;
         if let Some(copy) = promoted {
             tracing::warn!(volume = %name, copy, "an asynchronous copy is promoted");
         }
@@ -260,13 +272,20 @@ impl Manager {
     pub fn detach(&self, name: &VolumeName, request: DetachVolume) -> Result<DetachReply, Fault> {
         let mut book = self.state();
         let mut record = book.volume(name)?.clone();
-        let meant = |present: &Attachment| request.attachment.is_none_or(|a| a == present.epoch);
-        let detached = record.attachment.as_ref().is_some_and(meant);
-        if detached {
-            record.attachment = None;
-            self.commit_volume(&mut book, &record)?;
+        let meant =
+            |present: &mut Attachment| request.attachment.is_none_or(|a| a == present.epoch);
+        let ended = record.attachment.take_if(meant);
+        if let Some(Attachment { client, .. }) = &ended {
+            let actor = match request.attachment {
+                Some(_) => client.clone(),
+                None => self.actor(),
+            };
+            let detached = EventDraft::detached(name, client, &actor);
+            self.commit_volume(&mut book, &record, vec![detached])?;
         }
-        Ok(DetachReply { detached })
+        Ok(DetachReply {
+            detached: ended.is_some(),
+        })
     }
 
     /// Compare-and-swap of leg states.
@@ -292,11 +311,19 @@ impl Manager {
             expected: request.expected,
             transitions: request.changes.iter().map(turn).collect(),
         };
-        record.layout_state = record.layout_state.apply(&change)?;
+        let next = record.layout_state.apply(&change)?;
+        let client = record
+            .attachment
+            .as_ref()
+            .filter(|_| request.attachment.is_some());
+        let actor = client.map_or_else(|| self.actor(), |it| it.client.clone());
+        let (changes, layout) = (&request.changes, &record.layout_state.layout);
+        let drafts = leg_drafts(layout, changes, &actor, |brick| book.label(brick));
+        record.layout_state = next;
         for change in &request.changes {
             self.update_note(&mut record, change);
         }
-        self.commit_volume(&mut book, &record)?;
+        self.commit_volume(&mut book, &record, drafts)?;
         Ok(record.layout_state.layout)
     }
 
@@ -321,8 +348,9 @@ impl Manager {
         &self,
         book: &mut ManagerState,
         record: &VolumeRecord,
+        drafts: Vec<EventDraft>,
     ) -> Result<(), Fault> {
-        self.store.commit(&[StoreWrite::PutVolume(record)])?;
+        self.commit(book, &[StoreWrite::PutVolume(record)], drafts)?;
         let name = record.layout_state.layout.name.clone();
         book.volumes.insert(name, record.clone());
         Ok(())
@@ -378,20 +406,20 @@ impl Manager {
         book.pending_deletes.extend(pending.iter().map(doom));
     }
 
-    /// Publishes a volume with its slices in one transaction. `record` runs under the lock, because
-    /// clients may have changed the volume since the placement.
+    /// Publishes a volume with its slices and its event in one transaction. `record` runs under the
+    /// lock, because clients may have changed the volume since the placement.
     pub(crate) fn publish(
         &self,
         built: &[Segment],
-        record: impl FnOnce(&ManagerState) -> Result<VolumeRecord, Fault>,
+        record: impl FnOnce(&ManagerState) -> Result<(VolumeRecord, EventDraft), Fault>,
     ) -> Result<VolumeDetail, Fault> {
         let mut book = self.state();
-        let record = record(&book)?;
+        let (record, event) = record(&book)?;
         let mut writes: Vec<_> = slice_locations(built)
             .map(|place| StoreWrite::RemovePendingDelete(place.brick, place.slice))
             .collect();
         writes.push(StoreWrite::PutVolume(&record));
-        self.store.commit(&writes)?;
+        self.commit(&mut book, &writes, vec![event])?;
         for place in slice_locations(built) {
             book.pending_deletes.remove(&(place.brick, place.slice));
         }
@@ -399,74 +427,6 @@ impl Manager {
         book.volumes
             .insert(record.layout_state.layout.name.clone(), record);
         Ok(detail)
-    }
-
-    pub(crate) fn volume_detail(&self, book: &ManagerState, record: &VolumeRecord) -> VolumeDetail {
-        VolumeDetail {
-            info: self.volume_info(book, record),
-            bricks: book.addresses(&record.layout_state.layout.segments),
-            layout: record.layout_state.layout.clone(),
-            notes: record.notes.clone(),
-            replication: self.replication_status(book, record),
-        }
-    }
-
-    /// The last report of the attached client about its asynchronous and resyncing copies.
-    fn replication_status(
-        &self,
-        book: &ManagerState,
-        record: &VolumeRecord,
-    ) -> Option<ReplicationStatus> {
-        let layout = &record.layout_state.layout;
-        let (at, report) = book.replication_reports.get(&layout.name)?;
-        let is_present = record.attachment.as_ref()?.epoch == report.attachment;
-        let mut legs = layout.columns().flat_map(|column| &column.legs);
-        let has_replica = legs.any(|leg| leg.state == LegState::AsyncReplica);
-        let is_resyncing = |it: &&ResyncProgress| {
-            let mut legs = layout
-                .columns()
-                .filter_map(|column| column.legs.get(it.copy));
-            legs.any(|leg| matches!(leg.state, LegState::Stale | LegState::Syncing))
-        };
-        let status = ReplicationStatus {
-            lag: report.lag.filter(|_| has_replica),
-            resyncs: report
-                .resyncs
-                .iter()
-                .filter(is_resyncing)
-                .copied()
-                .collect(),
-            reported_us_ago: (self.clock.elapsed().saturating_sub(*at)).as_micros() as u64,
-        };
-        let is_something = status.lag.is_some() || !status.resyncs.is_empty();
-        (is_present && is_something).then_some(status)
-    }
-
-    fn volume_info(&self, book: &ManagerState, record: &VolumeRecord) -> VolumeInfo {
-        let layout = &record.layout_state.layout;
-        let is_dead = |place: &SliceLocation| {
-            let brick = book.bricks.get(&place.brick);
-            !brick.is_some_and(|brick| self.is_alive(brick))
-        };
-        VolumeInfo {
-            name: layout.name.clone(),
-            id: layout.volume,
-            content: match record.files_bytes {
-                None => VolumeContent::Blocks,
-                Some(_) => VolumeContent::Files,
-            },
-            size_bytes: record.files_bytes.unwrap_or(layout.size_bytes()),
-            layout: record.shape.kind,
-            columns: record.shape.columns,
-            copies: record.shape.copies,
-            durability: record.durability,
-            epoch: layout.epoch,
-            health: health(layout),
-            unreachable_legs: slice_locations(&layout.segments).filter(is_dead).count(),
-            attached: record.attachment.clone(),
-            auto_promote: record.auto_promote,
-            created_unix_s: record.created_unix_s,
-        }
     }
 }
 
@@ -501,21 +461,6 @@ fn to_segment(placed: &PlacedSegment, new_id: fn() -> Uuid) -> Segment {
     Segment {
         bytes: placed.bytes,
         columns: placed.columns.iter().map(column).collect(),
-    }
-}
-
-fn health(layout: &Layout) -> VolumeHealth {
-    let columns = layout.columns();
-    let has = |state| {
-        let mut legs = columns.clone().flat_map(|column| &column.legs);
-        legs.any(|leg| leg.state == state)
-    };
-    if has(LegState::Stale) {
-        VolumeHealth::Degraded
-    } else if has(LegState::Syncing) {
-        VolumeHealth::Syncing
-    } else {
-        VolumeHealth::InSync
     }
 }
 

@@ -3,6 +3,9 @@
 mod bricks;
 mod figures;
 
+pub use crate::events::{
+    Acknowledgement, EventFilter, EventKind, EventRecord, Severity, Subject, SubjectKind,
+};
 pub use crate::fault::ErrorCode;
 pub use crate::records::{Attachment, LegNote};
 pub use bricks::{

@@ -218,6 +218,13 @@ fn bodies() -> Vec<Vec<u8>> {
             lag: Some(LAG),
             resyncs: vec![RESYNC],
         }),
+        json(&EventFilter {
+            after: Some(7),
+            limit: Some(10),
+            last: None,
+            severity: Some(Severity::Warning),
+            subject: Some("volume:v".into()),
+        }),
         b"{}".to_vec(),
     ]
 }
@@ -242,6 +249,7 @@ fn fuzz_rest_request() {
     decodes::<AttachReplica>(&seeds);
     decodes::<ChooseReplica>(&seeds);
     decodes::<ReportReplication>(&seeds);
+    decodes::<EventFilter>(&seeds);
     target("rest_request")
         .seeds(bodies())
         .cases(30_000)
@@ -272,6 +280,7 @@ fn fuzz_rest_request() {
                 check_decoded::<ChangeLegs>(bytes).map(|body| body.changes.len().min(4)),
                 check_decoded::<ForceParam>(bytes).map(|body| body.force),
                 (
+                    check_decoded::<EventFilter>(bytes).map(|body| body.matches(&event())),
                     check_decoded::<AttachReplica>(bytes)
                         .map(|body| (body.brick.is_some(), body.asynchronous)),
                     check_decoded::<ChooseReplica>(bytes).map(|body| body.expected.is_some()),
@@ -318,6 +327,27 @@ fn status() -> ClusterStatus {
         bricks_scrubbing: 1,
         scrubs_corrected: 2,
         scrubs_damaged: 1,
+    }
+}
+
+fn event() -> EventRecord {
+    EventRecord {
+        seq: 7,
+        time_unix_ms: 1_700_000_000_000,
+        kind: EventKind::BrickLost,
+        severity: Severity::Warning,
+        subject: Subject {
+            kind: SubjectKind::Brick,
+            name: "brick-1".into(),
+        },
+        actor: "manager".into(),
+        text: "The brick is lost.".into(),
+        count: 2,
+        first_unix_ms: 1_600_000_000_000,
+        acknowledged: Some(Acknowledgement {
+            by: "cluster key".into(),
+            time_unix_ms: 1,
+        }),
     }
 }
 
@@ -382,6 +412,7 @@ fn answers() -> Vec<Vec<u8>> {
         json(&heartbeat),
         json(&brick_info()),
         json(&status()),
+        json(&event()),
         json(&DeleteReply {
             pending_deletions: 1,
         }),
@@ -402,6 +433,7 @@ fn fuzz_rest_answer() {
     decodes::<HeartbeatReply>(&seeds);
     decodes::<BrickInfo>(&seeds);
     decodes::<ClusterStatus>(&seeds);
+    decodes::<EventRecord>(&seeds);
     decodes::<DeleteReply>(&seeds);
     decodes::<DetachReply>(&seeds);
     decodes::<Layout>(&seeds);
@@ -423,6 +455,7 @@ fn fuzz_rest_answer() {
                 check_decoded::<DetachReply>(bytes).is_some(),
                 check_decoded::<BrickInfo>(bytes).map(|body| body.scrub.is_some()),
                 check_decoded::<ClusterStatus>(bytes).is_some(),
+                check_decoded::<EventRecord>(bytes).map(|event| event.kind),
             )
         });
 }
@@ -453,6 +486,7 @@ fn fuzz_store_record() {
         capacity_bytes: 1 << 30,
         used_bytes: 0,
         incarnation: 1,
+        reported_lost: false,
     };
     let volume = VolumeRecord {
         layout_state: LayoutState {
@@ -476,8 +510,9 @@ fn fuzz_store_record() {
         slice: SliceId(Uuid::from_u128(5)),
         uncertain: true,
     };
-    let seeds = [json(&brick), json(&volume), json(&pending)];
+    let seeds = [json(&brick), json(&volume), json(&pending), json(&event())];
     decodes::<VolumeRecord>(&seeds);
+    decodes::<EventRecord>(&seeds);
     target("store_record")
         .seeds(seeds)
         .cases(10_000)
@@ -488,6 +523,7 @@ fn fuzz_store_record() {
                 check_decoded::<BrickRecord>(bytes).is_some(),
                 volume.map(|volume| layout_summary(&volume.layout_state.layout)),
                 check_decoded::<PendingDelete>(bytes).map(|pending| pending.uncertain),
+                check_decoded::<EventRecord>(bytes).map(|event| event.severity),
             )
         });
 }

@@ -27,6 +27,7 @@ fn brick(number: u128) -> BrickRecord {
         capacity_bytes: 1 << 30,
         used_bytes: 1 << 20,
         incarnation: 3,
+        reported_lost: false,
     }
 }
 
@@ -93,6 +94,7 @@ fn contents() -> StoreContents {
             slice: SliceId(Uuid::from_u128(50)),
             uncertain: true,
         }],
+        events: vec![],
     }
 }
 

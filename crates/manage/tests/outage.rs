@@ -7,7 +7,8 @@ use pagemesh_base::layout::{EpochNumber, LegState};
 use pagemesh_manage::fault::Fault;
 use pagemesh_manage::store::{Store, StoreError};
 use pagemesh_manage::wire::{
-    AttachVolume, ChangeLegs, DetachVolume, ErrorCode, GrowVolume, LegChange,
+    AttachVolume, ChangeLegs, DetachVolume, ErrorCode, EventFilter, EventKind, GrowVolume,
+    LegChange,
 };
 use pagemesh_manage::{LayoutKind, Manager};
 use redb::StorageBackend;
@@ -24,6 +25,8 @@ enum DiskMode {
     WritesThenFails,
     /// No write is stored any more.
     Dead,
+    /// The disk stores this many more writes, then none.
+    DiesAfter(usize),
 }
 
 #[derive(Clone, Debug, Default)]
@@ -69,7 +72,7 @@ impl StorageBackend for FaultyDisk {
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         self.access(|disk, bytes| match disk {
-            DiskMode::Dead => Err(disk_error()),
+            DiskMode::Dead | DiskMode::DiesAfter(0) => Err(disk_error()),
             _ => {
                 bytes.resize(len as usize, 0);
                 Ok(())
@@ -79,12 +82,21 @@ impl StorageBackend for FaultyDisk {
 
     fn sync_data(&self) -> io::Result<()> {
         self.access(|disk, _| match disk {
-            DiskMode::Healthy => Ok(()),
+            DiskMode::Healthy | DiskMode::DiesAfter(1..) => Ok(()),
             _ => Err(disk_error()),
         })
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let mut inner = self.0.lock().expect("no panic");
+        let left = match inner.0 {
+            DiskMode::DiesAfter(left) => left.checked_sub(1).ok_or_else(disk_error)?,
+            _ => 0,
+        };
+        if matches!(inner.0, DiskMode::DiesAfter(_)) {
+            inner.0 = DiskMode::DiesAfter(left);
+        }
+        drop(inner);
         self.access(|disk, bytes| match disk {
             DiskMode::Dead => Err(disk_error()),
             _ => {
@@ -150,6 +162,84 @@ fn volume_changes() -> Vec<(&'static str, VolumeChange)> {
             m.change_legs(&name("v"), &request).map(drop)
         }),
     ]
+}
+
+/// Whether a change is in the store.
+fn is_done(manager: &Manager, what: &str) -> bool {
+    let shown = |volume| manager.show(&name(volume)).ok();
+    match what {
+        "create" => shown("w").is_some(),
+        "grow" => shown("v").is_some_and(|it| it.info.size_bytes == 2 * MIB),
+        "delete" => shown("v").is_none(),
+        "attach" => shown("v").is_some_and(|it| it.info.attached.is_some()),
+        "detach" => shown("a").is_some_and(|it| it.info.attached.is_none()),
+        _ => shown("v").is_some_and(|it| {
+            let mut legs = cluster::legs(&it.layout);
+            legs.any(|leg| leg.state == LegState::Stale)
+        }),
+    }
+}
+
+/// Whether the event of a change is in the store.
+fn is_reported(manager: &Manager, what: &str) -> bool {
+    let (kind, volume) = match what {
+        "create" => (EventKind::VolumeCreated, "w"),
+        "grow" => (EventKind::VolumeGrown, "v"),
+        "delete" => (EventKind::VolumeDeleted, "v"),
+        "attach" => (EventKind::Attached, "v"),
+        "detach" => (EventKind::Detached, "a"),
+        _ => (EventKind::LegLost, "v"),
+    };
+    let (events, _) = manager.list_events(&EventFilter::default(), 1000);
+    let mut events = events.iter();
+    events.any(|it| it.kind == kind && it.subject.name == volume)
+}
+
+/// A manager with the volume `v`, and the volume `a`, which a client has attached.
+fn manager_with_volumes(cluster: &Cluster, medium: &FaultyDisk) -> Manager {
+    let manager = manager(cluster, medium);
+    for volume in ["v", "a"] {
+        manager
+            .create(&create_request(volume, LayoutKind::Mirror, MIB))
+            .expect("made");
+    }
+    let request = AttachVolume {
+        client: "c".to_owned(),
+        unreachable: false,
+    };
+    manager.attach(&name("a"), &request).expect("attached");
+    manager
+}
+
+/// The disk dies at each write of a change: the next manager finds the change and its event, or
+/// neither.
+#[test]
+fn crash_keeps_change_and_event_together() {
+    for (what, attempt) in volume_changes() {
+        let mut found = [false; 2];
+        for writes in 0.. {
+            let cluster = Cluster::new(2);
+            let medium = FaultyDisk::default();
+            let manager = manager_with_volumes(&cluster, &medium);
+            medium.set(DiskMode::DiesAfter(writes));
+            let done = attempt(&manager).is_ok();
+            drop(manager);
+            let manager = self::manager(&cluster, &medium.copy());
+            let is_done = is_done(&manager, what);
+            assert_eq!(
+                is_done,
+                is_reported(&manager, what),
+                "{what}, {writes} writes"
+            );
+            assert!(is_done || !done, "{what} is acknowledged, {writes} writes");
+            found[usize::from(is_done)] = true;
+            if done {
+                break;
+            }
+            assert!(writes < 1000, "{what} never ends");
+        }
+        assert_eq!(found, [true; 2], "{what}");
+    }
 }
 
 fn volume_details(manager: &Manager) -> Vec<pagemesh_manage::wire::VolumeDetail> {

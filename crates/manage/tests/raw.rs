@@ -164,7 +164,8 @@ fn routes() -> Vec<(&'static str, String)> {
             .strip_suffix('`')?
             .split_once(' ')?;
         let path = path.replace("{brick}", &brick_id(0).to_string());
-        Some((method, path.replace("{name}", "v")))
+        // Event 1 is the start of the manager.
+        Some((method, path.replace("{name}", "v").replace("{seq}", "1")))
     });
     let mut found: Vec<_> = endpoints.filter(|(_, path)| path != "/healthz").collect();
     // The other requests need the brick and the volume.
@@ -563,6 +564,7 @@ fn openapi_document_lists_every_route() {
         let brick = brick_id(0).to_string();
         let pattern = |path: String| {
             let path = path.replace(&brick, "{brick}");
+            let path = path.replace("/events/1/", "/events/{seq}/");
             path.replace("/volumes/v", "/volumes/{name}")
         };
         let mut known: Vec<_> = routes()

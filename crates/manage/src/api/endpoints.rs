@@ -6,6 +6,7 @@
 
 mod attachments;
 mod bricks;
+mod events;
 mod figures;
 mod replicas;
 mod volumes;
@@ -36,6 +37,7 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
         .merge(replicas::routes())
         .merge(attachments::routes())
         .merge(figures::routes())
+        .merge(events::routes())
 }
 
 /// Reports that the manager runs; needs no token.

@@ -5,8 +5,10 @@
 //! work runs on its own threads, at most [`REQUESTS_MAX`] at once, even if clients stop waiting.
 
 mod blocking;
+mod caller;
 pub mod document;
 mod endpoints;
+pub mod paging;
 mod reply;
 mod request_guard;
 

@@ -103,7 +103,7 @@ impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for PathPar
             Err(rejection) => Err(Refusal::new(
                 ErrorCode::BadRequest,
                 rejection.body_text(),
-                "volumes have names, bricks have names and UUIDs",
+                "volumes have names, bricks have names and UUIDs, events have numbers",
             )),
         }
     }
@@ -121,7 +121,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for QueryParam<T> 
             Err(rejection) => Err(Refusal::new(
                 ErrorCode::BadRequest,
                 rejection.body_text(),
-                "the only parameter is force=true or force=false",
+                "compare the parameters with /api/v1/openapi.json",
             )),
         }
     }

@@ -3,6 +3,7 @@
 use super::JsonResult;
 use crate::Manager;
 use crate::api::ApiState;
+use crate::api::caller::CallerApi;
 use crate::api::document;
 use crate::api::reply::{JsonBody, PathParam};
 use crate::client::{CALL_TIMEOUT, ManagerClient, ManagerError};
@@ -30,7 +31,7 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
     params(("name" = String, Path, description = "The volume")), request_body = AttachVolume,
     responses((status = 200, body = AttachReply), (status = 404, body = ErrorBody)))]
 async fn attach_volume(
-    State(api): State<ApiState>,
+    CallerApi(api): CallerApi,
     PathParam(name): PathParam<VolumeName>,
     JsonBody(request): JsonBody<AttachVolume>,
 ) -> JsonResult<AttachReply> {
@@ -43,7 +44,7 @@ async fn attach_volume(
     params(("name" = String, Path, description = "The volume")), request_body = DetachVolume,
     responses((status = 200, body = DetachReply), (status = 404, body = ErrorBody)))]
 async fn detach_volume(
-    State(api): State<ApiState>,
+    CallerApi(api): CallerApi,
     PathParam(name): PathParam<VolumeName>,
     JsonBody(request): JsonBody<DetachVolume>,
 ) -> JsonResult<DetachReply> {
@@ -72,7 +73,7 @@ async fn report_replication(
     responses((status = 200, body = document::Layout), (status = 400, body = ErrorBody),
         (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
 async fn change_legs(
-    State(api): State<ApiState>,
+    CallerApi(api): CallerApi,
     PathParam(name): PathParam<VolumeName>,
     JsonBody(request): JsonBody<ChangeLegs>,
 ) -> JsonResult<Layout> {

@@ -3,6 +3,7 @@
 use super::JsonResult;
 use crate::Manager;
 use crate::api::ApiState;
+use crate::api::caller::CallerApi;
 use crate::api::reply::{JsonBody, PathParam, QueryParam, Refusal};
 use crate::client::{CALL_TIMEOUT, HEARTBEAT_TIMEOUT, ManagerClient, ManagerError};
 use crate::fault::Fault;
@@ -64,7 +65,7 @@ async fn heartbeat(
     params(("brick" = String, Path, description = "Its name, or the UUID of its pool"), ForceParam),
     responses((status = 204), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
 async fn forget_brick(
-    State(api): State<ApiState>,
+    CallerApi(api): CallerApi,
     PathParam(brick): PathParam<BrickRef>,
     QueryParam(ForceParam { force }): QueryParam<ForceParam>,
 ) -> Result<StatusCode, Refusal> {
@@ -81,7 +82,7 @@ async fn forget_brick(
     responses((status = 200, body = BrickInfo), (status = 400, body = ErrorBody),
         (status = 404, body = ErrorBody), (status = 502, body = ErrorBody)))]
 async fn scrub_brick(
-    State(api): State<ApiState>,
+    CallerApi(api): CallerApi,
     PathParam(brick): PathParam<BrickRef>,
     JsonBody(request): JsonBody<ScrubBrick>,
 ) -> JsonResult<BrickInfo> {

@@ -3,11 +3,11 @@
 use super::JsonResult;
 use crate::Manager;
 use crate::api::ApiState;
+use crate::api::caller::CallerApi;
 use crate::api::reply::{JsonBody, PathParam, Refusal};
 use crate::client::{CALL_TIMEOUT, LONG_CALL_TIMEOUT, ManagerClient, ManagerError};
 use crate::wire::{AttachReplica, ChooseReplica, ErrorBody, VolumeDetail};
 use axum::Json;
-use axum::extract::State;
 use axum::http::{Method, StatusCode};
 use pagemesh_base::layout::VolumeName;
 use utoipa_axum::router::OpenApiRouter;
@@ -27,7 +27,7 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
         (status = 404, body = ErrorBody), (status = 409, body = ErrorBody),
         (status = 502, body = ErrorBody), (status = 507, body = ErrorBody)))]
 async fn attach_replica(
-    State(api): State<ApiState>,
+    CallerApi(api): CallerApi,
     PathParam(name): PathParam<VolumeName>,
     JsonBody(request): JsonBody<AttachReplica>,
 ) -> Result<(StatusCode, Json<VolumeDetail>), Refusal> {
@@ -41,7 +41,7 @@ async fn attach_replica(
     responses((status = 200, body = VolumeDetail), (status = 400, body = ErrorBody),
         (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
 async fn detach_replica(
-    State(api): State<ApiState>,
+    CallerApi(api): CallerApi,
     PathParam(name): PathParam<VolumeName>,
     JsonBody(request): JsonBody<ChooseReplica>,
 ) -> JsonResult<VolumeDetail> {
@@ -56,7 +56,7 @@ async fn detach_replica(
     responses((status = 200, body = VolumeDetail), (status = 400, body = ErrorBody),
         (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
 async fn promote_replica(
-    State(api): State<ApiState>,
+    CallerApi(api): CallerApi,
     PathParam(name): PathParam<VolumeName>,
     JsonBody(request): JsonBody<ChooseReplica>,
 ) -> JsonResult<VolumeDetail> {

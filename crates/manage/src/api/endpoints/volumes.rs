@@ -3,6 +3,7 @@
 use super::JsonResult;
 use crate::Manager;
 use crate::api::ApiState;
+use crate::api::caller::CallerApi;
 use crate::api::reply::{JsonBody, PathParam, QueryParam, Refusal};
 use crate::client::{LONG_CALL_TIMEOUT, ManagerClient, ManagerError};
 use crate::wire::{
@@ -38,7 +39,7 @@ async fn list_volumes(State(api): State<ApiState>) -> JsonResult<Vec<VolumeInfo>
         (status = 409, body = ErrorBody), (status = 502, body = ErrorBody),
         (status = 507, body = ErrorBody)))]
 async fn create_volume(
-    State(api): State<ApiState>,
+    CallerApi(api): CallerApi,
     JsonBody(request): JsonBody<CreateVolume>,
 ) -> Result<(StatusCode, Json<VolumeSizeReply>), Refusal> {
     let created = api
@@ -66,7 +67,7 @@ async fn show_volume(
     responses((status = 200, body = DeleteReply), (status = 404, body = ErrorBody),
         (status = 409, body = ErrorBody)))]
 async fn delete_volume(
-    State(api): State<ApiState>,
+    CallerApi(api): CallerApi,
     PathParam(name): PathParam<VolumeName>,
     QueryParam(ForceParam { force }): QueryParam<ForceParam>,
 ) -> JsonResult<DeleteReply> {
@@ -81,7 +82,7 @@ async fn delete_volume(
         (status = 404, body = ErrorBody), (status = 409, body = ErrorBody),
         (status = 502, body = ErrorBody), (status = 507, body = ErrorBody)))]
 async fn grow_volume(
-    State(api): State<ApiState>,
+    CallerApi(api): CallerApi,
     PathParam(name): PathParam<VolumeName>,
     JsonBody(request): JsonBody<GrowVolume>,
 ) -> JsonResult<VolumeSizeReply> {

@@ -1,0 +1,363 @@
+//! The texts of events: one function for each, so that all of them can be read together.
+//!
+//! A text names the thing, the change and its cause. The text of a warning ends with the way out.
+
+use super::record::{EventKind, Severity, Subject, SubjectKind, TEXT_BYTES_MAX};
+use crate::records::BrickRecord;
+use pagemesh_base::brick_name::BrickLabel;
+use pagemesh_base::layout::{EpochNumber, VolumeName};
+use std::time::Duration;
+
+/// An event before it has a number and a time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct EventDraft {
+    pub kind: EventKind,
+    pub severity: Severity,
+    pub subject: Subject,
+    pub actor: String,
+    pub text: String,
+}
+
+/// The effect of a lost brick on volumes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LossEffect {
+    /// Volumes with a leg on the brick.
+    pub volumes: usize,
+    /// Of these, the volumes with a column that has no in-sync leg on a living brick.
+    pub unusable: usize,
+}
+
+impl EventDraft {
+    fn new(
+        kind: EventKind,
+        severity: Severity,
+        subject: Subject,
+        actor: &str,
+        text: String,
+    ) -> Self {
+        let mut text = text;
+        let end = text.floor_char_boundary(TEXT_BYTES_MAX);
+        text.truncate(end);
+        EventDraft {
+            kind,
+            severity,
+            subject,
+            actor: actor.to_owned(),
+            text,
+        }
+    }
+
+    fn of_volume(
+        kind: EventKind,
+        severity: Severity,
+        volume: &VolumeName,
+        actor: &str,
+        text: String,
+    ) -> EventDraft {
+        let subject = Subject {
+            kind: SubjectKind::Volume,
+            name: volume.to_string(),
+        };
+        EventDraft::new(kind, severity, subject, actor, text)
+    }
+
+    fn of_brick(
+        kind: EventKind,
+        severity: Severity,
+        brick: &BrickRecord,
+        actor: &str,
+        text: String,
+    ) -> EventDraft {
+        let name = brick.name.as_ref();
+        let subject = Subject {
+            kind: SubjectKind::Brick,
+            name: name.map_or_else(|| brick.brick.to_string(), ToString::to_string),
+        };
+        EventDraft::new(kind, severity, subject, actor, text)
+    }
+
+    pub(crate) fn manager_started(version: &str) -> EventDraft {
+        let subject = Subject {
+            kind: SubjectKind::Manager,
+            name: "manager".to_owned(),
+        };
+        let text = format!("The manager has started, version {version}.");
+        EventDraft::new(
+            EventKind::ManagerStarted,
+            Severity::Info,
+            subject,
+            "manager",
+            text,
+        )
+    }
+
+    pub(crate) fn brick_joined(brick: &BrickRecord) -> EventDraft {
+        let BrickRecord {
+            address,
+            domain,
+            durability,
+            capacity_bytes,
+            ..
+        } = brick;
+        let label = brick.label();
+        let text = format!(
+            "The brick {label} at {address} has joined: failure domain {domain}, class {durability}, \
+             {capacity_bytes} bytes."
+        );
+        EventDraft::of_brick(
+            EventKind::BrickJoined,
+            Severity::Info,
+            brick,
+            "manager",
+            text,
+        )
+    }
+
+    pub(crate) fn brick_lost(
+        brick: &BrickRecord,
+        after: Duration,
+        effect: LossEffect,
+    ) -> EventDraft {
+        let LossEffect { volumes, unusable } = effect;
+        let (severity, harm) = match (volumes, unusable) {
+            (0, _) => (Severity::Warning, "No volume has legs on it".to_owned()),
+            (_, 0) => (
+                Severity::Warning,
+                format!(
+                    "{volumes} volumes have legs on it, and in-sync copies on other living bricks"
+                ),
+            ),
+            _ => (
+                Severity::Critical,
+                format!(
+                    "{volumes} volumes have legs on it; {unusable} of them have no in-sync copy on a \
+                     living brick and cannot be used"
+                ),
+            ),
+        };
+        let text = format!(
+            "The brick {} at {} has sent no heartbeat for {} s, because it has ended, hangs, or cannot \
+             reach the manager. {harm}. Start it again, or repair its network; if it is gone for good, \
+             replace it.",
+            brick.label(),
+            brick.address,
+            after.as_secs(),
+        );
+        EventDraft::of_brick(EventKind::BrickLost, severity, brick, "manager", text)
+    }
+
+    pub(crate) fn brick_returned(brick: &BrickRecord) -> EventDraft {
+        let text = format!(
+            "The brick {} at {} sends heartbeats again. Clients resync its stale legs.",
+            brick.label(),
+            brick.address
+        );
+        EventDraft::of_brick(
+            EventKind::BrickReturned,
+            Severity::Info,
+            brick,
+            "manager",
+            text,
+        )
+    }
+
+    pub(crate) fn brick_forgotten(brick: &BrickRecord, actor: &str, slices: usize) -> EventDraft {
+        let label = brick.label();
+        let text = match slices {
+            0 => format!("The brick {label} at {} was forgotten.", brick.address),
+            slices => format!(
+                "The brick {label} at {} was forgotten by force, with {slices} slices of deleted \
+                 volumes on it.",
+                brick.address
+            ),
+        };
+        EventDraft::of_brick(
+            EventKind::BrickForgotten,
+            Severity::Info,
+            brick,
+            actor,
+            text,
+        )
+    }
+
+    pub(crate) fn scrub_started(brick: &BrickRecord, actor: &str) -> EventDraft {
+        let text = format!(
+            "A scrub of the pool of the brick {} has started.",
+            brick.label()
+        );
+        EventDraft::of_brick(EventKind::ScrubStarted, Severity::Info, brick, actor, text)
+    }
+
+    pub(crate) fn scrub_found(brick: &BrickRecord, corrected: u64, damaged: u64) -> EventDraft {
+        let label = brick.label();
+        let (severity, text) = match damaged {
+            0 => (
+                Severity::Warning,
+                format!(
+                    "The scrub of the brick {label} has corrected {corrected} places of its pool. \
+                     Corrections that repeat mean failing media: watch the next scrubs, and plan to \
+                     replace the brick."
+                ),
+            ),
+            damaged => (
+                Severity::Critical,
+                format!(
+                    "The scrub of the brick {label} has found {damaged} structures that it cannot \
+                     correct, and has corrected {corrected}. Stop the brick, run `pagemesh pool check`, \
+                     and let the other copies resync it."
+                ),
+            ),
+        };
+        EventDraft::of_brick(EventKind::ScrubFound, severity, brick, "manager", text)
+    }
+
+    pub(crate) fn legs_lost(
+        volume: &VolumeName,
+        actor: &str,
+        bricks: &[BrickLabel],
+        note: Option<&str>,
+    ) -> EventDraft {
+        let cause = note.map_or_else(String::new, |note| format!(" ({note})"));
+        let text = format!(
+            "The volume {volume} goes on without its legs on {}{cause}: they miss writes from now on. \
+             Its client resyncs them once their bricks answer; see `pagemesh volume show {volume}`.",
+            join_labels(bricks)
+        );
+        EventDraft::of_volume(EventKind::LegLost, Severity::Warning, volume, actor, text)
+    }
+
+    pub(crate) fn legs_returned(
+        volume: &VolumeName,
+        actor: &str,
+        bricks: &[BrickLabel],
+    ) -> EventDraft {
+        let text = format!(
+            "The legs of the volume {volume} on {} are up to date again.",
+            join_labels(bricks)
+        );
+        EventDraft::of_volume(EventKind::LegReturned, Severity::Info, volume, actor, text)
+    }
+
+    pub(crate) fn promoted(
+        volume: &VolumeName,
+        actor: &str,
+        copy: usize,
+        lossy: bool,
+    ) -> EventDraft {
+        let (severity, rest) = if lossy {
+            (
+                Severity::Critical,
+                "It may lack the writes that were acknowledged last: check the data of programs that \
+                 wrote then",
+            )
+        } else {
+            (
+                Severity::Warning,
+                "It was in-sync. The other copies resync from it: start their bricks, or detach them",
+            )
+        };
+        let text = format!("Copy {copy} of the volume {volume} was promoted. {rest}.");
+        EventDraft::of_volume(EventKind::Promoted, severity, volume, actor, text)
+    }
+
+    pub(crate) fn attached(volume: &VolumeName, client: &str, epoch: EpochNumber) -> EventDraft {
+        let text = format!(
+            "The client {client} has attached the volume {volume}, epoch {}.",
+            epoch.0
+        );
+        EventDraft::of_volume(EventKind::Attached, Severity::Info, volume, client, text)
+    }
+
+    /// The client `earlier` loses the volume; `cause` is the change, as in "b has attached it".
+    pub(crate) fn fenced(
+        volume: &VolumeName,
+        earlier: &str,
+        actor: &str,
+        (cause, epoch): (&str, EpochNumber),
+    ) -> EventDraft {
+        let text = format!(
+            "The client {earlier} has lost the volume {volume}, because {cause}: its writes are \
+             refused from epoch {} on. If it still runs, stop it, or let it attach the volume again.",
+            epoch.0
+        );
+        EventDraft::of_volume(EventKind::Fenced, Severity::Warning, volume, actor, text)
+    }
+
+    pub(crate) fn detached(volume: &VolumeName, client: &str, actor: &str) -> EventDraft {
+        let text = format!("The client {client} no longer has the volume {volume} attached.");
+        EventDraft::of_volume(EventKind::Detached, Severity::Info, volume, actor, text)
+    }
+
+    pub(crate) fn volume_created(volume: &VolumeName, actor: &str, bytes: u64) -> EventDraft {
+        let text = format!("The volume {volume} of {bytes} bytes was created.");
+        EventDraft::of_volume(
+            EventKind::VolumeCreated,
+            Severity::Info,
+            volume,
+            actor,
+            text,
+        )
+    }
+
+    pub(crate) fn volume_grown(volume: &VolumeName, actor: &str, bytes: u64) -> EventDraft {
+        let text = format!("The volume {volume} has grown to {bytes} bytes.");
+        EventDraft::of_volume(EventKind::VolumeGrown, Severity::Info, volume, actor, text)
+    }
+
+    pub(crate) fn volume_deleted(
+        volume: &VolumeName,
+        actor: &str,
+        client: Option<&str>,
+    ) -> EventDraft {
+        let (severity, rest) = match client {
+            None => (Severity::Info, String::new()),
+            Some(client) => (
+                Severity::Warning,
+                format!(" by force, while {client} had it attached: its I/O fails, so stop it"),
+            ),
+        };
+        let text = format!("The volume {volume} was deleted{rest}.");
+        EventDraft::of_volume(EventKind::VolumeDeleted, severity, volume, actor, text)
+    }
+
+    pub(crate) fn replica_attached(
+        volume: &VolumeName,
+        actor: &str,
+        bricks: &[BrickLabel],
+    ) -> EventDraft {
+        let text = format!(
+            "The volume {volume} has a further copy on {}; its client fills it.",
+            join_labels(bricks)
+        );
+        EventDraft::of_volume(
+            EventKind::ReplicaAttached,
+            Severity::Info,
+            volume,
+            actor,
+            text,
+        )
+    }
+
+    pub(crate) fn replica_detached(volume: &VolumeName, actor: &str, copy: usize) -> EventDraft {
+        let text = format!("Copy {copy} of the volume {volume} was removed.");
+        EventDraft::of_volume(
+            EventKind::ReplicaDetached,
+            Severity::Info,
+            volume,
+            actor,
+            text,
+        )
+    }
+}
+
+/// The first few labels, each once, and the number of the others.
+fn join_labels(bricks: &[BrickLabel]) -> String {
+    const SHOWN: usize = 5;
+    let mut names: Vec<String> = bricks.iter().map(ToString::to_string).collect();
+    names.sort_unstable();
+    names.dedup();
+    match names.len().checked_sub(SHOWN) {
+        None | Some(0) => names.join(", "),
+        Some(more) => format!("{} and {more} more", names[..SHOWN].join(", ")),
+    }
+}

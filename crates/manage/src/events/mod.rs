@@ -1,0 +1,28 @@
+//! Events: the changes of the cluster that people ask for later.
+//!
+//! Invariants: the store commits an event in the transaction of the change that it reports, so after
+//! a crash both are there or neither. Sequence numbers only rise, across restarts too. The ring holds
+//! at most [`EVENTS_MAX`] events, in the store and in memory.
+//!
+//! A flapping brick must not push the other events out of the ring:
+//!
+//! - An event that repeats within an hour (the same kind, the same subject) *replaces* its
+//!   predecessor: it has a new sequence number, and counts the repetitions. A reader that follows the
+//!   numbers sees each repetition; the ring has one event for all of them.
+//! - A full ring drops the oldest event of its most frequent kind.
+
+mod draft;
+mod leg_changes;
+mod list;
+mod record;
+mod ring;
+mod scrubs;
+
+pub use list::EventFilter;
+pub use record::{Acknowledgement, EventKind, EventRecord, Severity, Subject, SubjectKind};
+pub use ring::{EVENTS_MAX, REPEAT_PERIOD};
+
+pub(crate) use draft::{EventDraft, LossEffect};
+pub(crate) use leg_changes::leg_drafts;
+pub(crate) use ring::{EventRing, RingChange};
+pub(crate) use scrubs::scrub_drafts;
