@@ -7,8 +7,8 @@
 //!
 //! Ordering: requests in flight together have no order, except that overlapping ones take effect in
 //! the order of their submission on one channel. Durability: a completed `Write`, `Discard`,
-//! `WriteZeroes` or `Transact` has reached every in-sync leg. On pools of class `file-sync` it
-//! survives power loss once it was `durable`, or a later `Flush` has completed.
+//! `WriteZeroes` or `Transact` has reached every written leg (in-sync or syncing). On pools of class
+//! `file-sync` it survives power loss once it was `durable`, or a later `Flush` has completed.
 
 use crate::slice::TransactionPart;
 use bytes::Bytes;
@@ -45,10 +45,12 @@ pub enum Request {
         offset: u64,
         /// The data.
         data: Bytes,
-        /// Complete only when the data survives the failures of the pool's class.
+        /// Complete only when the data survives the failures of the pool's class, and the
+        /// asynchronous replica has it if there is one.
         durable: bool,
     },
-    /// Frees the pages of a range, which then reads as zeroes.
+    /// Frees the pages of a range, which then reads as zeroes. For a durable discard, send a flush
+    /// after it.
     Discard {
         /// First byte.
         offset: u64,
@@ -193,7 +195,8 @@ pub trait Channel: Send {
     }
 }
 
-/// A byte-addressable persistent space.
+/// A byte-addressable persistent space. A wrapper of another space passes on each method: the
+/// defaults say that nothing buffers and nothing was lost.
 pub trait Space: Send + Sync {
     /// Bytes; may grow while the space is open.
     fn size_bytes(&self) -> u64;

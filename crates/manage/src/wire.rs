@@ -228,7 +228,8 @@ pub struct ChangeLegs {
     /// The epoch of the layout that the request is based on.
     #[schema(value_type = u32)]
     pub expected: EpochNumber,
-    /// The attachment of the client; if it is over, the answer is `fenced`.
+    /// The attachment of the client; if it is over, the answer is `fenced`. A client always sends it.
+    /// Without it only the epoch is compared, and the change may be that of a fenced client.
     #[serde(default)]
     #[schema(value_type = Option<u32>)]
     pub attachment: Option<EpochNumber>,

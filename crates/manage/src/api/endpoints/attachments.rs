@@ -68,6 +68,9 @@ async fn report_replication(
 }
 
 /// Changes the states of legs, if the layout has the expected epoch.
+///
+/// The client of the volume calls it, with the cluster key and its attachment. Omitting the
+/// attachment is for tools.
 #[utoipa::path(post, path = "/api/v1/volumes/{name}/legs", tag = "volumes",
     params(("name" = String, Path, description = "The volume")), request_body = ChangeLegs,
     responses((status = 200, body = document::Layout), (status = 400, body = ErrorBody),
