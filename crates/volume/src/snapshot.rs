@@ -69,7 +69,7 @@ pub struct LegSnapshot {
 
 /// Whether requests to a column are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Gate {
+pub enum ColumnGate {
     Open,
     /// There is no in-sync leg: requests wait.
     Down,
@@ -80,7 +80,7 @@ pub enum Gate {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ColumnSnapshot {
     pub legs: Vec<LegSnapshot>,
-    pub gate: Gate,
+    pub gate: ColumnGate,
     /// The serial of the replica's connection; 0 if there is none. Channels treat the replica
     /// as stale.
     pub replica_serial: u64,
@@ -309,7 +309,7 @@ mod tests {
         };
         let column = ColumnSnapshot {
             legs: vec![],
-            gate: Gate::Open,
+            gate: ColumnGate::Open,
             replica_serial: 0,
         };
         for &(columns, units) in segments {

@@ -10,7 +10,9 @@ pub use crate::limits::lowered::{
 pub use crate::replication::queue::ReplicationQueue;
 pub use crate::replication::ring::{CLAIM_PENDING, RingEntry, UnfilledClaim};
 pub use crate::shared::{IndeterminateWrites, LegLink, Member, MemberMessage, VolumeShared};
-pub use crate::snapshot::{ColumnSnapshot, Gate, LayoutSnapshot, LegSnapshot, SegmentSnapshot};
+pub use crate::snapshot::{
+    ColumnGate, ColumnSnapshot, LayoutSnapshot, LegSnapshot, SegmentSnapshot,
+};
 pub use crate::steps::explored::{Explorer, set_explorer};
 pub use crate::wake::Wake;
 

@@ -6,7 +6,7 @@ use super::leg_errors::lose_leg_if_gone;
 use super::replication_sender;
 use super::state::{ControllerState, RangeGuard};
 use crate::limits::{DAMAGES_MAX, DIFFERENCES_MAX};
-use crate::snapshot::{Gate, LegSet};
+use crate::snapshot::{ColumnGate, LegSet};
 use crate::status::{CheckReport, Count, Damage, Difference};
 use pagemesh_base::layout::BrickId;
 use pagemesh_base::poison;
@@ -108,14 +108,14 @@ async fn lock_when_serving(
     loop {
         let gate = || state.model().columns[column].gate;
         state
-            .wait_until(|| state.is_closing() || gate() != Gate::Down)
+            .wait_until(|| state.is_closing() || gate() != ColumnGate::Down)
             .await;
         let turn = state.lock(column, offset, len).await;
         match gate() {
             _ if state.is_closing() => return Err("the volume is detached".into()),
-            Gate::Open => return Ok(turn),
-            Gate::Failed => return Err(format!("column {column} has no leg in reach")),
-            Gate::Down => {}
+            ColumnGate::Open => return Ok(turn),
+            ColumnGate::Failed => return Err(format!("column {column} has no leg in reach")),
+            ColumnGate::Down => {}
         }
     }
 }

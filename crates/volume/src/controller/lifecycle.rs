@@ -12,9 +12,9 @@
 //!
 //! # No in-sync leg left
 //!
-//! If a column loses all its in-sync legs, none may be marked stale. In [`Gate::Down`] requests
+//! If a column loses all its in-sync legs, none may be marked stale. In [`ColumnGate::Down`] requests
 //! wait. [`reconnect`] retries, and the in-flight writes are recovered when a leg is back. After
-//! [`DOWN_LIMIT`](crate::limits::DOWN_LIMIT) the column is in [`Gate::Failed`]: requests fail until a leg returns.
+//! [`DOWN_LIMIT`](crate::limits::DOWN_LIMIT) the column is in [`ColumnGate::Failed`]: requests fail until a leg returns.
 
 use super::call::{BlockingCall, CallOutcome};
 use super::layout_query::{fetch_layout, refresh_addresses};
@@ -24,7 +24,7 @@ use crate::limits::{
     ATTACH_TRIES_MAX, DETACH_LIMIT, DETACH_TRIES_MAX, MANAGER_RETRY_MAX, MANAGER_RETRY_MIN,
     RECONNECT_RETRY_MAX, RECONNECT_RETRY_MIN,
 };
-use crate::snapshot::Gate;
+use crate::snapshot::ColumnGate;
 use pagemesh_base::authority::AuthorityError;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::LegState;
@@ -102,7 +102,10 @@ async fn request_attach(
 
 fn is_serving(state: &ControllerState) -> bool {
     let model = state.model();
-    let open = model.columns.iter().all(|column| column.gate == Gate::Open);
+    let open = model
+        .columns
+        .iter()
+        .all(|column| column.gate == ColumnGate::Open);
     open && model.snapshot() == *state.shared.snapshot().1
 }
 

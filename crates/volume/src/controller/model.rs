@@ -1,7 +1,9 @@
 //! The controller's model of the volume: the layout, and the state of each leg.
 
 use super::control::ControlConnection;
-use crate::snapshot::{ColumnSnapshot, Gate, LayoutSnapshot, LegSet, LegSnapshot, SegmentSnapshot};
+use crate::snapshot::{
+    ColumnGate, ColumnSnapshot, LayoutSnapshot, LegSet, LegSnapshot, SegmentSnapshot,
+};
 use pagemesh_base::authority::{BrickAddress, LegChange};
 use pagemesh_base::brick_name::BrickNames;
 use pagemesh_base::defect::{self, Defect};
@@ -89,7 +91,7 @@ pub(super) struct ColumnEntry {
     /// The degraded round, as in the layout.
     pub round: u8,
     pub legs: Vec<LegEntry>,
-    pub gate: Gate,
+    pub gate: ColumnGate,
     pub down_since: Option<Duration>,
     /// Whether its legs must be made equal before it serves.
     pub needs_recovery: bool,
@@ -161,7 +163,7 @@ impl VolumeModel {
                         bytes: segment.slice_bytes(),
                         round: column.round,
                         legs: column.legs.iter().map(LegEntry::new).collect(),
-                        gate: Gate::Down,
+                        gate: ColumnGate::Down,
                         down_since: Some(now),
                         needs_recovery: true,
                         has_task: false,

@@ -16,7 +16,7 @@ use super::state::ControllerState;
 use crate::direct_access::{DirectAccess, FileRange, TornOp};
 use crate::limits::{RECONCILE_RETRY, RECONCILE_WARN_TRIES_MIN};
 use crate::replication::ring::{RingEntry, UnfilledClaim, record_len, slots_of};
-use crate::snapshot::{Gate, LegSet};
+use crate::snapshot::{ColumnGate, LegSet};
 use crate::status::CheckReport;
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::slice::{PageRun, SliceReply, SliceRequest};
@@ -61,7 +61,7 @@ pub(super) async fn reconcile(
                 .map(|column| column.gate)
         };
         state
-            .wait_until(|| state.is_closing() || gate() == Some(Gate::Open))
+            .wait_until(|| state.is_closing() || gate() == Some(ColumnGate::Open))
             .await;
         let healed = match state.is_closing() {
             true => Ok(()),

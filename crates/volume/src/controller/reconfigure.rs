@@ -37,7 +37,7 @@ use crate::direct_access::{self, DirectDisabledReason, LayoutLease};
 use crate::engine::locks::CONTROLLER;
 use crate::limits::{DOWN_LIMIT, MANAGER_RETRY_MAX, MANAGER_RETRY_MIN, SESSION_RETRY};
 use crate::shared::{LegLink, Member, MemberMessage};
-use crate::snapshot::{Gate, LayoutSnapshot, LegSnapshot};
+use crate::snapshot::{ColumnGate, LayoutSnapshot, LegSnapshot};
 use crate::status::Count;
 use pagemesh_base::authority::{AuthorityError, BrickAddress};
 use pagemesh_base::defect::{self, Defect};
@@ -95,7 +95,7 @@ fn unsupervised(state: &ControllerState) -> Vec<(usize, Option<usize>)> {
         for (leg, keep) in column.legs.iter().enumerate() {
             let resumes = keep.leg.state == LegState::Syncing
                 && keep.control.is_some()
-                && column.gate == Gate::Open;
+                && column.gate == ColumnGate::Open;
             if !keep.has_task && (keep.leg.state == LegState::Stale || resumes) {
                 all.push((number, Some(leg)));
             }
@@ -123,7 +123,7 @@ fn supervise(state: &Rc<ControllerState>) {
 fn is_due(state: &ControllerState) -> bool {
     let model = state.model();
     for column in &model.columns {
-        if let (Gate::Down, Some(since)) = (column.gate, column.down_since) {
+        if let (ColumnGate::Down, Some(since)) = (column.gate, column.down_since) {
             state.wake_at(since + DOWN_LIMIT);
             if state.now() >= since + DOWN_LIMIT {
                 return true;
@@ -189,8 +189,8 @@ fn fail_expired_columns(state: &ControllerState) {
         let waited = column
             .down_since
             .is_some_and(|since| now >= since + DOWN_LIMIT);
-        if column.gate == Gate::Down && waited {
-            column.gate = Gate::Failed;
+        if column.gate == ColumnGate::Down && waited {
+            column.gate = ColumnGate::Failed;
         }
     }
 }
@@ -239,7 +239,8 @@ pub(super) async fn change_legs(state: &ControllerState) {
 }
 
 /// Schedules the next request after the manager refused one or did not answer; the change may have
-/// been made. Losses are requested again. A task that wanted a promotion requests it again itself.
+/// been made. Losses are requested again. A task that requested another state for its leg requests it
+/// again itself.
 fn schedule_retry(state: &ControllerState, error: &AuthorityError) {
     if *error == AuthorityError::Fenced {
         return state.fence();
@@ -329,7 +330,7 @@ fn lease_legs(
     let [column] = view.columns.as_slice() else {
         return Err(DirectDisabledReason::MultipleColumns);
     };
-    if column.gate != Gate::Open || view.fenced {
+    if column.gate != ColumnGate::Open || view.fenced {
         return Err(DirectDisabledReason::Reconfiguring);
     }
     if column.written() != column.in_sync() {

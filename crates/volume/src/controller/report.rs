@@ -2,7 +2,7 @@
 
 use super::model::{ColumnEntry, LegEntry, VolumeModel};
 use super::state::ControllerState;
-use crate::snapshot::{Gate, LayoutSnapshot};
+use crate::snapshot::{ColumnGate, LayoutSnapshot};
 use crate::status::{ColumnStatus, LegStatus, VolumeState, VolumeStatus};
 use pagemesh_base::authority::{CopyReport, Resync};
 use pagemesh_base::layout::LegState;
@@ -40,8 +40,11 @@ fn overall_state(model: &VolumeModel, shown: &LayoutSnapshot) -> VolumeState {
     let any = |wanted: fn(&LegEntry) -> bool| columns().any(|c| c.legs.iter().any(wanted));
     if model.fenced {
         VolumeState::Fenced
-    } else if columns().any(|column| column.gate != Gate::Open)
-        || shown.columns.iter().any(|column| column.gate != Gate::Open)
+    } else if columns().any(|column| column.gate != ColumnGate::Open)
+        || shown
+            .columns
+            .iter()
+            .any(|column| column.gate != ColumnGate::Open)
     {
         VolumeState::Unavailable
     } else if any(LegEntry::is_lost) {

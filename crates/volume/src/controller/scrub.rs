@@ -18,7 +18,7 @@ use crate::limits::{
     DAMAGES_MAX, RESYNC_CHUNK_BYTES, SCRUB_BATCH_BYTES, SCRUB_BUSY_SHARE, SCRUB_REPORT_EVERY,
     SCRUB_RETRY, SCRUB_TRIES_MAX,
 };
-use crate::snapshot::Gate;
+use crate::snapshot::ColumnGate;
 use crate::status::{CheckReport, Count, Damage};
 use pagemesh_base::units::PAGE_BYTES;
 use std::rc::Rc;
@@ -176,7 +176,7 @@ fn is_serving(state: &ControllerState, column: usize) -> bool {
     let model = state.model();
     let column = &model.columns[column];
     let returns = column.legs.iter().any(|leg| leg.resync.is_some());
-    column.gate == Gate::Open && column.has_source() && !returns
+    column.gate == ColumnGate::Open && column.has_source() && !returns
 }
 
 /// Scrubs one chunk on all its legs, and repairs it where possible.

@@ -414,7 +414,7 @@ impl ControllerState {
         keep.last_error = Some(why.to_owned());
         if !column.has_source() && !column.needs_recovery {
             column.needs_recovery = true;
-            column.gate = crate::snapshot::Gate::Down;
+            column.gate = crate::snapshot::ColumnGate::Down;
             column.down_since = Some(now);
         }
         if column.needs_recovery && !column.has_source() {

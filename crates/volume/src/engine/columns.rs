@@ -3,7 +3,7 @@
 use super::piece::Phase;
 use super::{Engine, EngineBackend, Piece};
 use crate::engine::in_flight_window::InFlightWindow;
-use crate::snapshot::{ColumnSnapshot, Gate, LayoutSnapshot, LegSet};
+use crate::snapshot::{ColumnGate, ColumnSnapshot, LayoutSnapshot, LegSet};
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::layout::LEGS_MAX;
 use slab::Slab;
@@ -95,10 +95,10 @@ impl ColumnState {
 
     fn flow_for_gate(&self, view: &ColumnSnapshot, when_open: FlowState) -> FlowState {
         match view.gate {
-            Gate::Failed => FlowState::Failed,
-            Gate::Down => FlowState::Blocked,
-            Gate::Open if self.usable.is_superset(self.written) => when_open,
-            Gate::Open => FlowState::Blocked,
+            ColumnGate::Failed => FlowState::Failed,
+            ColumnGate::Down => FlowState::Blocked,
+            ColumnGate::Open if self.usable.is_superset(self.written) => when_open,
+            ColumnGate::Open => FlowState::Blocked,
         }
     }
 

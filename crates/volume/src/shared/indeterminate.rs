@@ -15,7 +15,7 @@
 
 use crate::engine::locks::LockRange;
 use crate::limits::INDETERMINATE_RANGES_MAX;
-use crate::snapshot::{ColumnSnapshot, Gate};
+use crate::snapshot::{ColumnGate, ColumnSnapshot};
 use crate::steps;
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::poison;
@@ -79,7 +79,7 @@ impl IndeterminateWrites {
         new: &[ColumnSnapshot],
         generation: u64,
     ) {
-        let is_open = |view: &ColumnSnapshot| view.gate == Gate::Open;
+        let is_open = |view: &ColumnSnapshot| view.gate == ColumnGate::Open;
         let opened = |number: &usize| {
             let was_open = old.get(*number).is_some_and(is_open);
             is_open(&new[*number]) && !was_open
@@ -120,7 +120,7 @@ impl IndeterminateWrites {
 mod tests {
     use super::*;
 
-    fn gates(gates: [Gate; 2]) -> Vec<ColumnSnapshot> {
+    fn gates(gates: [ColumnGate; 2]) -> Vec<ColumnSnapshot> {
         let column = |gate| ColumnSnapshot {
             legs: vec![],
             gate,
@@ -136,7 +136,7 @@ mod tests {
     #[test]
     fn range_is_indeterminate_until_column_reopens() {
         let undecided = IndeterminateWrites::default();
-        let failed = gates([Gate::Failed, Gate::Failed]);
+        let failed = gates([ColumnGate::Failed, ColumnGate::Failed]);
         let [first, second] = [0, 1].map(|column| pages(column, 3, 2));
         undecided.record(first, 5);
         undecided.record(second, 5);
@@ -145,18 +145,19 @@ mod tests {
         }
         assert!(undecided.contains(&pages(0, 0, 100)));
         // A snapshot resolves a column only if the column opens with it.
-        undecided.snapshot_changed(&gates([Gate::Open, Gate::Down]), &failed, 6);
+        undecided.snapshot_changed(&gates([ColumnGate::Open, ColumnGate::Down]), &failed, 6);
         assert!(undecided.contains(&first) && undecided.contains(&second));
-        undecided.snapshot_changed(&failed, &gates([Gate::Failed, Gate::Open]), 7);
+        undecided.snapshot_changed(&failed, &gates([ColumnGate::Failed, ColumnGate::Open]), 7);
         assert!(undecided.contains(&first) && !undecided.contains(&second));
-        undecided.snapshot_changed(&failed, &gates([Gate::Open, Gate::Open]), 8);
+        undecided.snapshot_changed(&failed, &gates([ColumnGate::Open, ColumnGate::Open]), 8);
         assert!(!undecided.contains(&first));
     }
 
     #[test]
     fn record_from_an_older_snapshot_is_ignored() {
         let undecided = IndeterminateWrites::default();
-        let [failed, open] = [Gate::Failed, Gate::Open].map(|gate| gates([gate, Gate::Open]));
+        let [failed, open] =
+            [ColumnGate::Failed, ColumnGate::Open].map(|gate| gates([gate, ColumnGate::Open]));
         undecided.snapshot_changed(&failed, &open, 7);
         undecided.record(pages(0, 0, 1), 6);
         assert!(!undecided.contains(&pages(0, 0, 1)));
@@ -177,7 +178,7 @@ mod tests {
         assert!(!undecided.contains(&pages(0, 1, 1)));
         undecided.record(pages(0, 1_000_000, 1), 1);
         assert!(undecided.contains(&pages(0, 1, 1)) && !undecided.contains(&pages(1, 1, 1)));
-        let [failed, open] = [Gate::Failed, Gate::Open].map(|gate| gates([gate, gate]));
+        let [failed, open] = [ColumnGate::Failed, ColumnGate::Open].map(|gate| gates([gate, gate]));
         undecided.snapshot_changed(&failed, &open, 2);
         assert!(!undecided.contains(&pages(0, 0, 1)));
     }

@@ -114,7 +114,7 @@ fn kept_an_in_sync_leg(old: &ColumnSnapshot, new: &ColumnSnapshot) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::snapshot::{Gate, LegSnapshot};
+    use crate::snapshot::{ColumnGate, LegSnapshot};
     use pagemesh_base::layout::{BrickId, LegState, SliceId};
     use uuid::Uuid;
 
@@ -128,7 +128,7 @@ mod tests {
         };
         [ColumnSnapshot {
             legs: serials.map(leg).to_vec(),
-            gate: Gate::Open,
+            gate: ColumnGate::Open,
             replica_serial: 0,
         }]
     }

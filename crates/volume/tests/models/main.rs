@@ -12,9 +12,9 @@ use pagemesh_base::slice::{Leg, SliceCompletion, SliceReply, SliceRequest};
 use pagemesh_base::space::{Request, Token};
 use pagemesh_models::{Access, Model, Thread, assert_finds, pause_until, run_threads};
 use pagemesh_volume::test_api::{
-    CONTROLLER, ChannelCore, ColumnSnapshot, Explorer, Gate, IndeterminateWrites, LayoutSnapshot,
-    LegLink, LegSnapshot, LockHolder, LockRange, Mailbox, Member, MemberMessage, RangeLocks,
-    SegmentSnapshot, VolumeShared, Wake,
+    CONTROLLER, ChannelCore, ColumnGate, ColumnSnapshot, Explorer, IndeterminateWrites,
+    LayoutSnapshot, LegLink, LegSnapshot, LockHolder, LockRange, Mailbox, Member, MemberMessage,
+    RangeLocks, SegmentSnapshot, VolumeShared, Wake,
 };
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -133,7 +133,7 @@ fn changes_serialize_and_reads_wait_for_all_legs() {
     assert_finds(&defects, model, concurrent_changes_and_read);
 }
 
-fn column(gate: Gate) -> [ColumnSnapshot; 1] {
+fn column(gate: ColumnGate) -> [ColumnSnapshot; 1] {
     let legs = vec![];
     [ColumnSnapshot {
         legs,
@@ -167,7 +167,11 @@ fn failed_change_resolved_by_new_snapshot() {
         Box::new(|| {
             step("generation");
             newest.store(DECIDED, Ordering::SeqCst);
-            undecided.snapshot_changed(&column(Gate::Failed), &column(Gate::Open), DECIDED);
+            undecided.snapshot_changed(
+                &column(ColumnGate::Failed),
+                &column(ColumnGate::Open),
+                DECIDED,
+            );
         }),
         Box::new(|| {
             if generation() == DECIDED {
@@ -263,7 +267,7 @@ fn single_leg_snapshot(serial: u64) -> LayoutSnapshot {
         }],
         columns: vec![ColumnSnapshot {
             legs: vec![leg],
-            gate: Gate::Open,
+            gate: ColumnGate::Open,
             replica_serial: 0,
         }],
         names: Default::default(),

@@ -13,7 +13,7 @@ use crate::engine::hedge::HedgeTracker;
 use crate::engine::{Engine, EngineBackend};
 use crate::replication::queue::DoneWait;
 use crate::shared::{LegLink, Member, MemberMessage, VolumeShared};
-use crate::snapshot::{Gate, LayoutSnapshot};
+use crate::snapshot::{ColumnGate, LayoutSnapshot};
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::LEGS_MAX;
@@ -289,7 +289,7 @@ impl ChannelCore {
         if snapshot
             .columns
             .iter()
-            .any(|column| column.gate == Gate::Failed)
+            .any(|column| column.gate == ColumnGate::Failed)
         {
             self.io.fail_delayed_unreachable();
         }

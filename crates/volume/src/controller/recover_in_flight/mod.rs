@@ -22,7 +22,7 @@ use crate::controller::copy::{
 use crate::controller::leg_errors::handle_leg_error;
 use crate::controller::replication_sender;
 use crate::controller::state::ControllerState;
-use crate::snapshot::{Gate, LegSet};
+use crate::snapshot::{ColumnGate, LegSet};
 use crate::status::Count;
 use divergence::{DivergentPages, divergent_pages, group_by_operation};
 use pagemesh_base::defect::{self, Defect};
@@ -83,7 +83,7 @@ pub(super) async fn recover_in_flight(
         return Err(RecoveryInterrupted);
     }
     keep.needs_recovery = false;
-    keep.gate = Gate::Open;
+    keep.gate = ColumnGate::Open;
     keep.down_since = None;
     Ok(())
 }

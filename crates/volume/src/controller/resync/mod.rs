@@ -145,12 +145,12 @@ async fn try_resync(state: &Rc<ControllerState>, column: usize, leg: usize) -> R
         Some(control) => LegResync::new(state, column, leg, control),
         None => {
             let way = connect_and_prepare(state, column, leg).await?;
-            way.promote_to(LegState::Syncing).await?;
+            way.request_state(LegState::Syncing).await?;
             way
         }
     };
     way.copy_differences().await?;
-    way.promote_to(LegState::InSync).await?;
+    way.request_state(LegState::InSync).await?;
     way.end_progress();
     Ok(())
 }
@@ -340,7 +340,7 @@ impl LegResync<'_> {
     }
 
     /// Requests a new state for the leg, and waits until channels see it.
-    async fn promote_to(&self, wanted: LegState) -> Result<(), String> {
+    async fn request_state(&self, wanted: LegState) -> Result<(), String> {
         self.state.model_mut().columns[self.column].legs[self.leg].requested_state = Some(wanted);
         let serial = self.serial();
         self.wait_until(|| {
