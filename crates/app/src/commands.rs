@@ -4,6 +4,7 @@
 pub mod bench;
 pub mod brick;
 pub mod down;
+pub mod events;
 pub mod exec;
 pub mod export;
 pub mod fs;
@@ -71,6 +72,8 @@ pub enum Command {
         client: ManagerArgs,
     },
     Why(why::WhyArgs),
+    /// Show, follow and acknowledge the events of the cluster.
+    Events(events::EventsArgs),
     /// Run benchmarks.
     #[command(subcommand)]
     Bench(bench::BenchCommand),
@@ -110,6 +113,7 @@ pub fn run(command: &Command) -> anyhow::Result<Verdict> {
         Command::Exec(args) => exec::run(args)?,
         Command::Status { client } => status::run(client)?,
         Command::Why(args) => why::run(args)?,
+        Command::Events(args) => events::run(args)?,
         Command::Bench(command) => bench::run(command)?,
         Command::Man => help::print_man()?,
         Command::Completions { shell } => help::print_completions(*shell)?,

@@ -71,6 +71,28 @@ pub fn nanos(ns: u64) -> String {
     }
 }
 
+/// A time for people, in UTC: `2026-01-31 23:59:59Z`.
+pub fn time_text(unix_ms: u64) -> String {
+    let seconds = unix_ms / 1000;
+    let (days, of_day) = (seconds / 86_400, seconds % 86_400);
+    // Days are counted from 0000-03-01, so that a leap day is the last of its year (H. Hinnant,
+    // chrono-Compatible Low-Level Date Algorithms, civil_from_days).
+    let days = days + 719_468;
+    let (era, of_era) = (days / 146_097, days % 146_097);
+    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year + year / 4 - year / 100);
+    let from_march = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * from_march + 2) / 5 + 1;
+    let month = if from_march < 10 {
+        from_march + 3
+    } else {
+        from_march - 9
+    };
+    let year = year + era * 400 + u64::from(month <= 2);
+    let (hour, minute, second) = (of_day / 3600, of_day / 60 % 60, of_day % 60);
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}Z")
+}
+
 /// The JSON name of an enumeration's value.
 pub fn json_word(value: &impl Serialize) -> String {
     match serde_json::to_value(value) {
@@ -88,4 +110,25 @@ pub fn progress(what: &str) -> ProgressBar {
     }
     bar.set_message(what.to_owned());
     bar
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_dates_in_utc() {
+        for (unix_s, text) in [
+            (0, "1970-01-01 00:00:00Z"),
+            (951_782_399, "2000-02-28 23:59:59Z"),
+            (951_782_400, "2000-02-29 00:00:00Z"),
+            (1_709_251_200, "2024-03-01 00:00:00Z"),
+            (1_735_689_599, "2024-12-31 23:59:59Z"),
+            (4_107_542_400, "2100-03-01 00:00:00Z"),
+        ] {
+            assert_eq!(time_text(unix_s * 1000), text);
+        }
+        // Any number has a text.
+        time_text(u64::MAX);
+    }
 }

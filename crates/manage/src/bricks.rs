@@ -7,7 +7,6 @@ use crate::manager::{
     BRICKS_MAX, BrickState, HEARTBEAT_INTERVAL, LastHeartbeat, Manager, ManagerState,
 };
 use crate::records::BrickRecord;
-use crate::slices::slice_locations;
 use crate::store::StoreWrite;
 use crate::wire::{
     BrickInfo, BrickRegistration, BrickScrub, HeartbeatReply, ScrubBrick, ScrubRequest,
@@ -56,6 +55,9 @@ impl Manager {
         let mut drafts = heartbeat_drafts(known, &record, seen.scrub);
         if known.is_none() {
             drafts.push(EventDraft::brick_joined(&record));
+        }
+        if changed || !drafts.is_empty() {
+            self.feed.mark_brick(record.brick);
         }
         if changed {
             self.commit(&mut book, &[StoreWrite::PutBrick(&record)], drafts)?;
@@ -121,6 +123,7 @@ impl Manager {
             logged_alive: was_logged_alive,
         };
         book.bricks.insert(id, brick);
+        self.set_living(&mut book.volumes, id, true);
         if !was_alive {
             self.brick_returned.notify_one();
         }
@@ -157,6 +160,7 @@ impl Manager {
         {
             let id = (self.settings.new_id)();
             brick.scrub_request = Some(ScrubRequest { id, stop });
+            self.feed.mark_brick(brick.record.brick);
             brick.scrub_actor = Some(self.call.actor.to_string());
         }
         let brick = brick.clone();
@@ -187,7 +191,7 @@ impl Manager {
         book.bricks.values().map(info).collect()
     }
 
-    fn brick_info(
+    pub(crate) fn brick_info(
         &self,
         book: &ManagerState,
         provisioned: &BTreeMap<BrickId, (u64, usize)>,
@@ -251,6 +255,8 @@ impl Manager {
         self.commit(&mut book, &writes, vec![forgotten])?;
         book.pending_deletes.retain(|(brick, _), _| *brick != id);
         book.bricks.remove(&id);
+        self.set_living(&mut book.volumes, id, false);
+        self.feed.mark_brick(id);
         self.figures.remove(&FigureSubject::Brick(id));
         Ok(())
     }
@@ -307,12 +313,8 @@ fn check_holds_no_slices(book: &ManagerState, label: &BrickLabel) -> Result<(), 
     let brick = label.id;
     let building = book.creating.iter();
     let built = building.filter(|(_, places)| places.iter().any(|place| place.brick == brick));
-    let whole = book.volumes.iter().filter(|(_, volume)| {
-        let segments = &volume.layout_state.layout.segments;
-        slice_locations(segments).any(|place| place.brick == brick)
-    });
     let mut names: Vec<&str> = built.map(|(name, _)| name.as_str()).collect();
-    names.extend(whole.map(|(name, _)| name.as_str()));
+    names.extend(book.volumes.on_brick(brick).map(|name| name.as_str()));
     names.sort_unstable();
     names.dedup();
     if names.is_empty() {

@@ -245,6 +245,30 @@ impl ManagerClient {
         self.check_status(answer).map(drop)
     }
 
+    /// Opens an answer that the caller reads as it arrives, for at most `timeout`.
+    pub(crate) fn open(
+        &self,
+        path: &str,
+        timeout: Duration,
+        header: Option<(&str, String)>,
+    ) -> Result<Response<Body>, ManagerError> {
+        let mut request = Request::builder()
+            .uri(format!("{}/api/v1/{path}", self.url))
+            .header("authorization", &self.authorization);
+        if let Some((name, value)) = header {
+            request = request.header(name, value);
+        }
+        let request = request.body(()).map_err(|error| ManagerError::BadUrl {
+            url: self.url.clone(),
+            cause: error.to_string(),
+        })?;
+        let request = self.agent.configure_request(request);
+        let request = request.timeout_global(Some(timeout)).build();
+        self.agent
+            .run(request)
+            .map_err(|error| self.unreachable(&error))
+    }
+
     pub(crate) fn send(
         &self,
         method: Method,

@@ -41,6 +41,7 @@ impl Manager {
             writes.iter().cloned().chain(removed).chain(put).collect();
         self.store.commit(&writes)?;
         self.events().apply(change);
+        self.feed.wake.notify_one();
         Ok(())
     }
 
@@ -67,6 +68,7 @@ impl Manager {
             time_unix_ms: self.clock.unix_ms(),
         });
         self.commit_ring(&[], EventRing::plan_update(acknowledged))?;
+        self.feed.mark_acknowledged(seq);
         let event = self.events().get(seq).cloned();
         event.ok_or(Fault::NoSuchEvent(seq))
     }

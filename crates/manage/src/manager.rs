@@ -6,13 +6,14 @@
 
 use crate::call::CallContext;
 use crate::clock::Clock;
-use crate::events::EventRing;
+use crate::events::{EventRing, Feed};
 use crate::fault::Fault;
 use crate::figure_history::Figures;
 use crate::placement::{BrickCandidate, OVERPROVISION_FACTOR};
 use crate::records::{BrickRecord, PendingDelete, VolumeRecord};
-use crate::slices::{SliceLocation, promised_slices, slice_locations};
+use crate::slices::{SliceLocation, slice_locations};
 use crate::store::{Store, StoreError};
+use crate::volume_table::VolumeTable;
 use crate::wire::{
     BrickAddress, BrickScrub, ClusterStatus, ReportReplication, ScrubRequest, ScrubState,
 };
@@ -45,6 +46,28 @@ pub trait BrickConnector: Send + Sync {
     fn control(&self, address: &str) -> Result<Box<dyn BrickControl>, SliceError>;
 }
 
+/// The times of streams of changes.
+#[derive(Clone, Copy, Debug)]
+pub struct WatchTimes {
+    /// A stream without messages for this long gets a comment, so that its client notices a lost
+    /// connection.
+    pub comment_every: Duration,
+    /// A stream ends this long after its credential has become invalid.
+    pub check_every: Duration,
+    /// A stream ends if its client takes no message for this long.
+    pub write_limit: Duration,
+}
+
+impl Default for WatchTimes {
+    fn default() -> WatchTimes {
+        WatchTimes {
+            comment_every: Duration::from_secs(15),
+            check_every: Duration::from_secs(5),
+            write_limit: Duration::from_secs(30),
+        }
+    }
+}
+
 /// The manager's settings.
 #[derive(Clone, Copy, Debug)]
 pub struct ManagerSettings {
@@ -54,6 +77,8 @@ pub struct ManagerSettings {
     pub overprovision_factor: u64,
     /// Generates ids of volumes and slices; they must never repeat.
     pub new_id: fn() -> Uuid,
+    /// The times of streams of changes.
+    pub watch: WatchTimes,
 }
 
 impl Default for ManagerSettings {
@@ -62,6 +87,7 @@ impl Default for ManagerSettings {
             dead_after: DEAD_AFTER,
             overprovision_factor: OVERPROVISION_FACTOR,
             new_id: Uuid::new_v4,
+            watch: WatchTimes::default(),
         }
     }
 }
@@ -77,7 +103,10 @@ pub struct Manager {
     /// The clock's time at the manager's start.
     pub(crate) started_at: Duration,
     state: Arc<Mutex<ManagerState>>,
+    /// The wall clock's time at the manager's start, for people.
+    pub(crate) started_unix_ms: u64,
     pub(crate) events: Arc<Mutex<EventRing>>,
+    pub(crate) feed: Arc<Feed>,
     pub(crate) figures: Arc<Figures>,
     /// Wakes the sweep when a brick with slices to delete returns.
     pub(crate) brick_returned: Arc<tokio::sync::Notify>,
@@ -127,7 +156,7 @@ impl TrackedDelete {
 #[derive(Default)]
 pub(crate) struct ManagerState {
     pub bricks: BTreeMap<BrickId, BrickState>,
-    pub volumes: BTreeMap<VolumeName, VolumeRecord>,
+    pub volumes: VolumeTable,
     pub pending_deletes: BTreeMap<(BrickId, SliceId), TrackedDelete>,
     /// Slices of volumes that are being created or grown.
     pub creating: BTreeMap<VolumeName, Vec<SliceLocation>>,
@@ -139,16 +168,6 @@ pub(crate) struct ManagerState {
 }
 
 impl ManagerState {
-    /// Every slice that is, or is about to become, part of a volume.
-    pub(crate) fn promised_slices(&self) -> impl Iterator<Item = SliceLocation> {
-        let volumes = self.volumes.values();
-        volumes
-            .flat_map(|volume| {
-                promised_slices(&volume.layout_state.layout.segments, volume.files_bytes)
-            })
-            .chain(self.creating.values().flatten().cloned())
-    }
-
     pub(crate) fn is_being_created(&self, slice: SliceId) -> bool {
         let mut places = self.creating.values().flatten();
         places.any(|place| place.slice == slice)
@@ -161,8 +180,8 @@ impl ManagerState {
 
     /// Promised bytes and number of slices, by brick.
     pub(crate) fn provisioned(&self) -> BTreeMap<BrickId, (u64, usize)> {
-        let mut sums: BTreeMap<BrickId, (u64, usize)> = BTreeMap::new();
-        for place in self.promised_slices() {
+        let mut sums = self.volumes.promised();
+        for place in self.creating.values().flatten() {
             let (bytes, slices) = sums.entry(place.brick).or_default();
             *bytes = bytes.saturating_add(place.bytes);
             *slices += 1;
@@ -206,7 +225,6 @@ impl Manager {
             scrub_actor: None,
             logged_alive: false,
         };
-        let volume = |record: VolumeRecord| (record.layout_state.layout.name.clone(), record);
         let doom =
             |record: PendingDelete| ((record.brick, record.slice), TrackedDelete::new(record));
         let book = ManagerState {
@@ -215,10 +233,12 @@ impl Manager {
                 .into_iter()
                 .map(|record| (record.brick, brick(record)))
                 .collect(),
-            volumes: contents.volumes.into_iter().map(volume).collect(),
+            volumes: VolumeTable::new(contents.volumes),
             pending_deletes: contents.pending_deletes.into_iter().map(doom).collect(),
             ..ManagerState::default()
         };
+        let ring = EventRing::new(contents.events);
+        let started_unix_ms = clock.unix_ms();
         let manager = Manager {
             started_at: clock.elapsed(),
             store: Arc::new(store),
@@ -226,7 +246,9 @@ impl Manager {
             clock,
             settings,
             state: Arc::new(Mutex::new(book)),
-            events: Arc::new(Mutex::new(EventRing::new(contents.events))),
+            started_unix_ms,
+            feed: Arc::new(Feed::new(ring.last_seq())),
+            events: Arc::new(Mutex::new(ring)),
             figures: Arc::default(),
             brick_returned: Arc::default(),
             call: CallContext::default(),
@@ -299,13 +321,16 @@ impl Manager {
     /// A summary of the cluster.
     #[must_use]
     pub fn status(&self) -> ClusterStatus {
-        let book = self.state();
+        self.status_of(&self.state())
+    }
+
+    pub(crate) fn status_of(&self, book: &ManagerState) -> ClusterStatus {
         let sum = |of: fn(&BrickRecord) -> u64| {
             let figures = book.bricks.values().map(|brick| of(&brick.record));
             figures.fold(0u64, u64::saturating_add)
         };
         let provisioned = book.provisioned();
-        let volumes = || book.volumes.values();
+        let volumes = || book.volumes.entries().values();
         let seen = book
             .bricks
             .values()
@@ -331,15 +356,10 @@ impl Manager {
                 .fold(0, |all, sum| all.saturating_add(sum.0)),
             overprovision_factor: self.settings.overprovision_factor,
             volumes: book.volumes.len(),
-            volumes_attached: volumes().filter(|v| v.attachment.is_some()).count(),
-            volumes_degraded: volumes()
-                .filter(|v| {
-                    v.layout_state
-                        .layout
-                        .columns()
-                        .any(|column| column.round != 0)
-                })
+            volumes_attached: volumes()
+                .filter(|it| it.record.attachment.is_some())
                 .count(),
+            volumes_degraded: volumes().filter(|it| it.summary.is_degraded).count(),
             pending_deletions: book.pending_deletes.len(),
             bricks_scrubbing: book.bricks.values().filter(scrubbing).count(),
             scrubs_corrected: count(|scrub| scrub.corrected),

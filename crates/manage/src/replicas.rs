@@ -121,7 +121,7 @@ impl Manager {
             self.commit(&mut book, &writes, drafts)?;
             Manager::add_pending_deletes(&mut book, &pending);
             let detail = self.volume_detail(&book, &record);
-            book.volumes.insert(name.clone(), record);
+            self.put_volume(&mut book, record);
             (pending, detail)
         };
         self.delete_slices(&pending);

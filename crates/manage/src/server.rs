@@ -6,8 +6,10 @@
 //! `SWEEP_INTERVAL`, and when the next brick would count as dead, about as often.
 
 use crate::access::PeerAddress;
+use crate::api::watch::WatchStreams;
 use crate::api::{ApiState, REQUESTS_MAX};
 use crate::clock::{Clock, SystemClock};
+use crate::connection::ConnectionCut;
 use crate::manager::{BrickConnector, Manager, ManagerSettings};
 use crate::store::{Store, StoreError};
 use crate::sweep::SWEEP_INTERVAL;
@@ -42,6 +44,11 @@ const HEAD_BYTES_MAX: usize = 16 << 10;
 const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 /// Pause after a failed accept, as when file descriptors are used up.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Interval at which watching clients get the summary of the cluster, if it has changed: the used
+/// bytes change with heartbeats, which come as often.
+const STATUS_INTERVAL: Duration = Duration::from_secs(2);
+/// Pause after changes were passed on: things that change often cost a message per pause.
+const PUBLISH_PAUSE: Duration = Duration::from_millis(20);
 /// Shortest pause between two sweeps; a brick that died is noticed this much later at most.
 const SWEEP_PAUSE_MIN: Duration = Duration::from_millis(200);
 /// Time that stopping waits for requests in progress.
@@ -179,7 +186,8 @@ pub fn serve(config: ManagerConfig) -> Result<ManagerHandle, ServeError> {
     let manager = Arc::new(manager);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .max_blocking_threads(REQUESTS_MAX + 1)
+        // Besides requests: the sweep, and the publisher of changes.
+        .max_blocking_threads(REQUESTS_MAX + 2)
         .thread_name("pagemesh-manager")
         .build()
         .map_err(ServeError::Start)?;
@@ -188,13 +196,17 @@ pub fn serve(config: ManagerConfig) -> Result<ManagerHandle, ServeError> {
         tokio::net::TcpListener::from_std(listener).map_err(ServeError::Start)?
     };
     let (stop, stopped) = oneshot::channel();
-    let router = ApiState::new(manager.clone(), config.key).router();
+    let api = ApiState::new(manager.clone(), config.key);
+    let streams = api.watch_streams();
+    let router = api.router();
     let housekeeper = manager.clone();
+    let publisher = manager.clone();
     let thread = std::thread::Builder::new()
         .name("pagemesh-manager".into())
         .spawn(move || {
+            runtime.spawn(publish_changes(publisher));
             runtime.spawn(run_maintenance(housekeeper));
-            runtime.block_on(accept_connections(listener, router, stopped));
+            runtime.block_on(accept_connections(listener, router, streams, stopped));
             runtime.shutdown_timeout(STOP_TIMEOUT);
         })
         .map_err(ServeError::Start)?;
@@ -225,6 +237,7 @@ fn bind(listen: &str) -> Result<TcpListener, ServeError> {
 async fn accept_connections(
     listener: tokio::net::TcpListener,
     router: Router,
+    streams: WatchStreams,
     mut stopped: oneshot::Receiver<()>,
 ) {
     let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
@@ -249,6 +262,7 @@ async fn accept_connections(
         }
     }
     drop(listener);
+    streams.stop();
     let ended = tokio::time::timeout(STOP_TIMEOUT, graceful.shutdown());
     if ended.await.is_err() {
         tracing::warn!("requests in progress were cut off");
@@ -268,8 +282,11 @@ fn serve_connection(
         tracing::debug!(%error, "cannot limit how long answers wait");
     }
     let router = TowerToHyperService::new(router);
+    let cut = ConnectionCut::default();
+    let of_requests = cut.clone();
     let service = service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(peer);
+        request.extensions_mut().insert(of_requests.clone());
         router.call(request)
     });
     let connection = http1::Builder::new()
@@ -279,11 +296,34 @@ fn serve_connection(
         .serve_connection(TokioIo::new(stream), service);
     let connection = graceful.watch(connection);
     tokio::spawn(async move {
-        if let Err(error) = connection.await {
-            tracing::debug!(%error, "a connection ended");
+        tokio::select! {
+            ended = connection => {
+                if let Err(error) = ended {
+                    tracing::debug!(%error, "a connection ended");
+                }
+            }
+            () = cut.wait() => tracing::debug!("a connection was cut"),
         }
         drop(permit);
     });
+}
+
+/// Passes changes on to watching clients. Without clients it sleeps.
+async fn publish_changes(manager: Arc<Manager>) {
+    loop {
+        let changed = manager.feed.wake.notified();
+        if manager.feed.is_watched() {
+            let _ = tokio::time::timeout(STATUS_INTERVAL, changed).await;
+        } else {
+            changed.await;
+        }
+        let publisher = manager.clone();
+        let published = tokio::task::spawn_blocking(move || publisher.publish_changes());
+        if let Err(error) = published.await {
+            tracing::error!(%error, "changes were not passed on");
+        }
+        tokio::time::sleep(PUBLISH_PAUSE).await;
+    }
 }
 
 async fn run_maintenance(manager: Arc<Manager>) {

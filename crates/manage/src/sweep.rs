@@ -254,6 +254,7 @@ impl Manager {
             return;
         }
         let mut book = self.state();
+        self.refresh_living(&mut book);
         let mut changed: Vec<BrickRecord> = Vec::new();
         let mut drafts = Vec::new();
         for brick in book.bricks.values() {
@@ -300,13 +301,13 @@ impl Manager {
             legs.any(|leg| leg.state == LegState::InSync && is_living(&leg.brick))
         };
         let mut effect = LossEffect::default();
-        for volume in book.volumes.values() {
-            let layout = &volume.layout_state.layout;
-            let mut legs = layout.columns().flat_map(|column| &column.legs);
-            if legs.any(|leg| leg.brick == lost) {
-                effect.volumes += 1;
-                effect.unusable += usize::from(!layout.columns().all(is_usable));
-            }
+        for volume in book.volumes.on_brick(lost) {
+            let Some(record) = book.volumes.get(volume) else {
+                continue;
+            };
+            let mut columns = record.layout_state.layout.columns();
+            effect.volumes += 1;
+            effect.unusable += usize::from(!columns.all(is_usable));
         }
         effect
     }

@@ -2,11 +2,9 @@
 
 use crate::manager::{Manager, ManagerState};
 use crate::records::VolumeRecord;
-use crate::slices::{SliceLocation, slice_locations};
-use crate::wire::{
-    ReplicationStatus, ResyncProgress, VolumeContent, VolumeDetail, VolumeHealth, VolumeInfo,
-};
-use pagemesh_base::layout::{Layout, LegState};
+use crate::volume_table::{VolumeSummary, VolumeTable};
+use crate::wire::{ReplicationStatus, ResyncProgress, VolumeContent, VolumeDetail, VolumeInfo};
+use pagemesh_base::layout::{BrickId, LegState};
 
 impl Manager {
     pub(crate) fn volume_detail(&self, book: &ManagerState, record: &VolumeRecord) -> VolumeDetail {
@@ -50,45 +48,76 @@ impl Manager {
         (is_present && is_something).then_some(status)
     }
 
+    /// Every volume, by name.
+    #[must_use]
+    pub fn volumes(&self) -> Vec<VolumeInfo> {
+        let mut book = self.state();
+        self.refresh_living(&mut book);
+        let entries = book.volumes.entries().values();
+        entries
+            .map(|entry| summary_info(&entry.record, &entry.summary))
+            .collect()
+    }
+
+    /// The summary of a volume, by its legs; its record need not be in the table.
     pub(crate) fn volume_info(&self, book: &ManagerState, record: &VolumeRecord) -> VolumeInfo {
-        let layout = &record.layout_state.layout;
-        let is_dead = |place: &SliceLocation| {
-            let brick = book.bricks.get(&place.brick);
-            !brick.is_some_and(|brick| self.is_alive(brick))
+        let is_living = |brick| {
+            let brick = book.bricks.get(&brick);
+            brick.is_some_and(|brick| self.is_alive(brick))
         };
-        VolumeInfo {
-            name: layout.name.clone(),
-            id: layout.volume,
-            content: match record.files_bytes {
-                None => VolumeContent::Blocks,
-                Some(_) => VolumeContent::Files,
-            },
-            size_bytes: record.files_bytes.unwrap_or(layout.size_bytes()),
-            layout: record.shape.kind,
-            columns: record.shape.columns,
-            copies: record.shape.copies,
-            durability: record.durability,
-            epoch: layout.epoch,
-            health: health(layout),
-            unreachable_legs: slice_locations(&layout.segments).filter(is_dead).count(),
-            attached: record.attachment.clone(),
-            auto_promote: record.auto_promote,
-            created_unix_s: record.created_unix_s,
+        summary_info(record, &VolumeSummary::new(record, is_living))
+    }
+
+    /// Takes over the bricks that died or returned into the summaries of volumes, without a walk
+    /// over the legs of others.
+    pub(crate) fn refresh_living(&self, book: &mut ManagerState) {
+        let ManagerState {
+            bricks, volumes, ..
+        } = book;
+        for (id, brick) in bricks.iter() {
+            self.set_living(volumes, *id, self.is_alive(brick));
         }
+    }
+
+    /// Counts a brick as living or not, and tells the watching clients.
+    pub(crate) fn set_living(&self, volumes: &mut VolumeTable, brick: BrickId, is_living: bool) {
+        if volumes.is_living(brick) == is_living {
+            return;
+        }
+        self.feed.mark_brick(brick);
+        for volume in volumes.set_living(brick, is_living) {
+            self.feed.mark_volume(&volume);
+        }
+    }
+
+    /// Adds a volume that the store has, or replaces it, and tells the watching clients.
+    pub(crate) fn put_volume(&self, book: &mut ManagerState, record: VolumeRecord) {
+        let name = record.layout_state.layout.name.clone();
+        self.feed.mark_volume(&name);
+        book.volumes.insert(name, record);
     }
 }
 
-fn health(layout: &Layout) -> VolumeHealth {
-    let columns = layout.columns();
-    let has = |state| {
-        let mut legs = columns.clone().flat_map(|column| &column.legs);
-        legs.any(|leg| leg.state == state)
-    };
-    if has(LegState::Stale) {
-        VolumeHealth::Degraded
-    } else if has(LegState::Syncing) {
-        VolumeHealth::Syncing
-    } else {
-        VolumeHealth::InSync
+/// A volume in a list.
+pub(crate) fn summary_info(record: &VolumeRecord, summary: &VolumeSummary) -> VolumeInfo {
+    let layout = &record.layout_state.layout;
+    VolumeInfo {
+        name: layout.name.clone(),
+        id: layout.volume,
+        content: match record.files_bytes {
+            None => VolumeContent::Blocks,
+            Some(_) => VolumeContent::Files,
+        },
+        size_bytes: record.files_bytes.unwrap_or(summary.layout_bytes),
+        layout: record.shape.kind,
+        columns: record.shape.columns,
+        copies: record.shape.copies,
+        durability: record.durability,
+        epoch: layout.epoch,
+        health: summary.health,
+        unreachable_legs: summary.unreachable_legs,
+        attached: record.attachment.clone(),
+        auto_promote: record.auto_promote,
+        created_unix_s: record.created_unix_s,
     }
 }

@@ -17,8 +17,7 @@ use crate::slices::{SliceLocation, promised_slices, slice_locations};
 use crate::store::StoreWrite;
 use crate::wire::{
     AttachReply, AttachVolume, ChangeLegs, CreateVolume, DeleteReply, DetachReply, DetachVolume,
-    GrowVolume, LegChange, ReportReplication, VolumeContent, VolumeDetail, VolumeInfo,
-    VolumeSizeReply,
+    GrowVolume, LegChange, ReportReplication, VolumeContent, VolumeDetail, VolumeSizeReply,
 };
 use pagemesh_base::durability::Durability;
 use pagemesh_base::layout::{
@@ -136,16 +135,6 @@ impl Manager {
         Ok(size_reply(volume, request.size_bytes, size))
     }
 
-    /// Every volume, by name.
-    #[must_use]
-    pub fn volumes(&self) -> Vec<VolumeInfo> {
-        let book = self.state();
-        let volumes = book.volumes.values();
-        volumes
-            .map(|volume| self.volume_info(&book, volume))
-            .collect()
-    }
-
     /// The details of a volume.
     ///
     /// # Errors
@@ -188,6 +177,7 @@ impl Manager {
             self.commit(&mut book, &writes, vec![deleted])?;
             Manager::add_pending_deletes(&mut book, &pending);
             book.volumes.remove(name);
+            self.feed.mark_volume(name);
             book.replication_reports.remove(name);
             self.figures.remove(&FigureSubject::Volume(name.clone()));
             pending
@@ -351,8 +341,7 @@ impl Manager {
         drafts: Vec<EventDraft>,
     ) -> Result<(), Fault> {
         self.commit(book, &[StoreWrite::PutVolume(record)], drafts)?;
-        let name = record.layout_state.layout.name.clone();
-        book.volumes.insert(name, record.clone());
+        self.put_volume(book, record.clone());
         Ok(())
     }
 
@@ -424,8 +413,7 @@ impl Manager {
             book.pending_deletes.remove(&(place.brick, place.slice));
         }
         let detail = self.volume_detail(&book, &record);
-        book.volumes
-            .insert(record.layout_state.layout.name.clone(), record);
+        self.put_volume(&mut book, record);
         Ok(detail)
     }
 }

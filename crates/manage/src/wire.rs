@@ -399,6 +399,44 @@ pub struct DeleteReply {
     pub pending_deletions: usize,
 }
 
+/// The first message of a stream of changes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Hello {
+    /// The manager's version.
+    pub version: String,
+    /// The start of the manager, in milliseconds since 1970.
+    pub started_unix_ms: u64,
+    /// The number of the last event before the stream.
+    pub last_seq: u64,
+}
+
+/// A thing that the manager no longer has, in a stream of changes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Deleted {
+    /// The name of the volume, or the UUID of the brick.
+    pub name: String,
+    /// Always `true`.
+    pub deleted: bool,
+}
+
+impl Deleted {
+    pub(crate) fn new(name: &impl ToString) -> Deleted {
+        Deleted {
+            name: name.to_string(),
+            deleted: true,
+        }
+    }
+}
+
+/// An acknowledged event, in a stream of changes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Acknowledged {
+    /// The number of the event.
+    pub seq: u64,
+    /// Its acknowledgement.
+    pub acknowledged: Acknowledgement,
+}
+
 /// The cluster at a glance.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ClusterStatus {

@@ -112,6 +112,19 @@ impl RawPeer<'_> {
         parse_answer(&self.exchange(request.as_bytes()))
     }
 
+    /// The head of the answer to a request without a body.
+    fn request_head(&self, method: &str, path: &str) -> HttpAnswer {
+        let mut stream = self.connect();
+        let request = self.head(method, path, "");
+        stream.write_all(request.as_bytes()).expect("sent");
+        let mut reader = BufReader::new(stream);
+        let mut head = String::new();
+        while !head.ends_with("\r\n\r\n") {
+            assert!(reader.read_line(&mut head).expect("an answer") > 0);
+        }
+        parse_answer(&head)
+    }
+
     /// Asserts that the refusal is JSON of the documented form.
     #[track_caller]
     fn assert_refused(&self, answer: &HttpAnswer, status: u16, code: &str) {
@@ -583,7 +596,12 @@ fn openapi_document_lists_every_route() {
         }
         // The document describes every route, and resolves all of its references.
         for (method, path) in routes() {
-            let answer = peer.request(method, &path, "");
+            let answer = if path.ends_with("/watch") {
+                // A stream has no end; its head says enough.
+                peer.request_head(method, &path)
+            } else {
+                peer.request(method, &path, "")
+            };
             assert!(!matches!(answer.status, 404 | 405), "{method} {path}");
         }
         let mut references = vec![];

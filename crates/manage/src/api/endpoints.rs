@@ -10,6 +10,7 @@ mod events;
 mod figures;
 mod replicas;
 mod volumes;
+mod watch;
 
 use super::ApiState;
 use super::document::{self, document};
@@ -38,6 +39,7 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
         .merge(attachments::routes())
         .merge(figures::routes())
         .merge(events::routes())
+        .merge(watch::routes())
 }
 
 /// Reports that the manager runs; needs no token.

@@ -11,6 +11,7 @@ mod endpoints;
 pub mod paging;
 mod reply;
 mod request_guard;
+pub mod watch;
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
@@ -20,6 +21,7 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 
 use crate::manager::Manager;
+use watch::WatchStreams;
 
 /// Bytes of the longest body. The largest sensible body changes every leg of the largest layout,
 /// with a note each.
@@ -43,6 +45,8 @@ pub(crate) struct ApiState {
     blocking_permits: Arc<Semaphore>,
     /// Permits of blocking work that waits for bricks.
     brick_permits: Arc<Semaphore>,
+    /// The running streams of changes.
+    watch_streams: WatchStreams,
 }
 
 impl ApiState {
@@ -53,7 +57,13 @@ impl ApiState {
             request_permits: Arc::new(Semaphore::new(REQUESTS_MAX)),
             blocking_permits: Arc::new(Semaphore::new(REQUESTS_MAX)),
             brick_permits: Arc::new(Semaphore::new(SLOW_REQUESTS_MAX)),
+            watch_streams: WatchStreams::default(),
         }
+    }
+
+    /// The running streams, to end them.
+    pub(crate) fn watch_streams(&self) -> WatchStreams {
+        self.watch_streams.clone()
     }
 
     pub(crate) fn router(self) -> Router {

@@ -12,17 +12,20 @@
 //! - A full ring drops the oldest event of its most frequent kind.
 
 mod draft;
+mod feed;
 mod leg_changes;
 mod list;
 mod record;
 mod ring;
 mod scrubs;
 
+pub use feed::QUEUE_MESSAGES;
 pub use list::EventFilter;
 pub use record::{Acknowledgement, EventKind, EventRecord, Severity, Subject, SubjectKind};
 pub use ring::{EVENTS_MAX, REPEAT_PERIOD};
 
 pub(crate) use draft::{EventDraft, LossEffect};
+pub(crate) use feed::{Feed, MessageQueue, Subscription, event_frame, frame};
 pub(crate) use leg_changes::leg_drafts;
 pub(crate) use ring::{EventRing, RingChange};
 pub(crate) use scrubs::scrub_drafts;

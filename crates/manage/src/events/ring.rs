@@ -52,7 +52,6 @@ impl EventRing {
     }
 
     /// The highest number ever used; 0 before the first event.
-    #[cfg(test)]
     pub(crate) fn last_seq(&self) -> u64 {
         self.last_seq
     }

@@ -357,12 +357,16 @@ impl Cluster {
     }
 
     pub fn serve(&self) -> TestServer {
+        self.serve_with(ManagerSettings::default())
+    }
+
+    pub fn serve_with(&self, settings: ManagerSettings) -> TestServer {
         let handle = serve(ManagerConfig {
             listen: "127.0.0.1:0".into(),
             store: self.store(),
             key: self.key.clone(),
             bricks: self.bricks.clone(),
-            settings: ManagerSettings::default(),
+            settings,
             clock: self.clock.clone(),
         })
         .expect("a server");

@@ -1,0 +1,37 @@
+//! The endpoint of streams of changes.
+
+use crate::access::{Identity, PeerAddress};
+use crate::api::ApiState;
+use crate::api::reply::Refusal;
+use crate::api::watch;
+use crate::connection::ConnectionCut;
+use crate::wire::{ErrorBody, Hello};
+use axum::Extension;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::Response;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+pub(super) fn routes() -> OpenApiRouter<ApiState> {
+    OpenApiRouter::default().routes(routes!(watch_changes))
+}
+
+/// Changes as server-sent events: `hello`, then `status`, `brick` and `volume` with the items of the
+/// lists (or `{name, deleted}`), `event` with its number as `id`, and `acknowledged`. `Last-Event-ID`
+/// continues after an event. A client that falls behind by 256 messages is cut off.
+#[utoipa::path(get, path = "/api/v1/watch", tag = "events",
+    params(("Last-Event-ID" = Option<u64>, Header, description = "Begin after the event of this number; with the next event if missing")),
+    responses((status = 200, body = Hello, content_type = "text/event-stream",
+            description = "The stream; its first message has this data"),
+        (status = 400, body = ErrorBody),
+        (status = 503, body = ErrorBody, description = "64 streams are open, or 16 from this address")))]
+async fn watch_changes(
+    State(api): State<ApiState>,
+    Extension(identity): Extension<Identity>,
+    Extension(peer): Extension<PeerAddress>,
+    Extension(connection): Extension<ConnectionCut>,
+    headers: HeaderMap,
+) -> Result<Response, Refusal> {
+    watch::open(&api, identity, peer, connection, &headers)
+}
