@@ -13,6 +13,7 @@ pub mod mount;
 pub mod pool;
 pub mod replica;
 pub mod status;
+pub mod top;
 pub mod umount;
 pub mod up;
 pub mod volume;
@@ -71,6 +72,7 @@ pub enum Command {
         #[command(flatten)]
         client: ManagerArgs,
     },
+    Top(top::TopArgs),
     Why(why::WhyArgs),
     /// Show, follow and acknowledge the events of the cluster.
     Events(events::EventsArgs),
@@ -112,6 +114,7 @@ pub fn run(command: &Command) -> anyhow::Result<Verdict> {
         Command::Umount(args) => umount::run(args)?,
         Command::Exec(args) => exec::run(args)?,
         Command::Status { client } => status::run(client)?,
+        Command::Top(args) => top::run(args)?,
         Command::Why(args) => why::run(args)?,
         Command::Events(args) => events::run(args)?,
         Command::Bench(command) => bench::run(command)?,

@@ -80,7 +80,8 @@ impl FigureReporter {
             .spawn(move || {
                 loop {
                     let waited = stopped.recv_timeout(REPORT_INTERVAL);
-                    sources.iter_mut().for_each(Source::report);
+                    // A manager that does not answer delays the round, and an end, only once.
+                    let _ = sources.iter_mut().try_for_each(Source::report);
                     if waited != Err(RecvTimeoutError::Timeout) {
                         return;
                     }
@@ -104,14 +105,23 @@ fn send_brick_report(
 
 impl Source {
     /// Sends the difference to the last confirmed report; an idle subject sends an empty one.
-    fn report(&mut self) {
+    ///
+    /// # Errors
+    /// When the manager does not answer.
+    fn report(&mut self) -> Result<(), ManagerError> {
         let Some(totals) = (self.read)() else {
-            return;
+            return Ok(());
         };
         match (self.send)(totals.since(&self.confirmed)) {
             Ok(()) => self.confirmed = totals,
-            Err(cause) => tracing::debug!(%cause, "figures were not reported"),
+            Err(cause) => {
+                tracing::debug!(%cause, "figures were not reported");
+                if let ManagerError::Unreachable { .. } = cause {
+                    return Err(cause);
+                }
+            }
         }
+        Ok(())
     }
 }
 

@@ -63,6 +63,16 @@ fn why_shows_stages_of_writes_over_tcp() {
     let text = cluster.ok(&["why", "demo"]);
     assert!(text.contains("20 writes of demo"), "{text}");
     assert!(text.contains("Around that latency"), "{text}");
+    let listed = cluster.ok(&["top", "--once"]);
+    let row = listed
+        .lines()
+        .find(|line| line.trim_start().starts_with("demo"));
+    assert!(row.is_some_and(|row| row.contains(" s ago")), "{listed}");
+    let sample = cluster.json(&["top"]);
+    assert_eq!(sample["figures"]["volumes"][0]["name"], "demo");
+    assert_eq!(sample["figures"]["cluster"]["kinds"][1]["operations"], 20);
+    let bricks = sample["figures"]["bricks"].as_array().unwrap();
+    assert!(bricks.len() <= 2, "{sample}");
 }
 
 #[test]

@@ -8,13 +8,14 @@ use crate::figure_history::FigureSubject;
 use crate::manager::Manager;
 use crate::volumes::check_attachment;
 use crate::wire::{
-    FigureKind, FigureSeries, FigureSpan, FigureValues, RecentFigures, ReportBrickFigures,
-    ReportFigures, StageFigures, SubjectFigures,
+    FigureKind, FigureSeries, FigureSpan, FigureValues, LatencyBand, RecentFigures,
+    ReportBrickFigures, ReportFigures, StageFigures, SubjectFigures,
 };
 use pagemesh_base::brick_name::BrickRef;
 use pagemesh_base::layout::VolumeName;
 use pagemesh_telemetry::{
-    KindTotals, LONG_STEP, OpKind, Report, SHORT_STEP, Sample, Series, Stage, Totals,
+    KindTotals, LONG_STEP, OpKind, Report, SHORT_STEP, Sample, Series, Stage, Totals, octave_of,
+    octave_range,
 };
 use std::time::Duration;
 
@@ -223,6 +224,29 @@ fn kinds(totals: &Totals) -> Vec<FigureKind> {
     OpKind::ALL.map(kind).to_vec()
 }
 
+fn latency_bands(totals: &KindTotals) -> Vec<LatencyBand> {
+    let mut bands: Vec<LatencyBand> = Vec::new();
+    for (bucket, count) in totals
+        .latency
+        .iter()
+        .enumerate()
+        .filter(|(_, count)| **count > 0)
+    {
+        let range = octave_range(octave_of(bucket));
+        match bands.last_mut() {
+            Some(last) if last.from_ns == range.start => {
+                last.operations = last.operations.saturating_add(*count);
+            }
+            _ => bands.push(LatencyBand {
+                from_ns: range.start,
+                to_ns: range.end,
+                operations: *count,
+            }),
+        }
+    }
+    bands
+}
+
 fn stage_figures(
     totals: &KindTotals,
     (kind, quantile): (OpKind, f64),
@@ -244,5 +268,6 @@ fn stage_figures(
         around: around.map_or(0, |means| means.count),
         stages_ns: stages(around),
         mean_stages_ns: stages(totals.mean_stages()),
+        latency: latency_bands(totals),
     }
 }

@@ -14,8 +14,8 @@ pub use bricks::{
 };
 
 pub use figures::{
-    FigureKind, FigureSeries, FigureSpan, FigureValues, RecentFigures, ReportBrickFigures,
-    ReportFigures, SpanParam, StageFigures, StageParams, SubjectFigures,
+    FigureKind, FigureSeries, FigureSpan, FigureValues, LatencyBand, RecentFigures,
+    ReportBrickFigures, ReportFigures, SpanParam, StageFigures, StageParams, SubjectFigures,
 };
 
 use crate::shape::LayoutKind;

@@ -7,7 +7,7 @@ pub mod serve;
 pub mod waiters;
 
 mod free_space;
-mod status;
+pub mod status;
 
 use crate::args::{FuseTransport, ManagerArgs, ScrubArgs, Transport, thread_count_parser};
 use clap::{Args, Subcommand};

@@ -183,6 +183,7 @@ mod tests {
             around: 2,
             stages_ns: stages(95_000),
             mean_stages_ns: stages(15_000),
+            latency: Vec::new(),
         }
     }
 

@@ -185,4 +185,18 @@ pub struct StageFigures {
     pub stages_ns: Option<BTreeMap<String, u64>>,
     /// The same of all timed operations.
     pub mean_stages_ns: Option<BTreeMap<String, u64>>,
+    /// The timed operations by their latency, in powers of two; those without an operation are left out.
+    #[serde(default)]
+    pub latency: Vec<LatencyBand>,
+}
+
+/// The operations with a latency in a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LatencyBand {
+    /// The shortest latency in nanoseconds.
+    pub from_ns: u64,
+    /// The end of the range, which is not in it.
+    pub to_ns: u64,
+    /// Operations.
+    pub operations: u64,
 }

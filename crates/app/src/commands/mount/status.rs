@@ -150,3 +150,38 @@ fn counts_text(all: &BTreeMap<String, u64>, said: impl Fn(&str) -> String) -> St
         .map(|(code, count)| format!("{count} {}", said(code)));
     each.collect::<Vec<_>>().join(", ")
 }
+
+/// A direct client of a mount on this host.
+#[derive(Clone, Debug, Serialize)]
+pub struct DirectClientRow {
+    pub name: String,
+    pub pid: i32,
+    pub mount: String,
+    /// Operations that went directly.
+    pub direct: u64,
+    /// Operations by the kernel, and the most frequent reason.
+    pub kernel: u64,
+    pub main_reason: Option<String>,
+}
+
+/// The direct clients of all mounts on this host that report.
+pub fn direct_clients() -> Vec<DirectClientRow> {
+    let mounts = mounts::list_mounts().unwrap_or_default();
+    let reports = mounts.iter().map(report_or_error);
+    let rows = reports.flat_map(|report| {
+        let mount = report.dir.display().to_string();
+        let clients = report.status.map(|status| status.processes);
+        clients.unwrap_or_default().into_iter().map(move |client| {
+            let most = client.reasons.iter().max_by_key(|(_, count)| **count);
+            DirectClientRow {
+                name: client.name.clone(),
+                pid: client.pid,
+                mount: mount.clone(),
+                direct: client.direct,
+                kernel: client.kernel,
+                main_reason: most.map(|(why, _)| why.clone()),
+            }
+        })
+    });
+    rows.collect()
+}

@@ -6,8 +6,8 @@ use crate::api::ApiState;
 use crate::api::reply::{JsonBody, PathParam, QueryParam, Refusal};
 use crate::client::{CALL_TIMEOUT, ManagerClient, ManagerError};
 use crate::wire::{
-    ErrorBody, FigureSeries, RecentFigures, ReportBrickFigures, ReportFigures, SpanParam,
-    StageFigures, StageParams,
+    ErrorBody, FigureSeries, FigureSpan, RecentFigures, ReportBrickFigures, ReportFigures,
+    SpanParam, StageFigures, StageParams,
 };
 use axum::Json;
 use axum::extract::State;
@@ -129,6 +129,20 @@ impl ManagerClient {
     #[allow(clippy::missing_errors_doc)]
     pub fn recent_figures(&self) -> Result<RecentFigures, ManagerError> {
         self.get("figures")
+    }
+
+    /// The history of a volume.
+    #[allow(clippy::missing_errors_doc)]
+    pub fn volume_figures(
+        &self,
+        name: &VolumeName,
+        span: FigureSpan,
+    ) -> Result<FigureSeries, ManagerError> {
+        let span = match span {
+            FigureSpan::Hour => "1h",
+            FigureSpan::Day => "24h",
+        };
+        self.get(&format!("figures/volumes/{name}?span={span}"))
     }
 
     /// Where the time of a volume's operations went in the last minute, by stage.
