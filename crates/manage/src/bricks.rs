@@ -148,6 +148,7 @@ impl Manager {
         let mut book = self.state();
         let brick = book.find_brick_mut(&asked.into())?;
         let label = brick.record.label();
+        self.check_brick_unchanged(&brick.record)?;
         if !self.is_alive(brick) {
             return Err(Fault::BrickDead(label));
         }
@@ -232,6 +233,7 @@ impl Manager {
         let mut book = self.state();
         let brick = book.find_brick(&asked.into())?;
         let (id, label) = (brick.record.brick, brick.record.label());
+        self.check_brick_unchanged(&brick.record)?;
         check_holds_no_slices(&book, &label)?;
         if self.is_alive(brick) {
             return Err(Fault::BrickAlive(label));

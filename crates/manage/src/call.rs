@@ -1,6 +1,9 @@
-//! The request for which a handle of the manager acts.
+//! The request for which a handle of the manager acts: its actor, and the state that it expects.
 
 use crate::access::Identity;
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+use std::fmt;
 use std::sync::Arc;
 
 /// The request for which a handle of the manager acts.
@@ -8,12 +11,50 @@ use std::sync::Arc;
 pub struct CallContext {
     /// The cause of the changes that it makes, as events name it.
     pub actor: Arc<str>,
+    /// The states of which the changed thing must have one; any if missing.
+    pub expected: Option<Arc<[RecordTag]>>,
 }
 
 impl Default for CallContext {
     fn default() -> CallContext {
         CallContext {
             actor: Identity::cluster_key().name,
+            expected: None,
         }
     }
+}
+
+/// Names the stored state of a volume or a brick: the same for equal states, and with a chance of
+/// 2^-64 for two others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordTag(u64);
+
+impl RecordTag {
+    /// The tag of a record.
+    pub(crate) fn new(record: &impl Serialize) -> RecordTag {
+        RecordTag(hash(record))
+    }
+
+    /// Reads the first part of an entity tag.
+    pub(crate) fn parse(text: &str) -> Option<RecordTag> {
+        let inner = text.trim().strip_prefix('"')?.strip_suffix('"')?;
+        let digits = inner.split_once('.')?.0;
+        let is_hex = digits.len() == 16 && digits.bytes().all(|it| it.is_ascii_hexdigit());
+        let tag = u64::from_str_radix(digits, 16).ok()?;
+        is_hex.then_some(RecordTag(tag))
+    }
+}
+
+impl fmt::Display for RecordTag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+/// The first bytes of the SHA-256 of a value's JSON.
+pub(crate) fn hash(value: &impl Serialize) -> u64 {
+    // Bodies and records always have JSON.
+    let bytes = serde_json::to_vec(value).unwrap_or_default();
+    let digest: [u8; 32] = Sha256::digest(bytes).into();
+    u64::from_be_bytes(std::array::from_fn(|at| digest[at]))
 }

@@ -32,6 +32,11 @@ const IDLE_MAX: Duration = Duration::from_secs(5);
 /// Bytes of the longest answer: a list of all volumes, with a margin.
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
 
+/// Entries of one page of a list.
+const PAGE_ENTRIES: usize = 1000;
+/// Pages of the longest list, with a margin.
+const PAGES_MAX: usize = 16;
+
 /// Why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ManagerError {
@@ -208,6 +213,32 @@ impl ManagerClient {
     pub(crate) fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ManagerError> {
         let answer = self.send(Method::GET, path, CALL_TIMEOUT, String::new())?;
         self.read(answer)
+    }
+
+    /// Reads a whole list, in pages. An earlier manager knows no pages: it answers with all, again
+    /// and again.
+    pub(crate) fn all_pages<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        key: impl Fn(&T) -> String,
+    ) -> Result<Vec<T>, ManagerError> {
+        let mut all: Vec<T> = vec![];
+        for _ in 0..PAGES_MAX {
+            let after = all.last().map(&key);
+            let limit = Some(PAGE_ENTRIES.to_string());
+            let page: Vec<T> =
+                self.get_with_query(path, &[("limit", limit), ("after", after.clone())])?;
+            let is_later = |first: &T| after.as_ref().is_none_or(|after| key(first) > *after);
+            if !page.first().is_some_and(is_later) {
+                return Ok(all);
+            }
+            let is_last = page.len() != PAGE_ENTRIES;
+            all.extend(page);
+            if is_last {
+                break;
+            }
+        }
+        Ok(all)
     }
 
     /// Reads a list with the given of these parameters.

@@ -31,6 +31,8 @@ pub enum ErrorCode {
     Exists,
     /// The thing is in use, or is being changed.
     InUse,
+    /// The thing has changed since the state that `If-Match` names.
+    ChangedMeanwhile,
     /// The layout has another epoch than the expected one.
     EpochConflict,
     /// Another client has attached.
@@ -56,6 +58,7 @@ impl ErrorCode {
             ErrorCode::Unauthorized => 401,
             ErrorCode::NotFound => 404,
             ErrorCode::WrongMethod => 405,
+            ErrorCode::ChangedMeanwhile => 412,
             ErrorCode::TooLarge => 413,
             ErrorCode::NotJson => 415,
             ErrorCode::Exists | ErrorCode::InUse | ErrorCode::EpochConflict | ErrorCode::Fenced => {
@@ -139,6 +142,9 @@ pub enum Fault {
     /// No event of this number.
     #[error("there is no event {0}")]
     NoSuchEvent(u64),
+    /// The thing has changed since the state that the request names.
+    #[error("{0} has changed since it was read")]
+    ChangedMeanwhile(String),
     /// The brick holds slices of volumes.
     #[error("the brick {brick} holds slices of {volumes}")]
     BrickInUse {
@@ -242,6 +248,7 @@ impl Fault {
                 ErrorCode::NotFound
             }
             Fault::VolumeExists(_) | Fault::BrickNameTaken { .. } => ErrorCode::Exists,
+            Fault::ChangedMeanwhile(_) => ErrorCode::ChangedMeanwhile,
             Fault::Fenced { .. } => ErrorCode::Fenced,
             Fault::VolumeBusy(_)
             | Fault::Attached { .. }
@@ -296,6 +303,7 @@ impl Fault {
             }
             Fault::Store(_) => "look at the manager's log and the disk of its store",
             Fault::NoSuchVolume(_) => "list what there is with: pagemesh volume list",
+            Fault::ChangedMeanwhile(_) => "read it again, and decide anew",
             Fault::NoSuchEvent(_) => {
                 "list what there is with: pagemesh events; a repetition has replaced it, or it was dropped"
             }

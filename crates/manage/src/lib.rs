@@ -39,6 +39,7 @@ mod figure_history;
 mod figures;
 mod files;
 pub mod layout_state;
+mod lists;
 mod manager;
 pub mod placement;
 mod publisher;
@@ -57,7 +58,7 @@ pub mod wire;
 
 pub use access::{Identity, PeerAddress, Role};
 pub use authority::{ManagerAuthority, VolumeConnection};
-pub use call::CallContext;
+pub use call::{CallContext, RecordTag};
 pub use client::{ManagerClient, ManagerError};
 pub use event_stream::{EventStream, StreamMessage};
 pub use manager::{BrickConnector, Manager, ManagerSettings, WatchTimes};

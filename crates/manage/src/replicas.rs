@@ -32,6 +32,7 @@ impl Manager {
             let mut book = self.state();
             check_not_busy(&book, name)?;
             let volume = book.volume(name)?.clone();
+            self.check_volume_unchanged(&volume)?;
             if volume.shape.copies >= LEGS_MAX {
                 return Err(LayoutChangeError::TooManyLegs.into());
             }
@@ -283,6 +284,7 @@ impl Manager {
     ) -> Result<VolumeRecord, Fault> {
         check_not_busy(book, name)?;
         let mut record = book.volume(name)?.clone();
+        self.check_volume_unchanged(&record)?;
         let current = record.layout_state.layout.epoch;
         if let Some(expected) = request.expected.filter(|expected| *expected != current) {
             return Err(LayoutChangeError::Conflict { current, expected }.into());

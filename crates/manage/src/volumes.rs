@@ -93,6 +93,7 @@ impl Manager {
             let mut book = self.state();
             let volume = book.volume(name)?;
             check_not_busy(&book, name)?;
+            self.check_volume_unchanged(volume)?;
             if volume.files_bytes.is_some() {
                 return self.grow_files(&mut book, name, request.size_bytes);
             }
@@ -153,6 +154,7 @@ impl Manager {
             let mut book = self.state();
             let volume = book.volume(name)?;
             check_not_busy(&book, name)?;
+            self.check_volume_unchanged(volume)?;
             if let Some(attachment) = volume.attachment.as_ref().filter(|_| !force) {
                 return Err(Fault::Attached {
                     name: name.clone(),

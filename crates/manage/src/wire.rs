@@ -399,6 +399,57 @@ pub struct DeleteReply {
     pub pending_deletions: usize,
 }
 
+/// The volumes of a list.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ListVolumes {
+    /// Volumes in one answer, 1 to 1000; all if missing. `Link` has the next page.
+    #[serde(default)]
+    pub limit: Option<usize>,
+    /// Volumes whose names follow this one.
+    #[serde(default)]
+    #[param(value_type = Option<String>)]
+    pub after: Option<VolumeName>,
+    /// Volumes with this text in their names.
+    #[serde(default)]
+    pub search: Option<String>,
+    /// Volumes of this health.
+    #[serde(default)]
+    #[param(value_type = Option<String>)]
+    pub health: Option<VolumeHealth>,
+}
+
+/// The bricks of a list.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ListBricks {
+    /// Bricks in one answer, 1 to 1000; all if missing. `Link` has the next page.
+    #[serde(default)]
+    pub limit: Option<usize>,
+    /// Bricks whose names follow this one; a brick without a name has its UUID.
+    #[serde(default)]
+    pub after: Option<String>,
+    /// Bricks with this text in their names.
+    #[serde(default)]
+    pub search: Option<String>,
+    /// `alive` or `dead` bricks.
+    #[serde(default)]
+    #[param(value_type = Option<String>)]
+    pub health: Option<BrickHealth>,
+}
+
+/// Whether the heartbeats of a brick arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum BrickHealth {
+    /// They arrive.
+    Alive,
+    /// They are missing.
+    Dead,
+}
+
 /// The first message of a stream of changes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Hello {

@@ -3,8 +3,10 @@
 
 use super::ApiState;
 use crate::access::Identity;
-use crate::call::CallContext;
+use crate::call::{CallContext, RecordTag};
 use axum::extract::FromRequestParts;
+use axum::http::HeaderMap;
+use axum::http::header::IF_MATCH;
 use axum::http::request::Parts;
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -20,13 +22,28 @@ impl FromRequestParts<ApiState> for CallerApi {
         state: &ApiState,
     ) -> Result<CallerApi, Infallible> {
         let identity = parts.extensions.get::<Identity>();
-        let call = identity.map_or_else(CallContext::default, |identity| CallContext {
-            actor: identity.name.clone(),
-        });
+        let mut call = CallContext::default();
+        if let Some(identity) = identity {
+            call.actor = identity.name.clone();
+        }
+        call.expected = if_match(&parts.headers);
         let manager = Arc::new(state.manager.acting_for(call));
         Ok(CallerApi(ApiState {
             manager,
             ..state.clone()
         }))
     }
+}
+
+/// The states that the request expects; `None` for any. A tag that no thing has matches nothing.
+fn if_match(headers: &HeaderMap) -> Option<Arc<[RecordTag]>> {
+    let mut values = headers.get_all(IF_MATCH).iter().peekable();
+    values.peek()?;
+    let texts = values.map(|value| value.to_str().unwrap_or_default());
+    let tags: Vec<&str> = texts
+        .flat_map(|text| text.split(','))
+        .map(str::trim)
+        .collect();
+    let any = tags.contains(&"*");
+    (!any).then(|| tags.into_iter().filter_map(RecordTag::parse).collect())
 }

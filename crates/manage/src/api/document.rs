@@ -210,6 +210,7 @@ fn meaning_of_status(status: &str) -> &'static str {
         "200" => "done",
         "201" => "created",
         "204" => "done, without a body",
+        "304" => "the client has it",
         "400" => "the request is invalid",
         "404" => "the named thing does not exist",
         "409" => "the present state does not permit it",

@@ -8,6 +8,7 @@ mod blocking;
 mod caller;
 pub mod document;
 mod endpoints;
+mod etag;
 pub mod paging;
 mod reply;
 mod request_guard;

@@ -34,3 +34,9 @@ pub(super) fn next_page(path: &str, parameters: &[(&str, Option<String>)]) -> He
     }
     headers
 }
+
+/// The JSON name of an enumeration's value, as queries have it.
+pub(super) fn json_name(value: &impl serde::Serialize) -> String {
+    let json = serde_json::to_value(value).unwrap_or_default();
+    json.as_str().unwrap_or_default().to_owned()
+}

@@ -4,15 +4,19 @@ use super::JsonResult;
 use crate::Manager;
 use crate::api::ApiState;
 use crate::api::caller::CallerApi;
+use crate::api::etag::{tagged, tagged_list};
+use crate::api::paging::{check_limit, json_name, next_page};
 use crate::api::reply::{JsonBody, PathParam, QueryParam, Refusal};
 use crate::client::{CALL_TIMEOUT, HEARTBEAT_TIMEOUT, ManagerClient, ManagerError};
 use crate::fault::Fault;
+use crate::lists::brick_key;
 use crate::wire::{
-    BrickInfo, BrickRegistration, ErrorBody, ForceParam, HeartbeatReply, ScrubBrick,
+    BrickInfo, BrickRegistration, ErrorBody, ForceParam, HeartbeatReply, ListBricks, ScrubBrick,
 };
 use axum::Json;
 use axum::extract::State;
-use axum::http::{Method, StatusCode};
+use axum::http::{HeaderMap, Method, StatusCode};
+use axum::response::Response;
 use pagemesh_base::brick_name::BrickRef;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -20,17 +24,60 @@ use utoipa_axum::routes;
 pub(super) fn routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::default()
         .routes(routes!(list_bricks))
-        .routes(routes!(heartbeat, forget_brick))
+        .routes(routes!(show_brick, heartbeat, forget_brick))
         .routes(routes!(scrub_brick))
 }
 
-/// Every brick.
-#[utoipa::path(get, path = "/api/v1/bricks", tag = "bricks",
-    responses((status = 200, body = Vec<BrickInfo>)))]
-async fn list_bricks(State(api): State<ApiState>) -> JsonResult<Vec<BrickInfo>> {
-    api.run_store_work(|manager| Ok(manager.bricks()))
-        .await
-        .map(Json)
+/// The bricks, by name; `If-None-Match` spares an unchanged list.
+#[utoipa::path(get, path = "/api/v1/bricks", tag = "bricks", params(ListBricks),
+    responses((status = 200, body = Vec<BrickInfo>), (status = 304), (status = 400, body = ErrorBody)))]
+async fn list_bricks(
+    State(api): State<ApiState>,
+    QueryParam(asked): QueryParam<ListBricks>,
+    headers: HeaderMap,
+) -> Result<Response, Refusal> {
+    check_limit(asked.limit)?;
+    let list = asked.clone();
+    let list = api.run_store_work(move |manager| Ok(manager.list_bricks(&list)));
+    let (bricks, has_more) = list.await?;
+    let view: Vec<BrickInfo> = bricks.iter().cloned().map(without_age).collect();
+    let mut response = tagged_list(&headers, &view, &bricks);
+    if let Some(last) = bricks.last().filter(|_| has_more) {
+        let health = asked.health.map(|it| json_name(&it));
+        let link = next_page(
+            "/api/v1/bricks",
+            &[
+                ("after", Some(brick_key(last))),
+                ("limit", asked.limit.map(|it| it.to_string())),
+                ("search", asked.search),
+                ("health", health),
+            ],
+        );
+        response.headers_mut().extend(link);
+    }
+    Ok(response)
+}
+
+fn without_age(brick: BrickInfo) -> BrickInfo {
+    BrickInfo {
+        heartbeat_age_ms: None,
+        ..brick
+    }
+}
+
+/// A brick. `ETag` names its state for `If-Match`.
+#[utoipa::path(get, path = "/api/v1/bricks/{brick}", tag = "bricks",
+    params(("brick" = String, Path, description = "Its name, or the UUID of its pool")),
+    responses((status = 200, body = BrickInfo), (status = 304), (status = 400, body = ErrorBody),
+        (status = 404, body = ErrorBody)))]
+async fn show_brick(
+    State(api): State<ApiState>,
+    PathParam(brick): PathParam<BrickRef>,
+    headers: HeaderMap,
+) -> Result<Response, Refusal> {
+    let show = api.run_store_work(move |manager| manager.show_brick(brick));
+    let (brick, tag) = show.await?;
+    Ok(tagged(&headers, tag, &without_age(brick.clone()), brick))
 }
 
 /// Registers a brick, or renews its registration.
@@ -92,10 +139,10 @@ async fn scrub_brick(
 }
 
 impl ManagerClient {
-    /// Every brick.
+    /// Every brick, read in pages.
     #[allow(clippy::missing_errors_doc)]
     pub fn bricks(&self) -> Result<Vec<BrickInfo>, ManagerError> {
-        self.get("bricks")
+        self.all_pages("bricks", brick_key)
     }
 
     /// Registers a brick, or renews its registration.

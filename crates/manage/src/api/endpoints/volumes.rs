@@ -4,15 +4,18 @@ use super::JsonResult;
 use crate::Manager;
 use crate::api::ApiState;
 use crate::api::caller::CallerApi;
+use crate::api::etag::{tagged, tagged_list};
+use crate::api::paging::{check_limit, json_name, next_page};
 use crate::api::reply::{JsonBody, PathParam, QueryParam, Refusal};
 use crate::client::{LONG_CALL_TIMEOUT, ManagerClient, ManagerError};
 use crate::wire::{
-    CreateVolume, DeleteReply, ErrorBody, ForceParam, GrowVolume, VolumeDetail, VolumeInfo,
-    VolumeSizeReply,
+    CreateVolume, DeleteReply, ErrorBody, ForceParam, GrowVolume, ListVolumes, VolumeDetail,
+    VolumeInfo, VolumeSizeReply,
 };
 use axum::Json;
 use axum::extract::State;
-use axum::http::{Method, StatusCode};
+use axum::http::{HeaderMap, Method, StatusCode};
+use axum::response::Response;
 use pagemesh_base::layout::VolumeName;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -24,13 +27,33 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
         .routes(routes!(grow_volume))
 }
 
-/// Every volume.
-#[utoipa::path(get, path = "/api/v1/volumes", tag = "volumes",
-    responses((status = 200, body = Vec<VolumeInfo>)))]
-async fn list_volumes(State(api): State<ApiState>) -> JsonResult<Vec<VolumeInfo>> {
-    api.run_store_work(|manager| Ok(manager.volumes()))
-        .await
-        .map(Json)
+/// The volumes, by name; `If-None-Match` spares an unchanged list.
+#[utoipa::path(get, path = "/api/v1/volumes", tag = "volumes", params(ListVolumes),
+    responses((status = 200, body = Vec<VolumeInfo>), (status = 304), (status = 400, body = ErrorBody)))]
+async fn list_volumes(
+    State(api): State<ApiState>,
+    QueryParam(asked): QueryParam<ListVolumes>,
+    headers: HeaderMap,
+) -> Result<Response, Refusal> {
+    check_limit(asked.limit)?;
+    let list = asked.clone();
+    let list = api.run_store_work(move |manager| Ok(manager.list_volumes(&list)));
+    let (volumes, has_more) = list.await?;
+    let mut response = tagged_list(&headers, &volumes, &volumes);
+    if let Some(last) = volumes.last().filter(|_| has_more) {
+        let health = asked.health.map(|it| json_name(&it));
+        let link = next_page(
+            "/api/v1/volumes",
+            &[
+                ("after", Some(last.name.to_string())),
+                ("limit", asked.limit.map(|it| it.to_string())),
+                ("search", asked.search),
+                ("health", health),
+            ],
+        );
+        response.headers_mut().extend(link);
+    }
+    Ok(response)
 }
 
 /// Creates a volume.
@@ -48,17 +71,22 @@ async fn create_volume(
     Ok((StatusCode::CREATED, Json(created)))
 }
 
-/// The details of a volume, its layout included.
+/// The details of a volume, its layout included. `ETag` names its state for `If-Match`.
 #[utoipa::path(get, path = "/api/v1/volumes/{name}", tag = "volumes",
     params(("name" = String, Path, description = "The volume")),
-    responses((status = 200, body = VolumeDetail), (status = 404, body = ErrorBody)))]
+    responses((status = 200, body = VolumeDetail), (status = 304), (status = 404, body = ErrorBody)))]
 async fn show_volume(
     State(api): State<ApiState>,
     PathParam(name): PathParam<VolumeName>,
-) -> JsonResult<VolumeDetail> {
-    api.run_store_work(move |manager| manager.show(&name))
-        .await
-        .map(Json)
+    headers: HeaderMap,
+) -> Result<Response, Refusal> {
+    let show = api.run_store_work(move |manager| manager.show_tagged(&name));
+    let (detail, tag) = show.await?;
+    let mut view = detail.clone();
+    if let Some(replication) = &mut view.replication {
+        replication.reported_us_ago = 0;
+    }
+    Ok(tagged(&headers, tag, &view, detail))
 }
 
 /// Deletes a volume; with `force` also while a client has attached it.
@@ -92,10 +120,10 @@ async fn grow_volume(
 }
 
 impl ManagerClient {
-    /// Every volume.
+    /// Every volume, read in pages.
     #[allow(clippy::missing_errors_doc)]
     pub fn volumes(&self) -> Result<Vec<VolumeInfo>, ManagerError> {
-        self.get("volumes")
+        self.all_pages("volumes", |volume: &VolumeInfo| volume.name.to_string())
     }
 
     /// Creates a volume.

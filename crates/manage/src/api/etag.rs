@@ -1,0 +1,45 @@
+//! Entity tags (RFC 9110, section 8.8.3) of volumes, bricks and lists.
+//!
+//! A tag of one thing has two parts, `"RECORD.VIEW"`. RECORD names the stored state, VIEW the whole
+//! answer. `If-None-Match` compares both. `If-Match` compares RECORD only: a heartbeat or a dead
+//! brick must not fail a change that an operator has decided on.
+
+use crate::call::{RecordTag, hash};
+use axum::Json;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+
+/// The answer with one thing; 304 if the client has it. `view` is the answer without its ages.
+pub(super) fn tagged(
+    request: &HeaderMap,
+    record: RecordTag,
+    view: &impl Serialize,
+    answer: impl Serialize,
+) -> Response {
+    tagged_with(request, format!("\"{record}.{:016x}\"", hash(view)), answer)
+}
+
+/// The answer with a list; 304 if the client has it. `view` is the list without its ages.
+pub(super) fn tagged_list(
+    request: &HeaderMap,
+    view: &impl Serialize,
+    answer: impl Serialize,
+) -> Response {
+    tagged_with(request, format!("\"{:016x}\"", hash(view)), answer)
+}
+
+fn tagged_with(request: &HeaderMap, tag: String, answer: impl Serialize) -> Response {
+    let given = request.get_all(header::IF_NONE_MATCH).iter();
+    let given = given.filter_map(|value| value.to_str().ok());
+    let mut given = given.flat_map(|value| value.split(','));
+    let has = given.any(|it| it.trim().trim_start_matches("W/") == tag);
+    let mut response = match has {
+        true => StatusCode::NOT_MODIFIED.into_response(),
+        false => Json(answer).into_response(),
+    };
+    if let Ok(tag) = HeaderValue::from_str(&tag) {
+        response.headers_mut().insert(header::ETAG, tag);
+    }
+    response
+}
