@@ -5,6 +5,7 @@
 
 pub mod dir;
 
+use crate::service;
 use crate::shutdown::Shutdown;
 use crate::{key, output};
 use anyhow::{Context, bail};
@@ -47,6 +48,8 @@ fn spawn(arguments: &[String], log: &Path) -> anyhow::Result<(Child, usize)> {
         .with_context(|| format!("cannot write {}", log.display()))?;
     let from = log.metadata()?.len() as usize;
     let child = Command::new(program)
+        // Only this process may tell the service manager about its state.
+        .env_remove(service::SOCKET_ENV)
         .args(arguments)
         .stdin(Stdio::piped())
         .stdout(log.try_clone()?)

@@ -3,6 +3,7 @@
 
 pub mod bench;
 pub mod brick;
+pub mod doctor;
 pub mod down;
 pub mod events;
 pub mod exec;
@@ -27,8 +28,9 @@ use clap::{Parser, Subcommand};
 /// Software-defined memory: pools, bricks, and mirrored volumes of persistent memory.
 ///
 /// Exit codes: 0 success; 1 failure, with the cause on standard error; 2 invalid command line; 3 a
-/// check found differences or damage; 4 another client has taken over the volume or the file
-/// system; 126 `exec` cannot run the program; 127 `exec` cannot find it.
+/// check found differences, damage or errors; 4 another client has taken over the volume or the file
+/// system; 5 a check
+/// found warnings only; 126 `exec` cannot run the program; 127 `exec` cannot find it.
 #[derive(Parser)]
 #[command(name = "pagemesh", version, about, max_term_width = 100)]
 pub struct Cli {
@@ -76,6 +78,7 @@ pub enum Command {
     Why(why::WhyArgs),
     /// Show, follow and acknowledge the events of the cluster.
     Events(events::EventsArgs),
+    Doctor(doctor::DoctorArgs),
     /// Run benchmarks.
     #[command(subcommand)]
     Bench(bench::BenchCommand),
@@ -94,8 +97,10 @@ pub enum Command {
 pub enum Verdict {
     /// Success.
     Done,
-    /// A check found differences or damage.
+    /// A check found differences, damage or an unusable part.
     Damaged,
+    /// A check found only limits.
+    Warned,
 }
 
 /// Runs a command.
@@ -117,6 +122,7 @@ pub fn run(command: &Command) -> anyhow::Result<Verdict> {
         Command::Top(args) => top::run(args)?,
         Command::Why(args) => why::run(args)?,
         Command::Events(args) => events::run(args)?,
+        Command::Doctor(args) => return doctor::run(args),
         Command::Bench(command) => bench::run(command)?,
         Command::Man => help::print_man()?,
         Command::Completions { shell } => help::print_completions(*shell)?,

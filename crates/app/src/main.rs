@@ -10,17 +10,18 @@ mod args;
 mod client;
 mod cluster;
 mod commands;
+mod config;
 mod fence_watch;
 mod figure_reporter;
 mod key;
 mod output;
 #[cfg(test)]
 mod reference;
+mod service;
 mod shutdown;
 mod status_signals;
 
-use clap::Parser;
-use commands::{Cli, Verdict, exec, mount};
+use commands::{Verdict, exec, mount};
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
@@ -28,11 +29,12 @@ fn main() -> ExitCode {
     if let Some(code) = mount::helper::run_if_named() {
         return code;
     }
-    let cli = Cli::parse();
+    let cli = config::parse_command_line();
     start_log();
     match commands::run(&cli.command) {
         Ok(Verdict::Done) => ExitCode::SUCCESS,
         Ok(Verdict::Damaged) => ExitCode::from(3),
+        Ok(Verdict::Warned) => ExitCode::from(5),
         Err(error) => {
             eprintln!("error: {error:#}");
             exit_code(&error)

@@ -1,6 +1,7 @@
 //! Shutdown of a daemon: by a signal or, on request, by the end of standard input. Signals also
 //! report exited children, so that a supervisor need not poll.
 
+use crate::service;
 use anyhow::Context;
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -102,12 +103,16 @@ impl Shutdown {
 
     /// The next event; `None` after `until`. `self.sender` keeps the channel open.
     fn next_event(&self, until: Option<Instant>) -> Option<ShutdownEvent> {
-        match until {
+        let event = match until {
             None => self.events.recv().ok(),
             Some(until) => {
                 let limit = until.saturating_duration_since(Instant::now());
                 self.events.recv_timeout(limit).ok()
             }
+        };
+        if event == Some(ShutdownEvent::End) {
+            service::notify_stopping();
         }
+        event
     }
 }

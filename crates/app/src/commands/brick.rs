@@ -4,6 +4,7 @@ pub mod list;
 pub mod serve;
 
 use crate::args::{Interval, ManagerArgs};
+use crate::config::ConfigArgs;
 use clap::{Args, Subcommand};
 use pagemesh_base::brick_name::{BrickName, BrickRef};
 use std::path::PathBuf;
@@ -45,6 +46,8 @@ pub struct BrickArgs {
     /// start or stop a scrub; SIGUSR1 and `pagemesh brick list` show the findings.
     #[arg(long, default_value = "1d", value_name = "TIME")]
     pub scrub_every: Interval,
+    #[command(flatten)]
+    pub config: ConfigArgs,
     /// Exit when standard input ends.
     #[arg(long, hide = true)]
     pub until_stdin_ends: bool,

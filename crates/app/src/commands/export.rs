@@ -2,8 +2,10 @@
 
 use crate::args::{ManagerArgs, ScrubArgs, Transport, listen_address};
 use crate::client::{DetachGuard, attach, expect_content, manager_client};
+use crate::config::ConfigArgs;
 use crate::fence_watch::{self, FencedError};
 use crate::figure_reporter::FigureReporter;
+use crate::service;
 use crate::shutdown::{Shutdown, ShutdownTrigger};
 use crate::status_signals::StatusSignals;
 use clap::{ArgGroup, Subcommand};
@@ -48,6 +50,8 @@ pub enum ExportCommand {
         no_keep_awake: bool,
         #[command(flatten)]
         scrubs: ScrubArgs,
+        #[command(flatten)]
+        config: ConfigArgs,
         /// Exit when standard input ends.
         #[arg(long, hide = true)]
         until_stdin_ends: bool,
@@ -130,6 +134,7 @@ pub fn run(command: &ExportCommand) -> anyhow::Result<()> {
         transport,
         client,
         until_stdin_ends,
+        config: _,
     } = command;
     let listen = match (socket, listen) {
         (Some(path), _) => Listen::Unix(std::path::absolute(path)?),
@@ -168,6 +173,11 @@ pub fn run(command: &ExportCommand) -> anyhow::Result<()> {
     for name in volumes {
         println!("ready {}", uri(server.listen_address(), name));
     }
+    let places: Vec<String> = volumes
+        .iter()
+        .map(|name| uri(server.listen_address(), name))
+        .collect();
+    service::notify_ready(&places.join(" "));
     serve(&server, &ending)?;
     for name in volumes {
         exports.remove(&name.to_string());

@@ -1,7 +1,9 @@
 //! `pagemesh manager`.
 
 use crate::args::path_parser;
+use crate::config::ConfigArgs;
 use crate::key;
+use crate::service;
 use crate::shutdown::Shutdown;
 use clap::Args;
 use pagemesh_base::key::Key;
@@ -26,6 +28,8 @@ pub struct ManagerDaemonArgs {
     /// created if missing.
     #[arg(long, env = "PAGEMESH_KEY", value_parser = path_parser())]
     pub key: Option<PathBuf>,
+    #[command(flatten)]
+    pub config: ConfigArgs,
     /// Exit when standard input ends.
     #[arg(long, hide = true)]
     pub until_stdin_ends: bool,
@@ -57,6 +61,7 @@ pub fn run(args: &ManagerDaemonArgs) -> anyhow::Result<()> {
         bricks,
     ))?;
     println!("ready {}", handle.url());
+    service::notify_ready(&handle.url());
     ending.wait();
     handle.stop();
     Ok(())

@@ -10,6 +10,7 @@ mod free_space;
 pub mod status;
 
 use crate::args::{FuseTransport, ManagerArgs, ScrubArgs, Transport, thread_count_parser};
+use crate::config::ConfigArgs;
 use clap::{Args, Subcommand};
 use pagemesh_base::layout::VolumeName;
 use std::path::PathBuf;
@@ -38,6 +39,8 @@ pub struct MountArgs {
     /// Number of server threads.
     #[arg(long, default_value_t = 4, value_parser = thread_count_parser())]
     pub threads: usize,
+    #[command(flatten)]
+    pub config: ConfigArgs,
     /// Exit when standard input ends.
     #[arg(long, hide = true)]
     pub until_stdin_ends: bool,

@@ -5,6 +5,7 @@ use crate::client::host_name;
 use crate::commands::brick::BrickArgs;
 use crate::figure_reporter::FigureReporter;
 use crate::key;
+use crate::service;
 use crate::shutdown::Shutdown;
 use anyhow::{Context, bail};
 use pagemesh_base::brick_name::BrickName;
@@ -38,6 +39,7 @@ pub fn run(args: &BrickArgs) -> anyhow::Result<()> {
     let listen = listen_address(&args.listen)?;
     // Register before any slow operation: an unregistered signal would kill this process.
     let asked = Signals::new([SIGUSR1, SIGUSR2]).context("cannot listen for signals")?;
+    service::notify_status("opening the pool");
     let (brick, keeper, recovered) = match args.sparse {
         false => Brick::open(pool)?,
         true => Brick::open_sparse(pool)?,
@@ -180,6 +182,7 @@ impl Registrar<'_> {
         // The manager may refuse the name of a new brick: before users and scripts take it for ready.
         let mut interval = self.send_heartbeat(&mut past)?;
         println!("ready brick {} {}", self.brick.id(), self.address);
+        service::notify_ready(&format!("brick {} at {}", self.brick.id(), self.address));
         while !ending.wait_for(interval) {
             interval = self.send_heartbeat(&mut past)?;
         }

@@ -13,6 +13,7 @@ use crate::commands::mount::waiters::{
 };
 use crate::fence_watch::{self, FencedError};
 use crate::figure_reporter::FigureReporter;
+use crate::service;
 use crate::shutdown::{Shutdown, ShutdownTrigger};
 use crate::status_signals::StatusSignals;
 use anyhow::{Context, bail};
@@ -65,6 +66,7 @@ pub fn run(args: &MountArgs) -> anyhow::Result<()> {
     let dir = check_dir(dir)?;
     resource_limits::check_memory(MEMORY_MIN).with_context(|| format!("cannot mount {name}"))?;
     let ending = Shutdown::listen(args.until_stdin_ends)?;
+    service::notify_status("attaching the volume and reading the file system");
     let (volume, detail) = attach_volume(args, name)?;
     let detach = DetachGuard(Arc::clone(&volume));
     let fs = open_files(&volume, &detail)?;
@@ -88,6 +90,7 @@ pub fn run(args: &MountArgs) -> anyhow::Result<()> {
         fenced: &fenced,
     };
     println!("ready {}", dir.display());
+    service::notify_ready(&format!("{name} on {}", dir.display()));
     let served = process.serve(mounted, &ending);
     let Endpoints {
         waiters, direct, ..
