@@ -2,7 +2,7 @@
 # missing packages.
 CARGO ?= cargo
 
-.PHONY: all install test quick check deny nextest setup demo bench sim storm kills direct-clients direct-client-histories guests guest-lives natives crowd databases mapped flips fsx doors pjdfstest programs docs
+.PHONY: all install test quick check deny nextest setup demo bench sim storm kills direct-clients direct-client-histories guests guest-lives natives crowd databases mapped flips fsx doors pjdfstest programs docs dist deb image
 all:
 	$(CARGO) build --release --locked -p pagemesh -p pagemesh-preload
 
@@ -20,6 +20,21 @@ install:
 	install -m 644 target/release/libpagemesh_preload.so $(DESTDIR)$(PREFIX)/lib/
 	ln -sf $(PREFIX)/bin/pagemesh $(DESTDIR)$(SBIN)/mount.pagemesh
 	ln -sf $(PREFIX)/bin/pagemesh $(DESTDIR)$(SBIN)/umount.fuse.pagemesh
+
+# The programs and libraries of packages, without symbols, and their tree of files.
+dist:
+	$(CARGO) build --profile dist --locked -p pagemesh -p pagemesh-preload
+	$(CARGO) rustc --profile dist --locked -p pagemesh-native --lib --crate-type cdylib -- -C link-arg=-Wl,-soname,libpagemesh.so.0
+	@scripts/stage target/dist target/package/root
+
+# A package of Debian, in target/package.
+deb: dist
+	@scripts/deb target/package/root target/package
+
+# An OCI image in target/package, made without docker. To load it: docker load (from version 25 on) or podman load -i
+# target/package/pagemesh-oci.tar, or skopeo copy oci-archive:target/package/pagemesh-oci.tar DESTINATION.
+image: dist
+	@scripts/image target/package/root target/package/pagemesh-oci.tar
 
 # A failure does not end the run; the summary has the command that reruns each.
 test: setup check deny nextest
