@@ -173,11 +173,10 @@ pub fn run(command: &ExportCommand) -> anyhow::Result<()> {
     for name in volumes {
         println!("ready {}", uri(server.listen_address(), name));
     }
-    let places: Vec<String> = volumes
+    let uris = volumes
         .iter()
-        .map(|name| uri(server.listen_address(), name))
-        .collect();
-    service::notify_ready(&places.join(" "));
+        .map(|name| uri(server.listen_address(), name));
+    service::notify_ready(&uris.collect::<Vec<_>>().join(" "));
     serve(&server, &ending)?;
     for name in volumes {
         exports.remove(&name.to_string());
