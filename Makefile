@@ -2,7 +2,7 @@
 # missing packages.
 CARGO ?= cargo
 
-.PHONY: all install test quick check deny nextest setup demo bench sim storm kills direct-clients direct-client-histories guests guest-lives natives crowd databases mapped flips fsx doors pjdfstest programs docs dist deb image
+.PHONY: all install console test quick check deny nextest setup demo bench sim storm kills direct-clients direct-client-histories guests guest-lives natives crowd databases mapped flips fsx doors pjdfstest programs docs dist deb image
 all:
 	$(CARGO) build --release --locked -p pagemesh -p pagemesh-preload
 
@@ -35,6 +35,11 @@ deb: dist
 # target/package/pagemesh-oci.tar, or skopeo copy oci-archive:target/package/pagemesh-oci.tar DESTINATION.
 image: dist
 	@scripts/image target/package/root target/package/pagemesh-oci.tar
+# Builds the web console into crates/console, and tests it in a browser over a mock of the manager. Needs
+# Node.js 20.19 or later and Chromium (CHROMIUM=PATH, by default /usr/bin/chromium). Cargo needs neither: the built
+# files are committed.
+console:
+	cd console && npm ci && npm run check && npm run unit && npm run build && npm run pages
 
 # A failure does not end the run; the summary has the command that reruns each.
 test: setup check deny nextest

@@ -1,0 +1,322 @@
+// A small manager for development and for the tests of the pages: the API of RFD 026 over an invented cluster.
+
+import { createServer, type IncomingMessage, type Server, type ServerResponse } from "node:http";
+import type { AddressInfo } from "node:net";
+import type { CreateVolume, Problem, Role, Span } from "../src/api/types.ts";
+import { includes } from "../src/text/words.ts";
+import * as figures from "./figures.ts";
+import { serveFile } from "./files.ts";
+import { randomFrom } from "./random.ts";
+import { addEvent, makeVolume, makeWorld, statusOf, type Scenario, type StoredToken, type World } from "./world.ts";
+
+class Refused extends Error {
+  constructor(readonly status: number, readonly code: string, detail: string, readonly hint: string) {
+    super(detail);
+  }
+}
+
+interface Call {
+  world: World;
+  who: StoredToken;
+  query: URLSearchParams;
+  body: Record<string, unknown>;
+  /** The parts of the path that the route's stars stand for. */
+  names: string[];
+  publish(event: string, data: unknown): void;
+}
+interface Result {
+  status?: number;
+  body?: unknown;
+  headers?: Record<string, string>;
+}
+type Handler = (call: Call) => Result;
+
+function volumeOf(call: Call) {
+  const found = call.world.volumes.find((it) => it.info.name === call.names[0]);
+  if (!found) throw new Refused(404, "not-found", `there is no volume ${call.names[0]}`, "see the list of volumes");
+  return found;
+}
+
+function brickOf(call: Call) {
+  const found = call.world.bricks.find((it) => it.name === call.names[0] || it.brick === call.names[0]);
+  if (!found) throw new Refused(404, "not-found", `there is no brick ${call.names[0]}`, "see the list of bricks");
+  return found;
+}
+
+function refuseInUse(call: Call, force: boolean): void {
+  const { info } = volumeOf(call);
+  if (info.attached && !force) throw new Refused(409, "in-use", `the volume ${info.name} is attached to ${info.attached.client}`, "end its client, or use force");
+}
+
+function published(call: Call, kind: string, text: string): void {
+  const volume = volumeOf(call);
+  volume.info.epoch = volume.layout.epoch += 1;
+  call.publish("volume", volume.info);
+  call.publish("event", addEvent(call.world, kind, "info", { kind: "volume", name: volume.info.name }, text, call.who.name));
+  call.publish("status", statusOf(call.world));
+}
+
+const listVolumes: Handler = ({ world, query }) => {
+  const limit = Number(query.get("limit") ?? 0);
+  const matching = world.volumes.map((it) => it.info).filter((it) => it.name > (query.get("after") ?? "") && it.name.includes(query.get("search") ?? "") && (!query.get("health") || it.health === query.get("health")));
+  const body = limit > 0 ? matching.slice(0, limit) : matching;
+  const next = new URLSearchParams(query);
+  next.set("after", body.at(-1)?.name ?? "");
+  return { body, ...(body.length < matching.length ? { headers: { Link: `</api/v1/volumes?${next}>; rel="next"` } } : {}) };
+};
+
+const create: Handler = (call) => {
+  const asked = call.body as unknown as CreateVolume;
+  if (call.world.volumes.some((it) => it.info.name === asked.name)) throw new Refused(409, "exists", `there already is a volume ${asked.name}`, "choose another name");
+  const copies = asked.layout.includes("mirror") ? (asked.copies ?? 2) : 1;
+  const columns = asked.layout.includes("stripe") ? (asked.columns ?? 2) : 1;
+  const volume = makeVolume(call.world, randomFrom(Date.now()), { name: asked.name, copies, columns, gib: asked.size_bytes / 2 ** 30, content: asked.content });
+  call.world.volumes.push(volume);
+  call.world.volumes.sort((a, b) => (a.info.name < b.info.name ? -1 : 1));
+  published({ ...call, names: [asked.name] }, "volume-created", `The volume ${asked.name} was created.`);
+  return { status: 201, body: { volume, asked_bytes: asked.size_bytes, rounded: false, note: null } };
+};
+
+const remove: Handler = (call) => {
+  refuseInUse(call, call.query.get("force") === "true");
+  const { info } = volumeOf(call);
+  call.world.volumes = call.world.volumes.filter((it) => it.info !== info);
+  call.publish("volume", { name: info.name, deleted: true });
+  call.publish("event", addEvent(call.world, "volume-deleted", "info", { kind: "volume", name: info.name }, `The volume ${info.name} was deleted.`, call.who.name));
+  return { body: { pending_deletions: 0 } };
+};
+
+const grow: Handler = (call) => {
+  const volume = volumeOf(call);
+  const size = Number(call.body["size_bytes"]);
+  if (size > 2 ** 50) throw new Refused(507, "no-room", "no brick has room for the new segment", "add a brick, or choose a smaller size");
+  volume.layout.segments.push({ ...structuredClone(volume.layout.segments[0]!), bytes: size - volume.info.size_bytes });
+  volume.info.size_bytes = size;
+  published(call, "volume-grown", `The volume ${volume.info.name} has grown.`);
+  return { body: { volume, asked_bytes: size, rounded: false, note: null } };
+};
+
+const replicas: Handler = (call) => {
+  const volume = volumeOf(call);
+  const used = new Set(Object.keys(volume.bricks));
+  const brick = call.world.bricks.find((it) => it.alive && !used.has(it.brick))!;
+  volume.bricks[brick.brick] = { name: brick.name ?? null, tcp: brick.address, durability: brick.durability };
+  for (const column of volume.layout.segments.flatMap((it) => it.columns)) {
+    column.legs.push({ brick: brick.brick, slice: brick.brick, state: "syncing", empty: true, asynchronous: call.body["asynchronous"] === true });
+  }
+  Object.assign(volume.info, { copies: volume.info.copies + 1, health: "syncing" });
+  published(call, "replica-attached", `The volume ${volume.info.name} has a further copy.`);
+  return { status: 201, body: volume };
+};
+
+function dropCopy(call: Call): Result {
+  refuseInUse(call, call.body["force"] === true);
+  const volume = volumeOf(call);
+  for (const column of volume.layout.segments.flatMap((it) => it.columns)) column.legs.splice(Number(call.body["copy"]), 1);
+  volume.info.copies -= 1;
+  published(call, "replica-detached", `Copy ${call.body["copy"]} of the volume ${volume.info.name} was removed.`);
+  return { body: volume };
+}
+
+function promote(call: Call): Result {
+  refuseInUse(call, call.body["force"] === true);
+  const volume = volumeOf(call);
+  volume.info.attached = null;
+  volume.info.health = "degraded";
+  for (const column of volume.layout.segments.flatMap((it) => it.columns)) column.legs.forEach((leg, index) => (leg.state = index === Number(call.body["copy"]) ? "in-sync" : "stale"));
+  published(call, "promoted", `Copy ${call.body["copy"]} of the volume ${volume.info.name} was promoted.`);
+  return { body: volume };
+}
+
+const detach: Handler = (call) => {
+  const volume = volumeOf(call);
+  volume.info.attached = null;
+  published(call, "detached", `${volume.info.name} was detached.`);
+  return { body: { detached: true } };
+};
+
+const scrub: Handler = (call) => {
+  const brick = brickOf(call);
+  const stop = call.body["stop"] === true;
+  brick.scrub = { ...brick.scrub!, state: stop ? "waiting" : "running", progress_percent: stop ? null : 1, next_in_ms: stop ? 3_600_000 : null };
+  call.publish("brick", brick);
+  return { body: brick };
+};
+
+const forget: Handler = (call) => {
+  const brick = brickOf(call);
+  if (brick.alive || brick.slices > 0) throw new Refused(409, "in-use", "the brick is alive or holds slices", "stop it and move its slices");
+  call.world.bricks = call.world.bricks.filter((it) => it !== brick);
+  call.publish("brick", { name: brick.name || brick.brick, deleted: true });
+  return { status: 204 };
+};
+
+const RANK = { info: 0, warning: 1, critical: 2 };
+const listEvents: Handler = ({ world, query }) => {
+  const least = RANK[(query.get("severity") ?? "info") as keyof typeof RANK];
+  const subject = query.get("subject");
+  const found = world.events.filter((it) => it.seq > Number(query.get("after") ?? 0) && RANK[it.severity] >= least && (!subject || it.subject.name === subject || `${it.subject.kind}:${it.subject.name}` === subject));
+  return { body: query.has("last") ? found.slice(-Number(query.get("last"))) : found.slice(0, Number(query.get("limit") ?? 1000)) };
+};
+
+const acknowledge: Handler = (call) => {
+  const event = call.world.events.find((it) => it.seq === Number(call.names[0]));
+  if (!event) throw new Refused(404, "not-found", "there is no such event", "it may have left the ring");
+  event.acknowledged ??= { by: call.who.name, time_unix_ms: Date.now() };
+  return { body: event };
+};
+
+const createToken: Handler = ({ world, body }) => {
+  const name = String(body["name"]);
+  const secret = `pm_${name.padEnd(43, "x").slice(0, 43)}`;
+  const now = Math.floor(Date.now() / 1000);
+  const expires = typeof body["expires_s"] === "number" ? now + body["expires_s"] : null;
+  const token: StoredToken = { id: `id-${name}`, name, role: body["role"] as Role, created_unix_s: now, expires_unix_s: expires, secret };
+  world.tokens.push(token);
+  return { status: 201, body: { ...shown(token), token: secret } };
+};
+
+const revokeToken: Handler = ({ world, names }) => {
+  world.tokens = world.tokens.filter((it) => it.id !== names[0]);
+  return { status: 204 };
+};
+
+function shown({ secret: _, ...token }: StoredToken) {
+  return token;
+}
+
+const scaleOf = (call: Call) => (volumeOf(call).info.attached ? 0.3 : 0);
+const spanOf = (call: Call) => (call.query.get("span") ?? "1h") as Span;
+const ROUTES: [string, string, Role, Handler][] = [
+  ["GET", "whoami", "viewer", ({ who }) => ({ body: { name: who.name, role: who.role, expires_unix_s: who.expires_unix_s } })],
+  ["GET", "status", "viewer", ({ world }) => ({ body: statusOf(world) })],
+  ["GET", "bricks", "viewer", ({ world }) => ({ body: world.bricks })],
+  ["POST", "bricks/*/scrub", "operator", scrub],
+  ["DELETE", "bricks/*", "admin", forget],
+  ["GET", "volumes", "viewer", listVolumes],
+  ["POST", "volumes", "operator", create],
+  ["GET", "volumes/*", "viewer", (call) => ({ body: volumeOf(call) })],
+  ["DELETE", "volumes/*", "operator", remove],
+  ["POST", "volumes/*/grow", "operator", grow],
+  ["POST", "volumes/*/detach", "operator", detach],
+  ["POST", "volumes/*/replicas", "operator", replicas],
+  ["POST", "volumes/*/replicas/detach", "operator", dropCopy],
+  ["POST", "volumes/*/replicas/promote", "operator", promote],
+  ["GET", "events", "viewer", listEvents],
+  ["POST", "events/*/acknowledge", "operator", acknowledge],
+  ["GET", "figures", "viewer", ({ world }) => ({ body: figures.recent(world) })],
+  ["GET", "figures/cluster", "viewer", (call) => ({ body: figures.series("cluster", spanOf(call), call.world.volumes.length > 0 ? 1 : 0) })],
+  ["GET", "figures/volumes/*", "viewer", (call) => ({ body: figures.series(call.names[0]!, spanOf(call), scaleOf(call)) })],
+  ["GET", "figures/bricks/*", "viewer", (call) => ({ body: figures.series(call.names[0]!, spanOf(call), brickOf(call).slices > 0 ? 0.25 : 0) })],
+  ["GET", "why/volumes/*", "viewer", (call) => ({ body: figures.why(call.query.get("kind") ?? "write", Number(call.query.get("quantile") ?? 0.99), scaleOf(call) > 0) })],
+  ["GET", "tokens", "admin", ({ world }) => ({ body: world.tokens.map(shown) })],
+  ["POST", "tokens", "admin", createToken],
+  ["DELETE", "tokens/*", "admin", revokeToken],
+];
+
+function match(method: string, path: string): { role: Role; handler: Handler; names: string[] } | null {
+  const parts = path.split("/");
+  for (const [routeMethod, pattern, role, handler] of ROUTES) {
+    const wanted = pattern.split("/");
+    if (routeMethod !== method || wanted.length !== parts.length) continue;
+    if (!wanted.every((part, index) => part === "*" || part === parts[index])) continue;
+    return { role, handler, names: wanted.flatMap((part, index) => (part === "*" ? [decodeURIComponent(parts[index]!)] : [])) };
+  }
+  return null;
+}
+
+export class Mock {
+  world: World;
+  #root: string;
+  #server: Server | null = null;
+  #streams = new Set<ServerResponse>();
+  port = 0;
+
+  constructor(scenario: Scenario, root: string) {
+    this.world = makeWorld(scenario);
+    this.#root = root;
+  }
+
+  get url(): string {
+    return `http://127.0.0.1:${this.port}`;
+  }
+
+  /** Listens; again on the same port after a stop, as a manager that restarts. */
+  async start(port = this.port): Promise<void> {
+    const server = createServer((request, response) => void this.#answer(request, response));
+    await new Promise<void>((ready) => server.listen(port, "127.0.0.1", ready));
+    this.#server = server;
+    this.port = (server.address() as AddressInfo).port;
+  }
+
+  async stop(): Promise<void> {
+    for (const stream of this.#streams) stream.destroy();
+    this.#streams.clear();
+    const server = this.#server;
+    this.#server = null;
+    server?.closeAllConnections();
+    await new Promise<void>((done) => (server ? server.close(() => done()) : done()));
+  }
+
+  publish(event: string, data: unknown): void {
+    for (const stream of this.#streams) stream.write(`event: ${event}\ndata: ${JSON.stringify(data)}\n\n`);
+  }
+
+  async #answer(request: IncomingMessage, response: ServerResponse): Promise<void> {
+    const url = new URL(request.url ?? "/", "http://mock");
+    if (!url.pathname.startsWith("/api/")) {
+      serveFile(this.#root, url.pathname, request, response);
+      return;
+    }
+    try {
+      await this.#api(request, response, url);
+    } catch (error) {
+      const refused = error instanceof Refused ? error : new Refused(500, "internal", String(error), "look at the mock");
+      const body: Problem = { type: `urn:pagemesh:error:${refused.code}`, title: refused.code, status: refused.status, detail: refused.message, error: refused.message, hint: refused.hint, code: refused.code };
+      response.writeHead(refused.status, { "Content-Type": "application/problem+json" }).end(JSON.stringify(body));
+    }
+  }
+
+  #token(request: IncomingMessage): StoredToken | undefined {
+    const secret = /(?:^|; )pagemesh_token=([^;]*)/.exec(request.headers.cookie ?? "")?.[1];
+    const found = this.world.tokens.find((it) => it.secret === secret);
+    const isOver = found?.expires_unix_s && found.expires_unix_s < Date.now() / 1000;
+    return isOver ? undefined : found;
+  }
+
+  async #api(request: IncomingMessage, response: ServerResponse, url: URL): Promise<void> {
+    const path = url.pathname.replace(/^\/api\/v1\//, "");
+    const chunks: Buffer[] = [];
+    for await (const chunk of request) chunks.push(chunk as Buffer);
+    const text = Buffer.concat(chunks).toString();
+    const body = text === "" ? {} : (JSON.parse(text) as Record<string, unknown>);
+    if (path === "login" || path === "logout") {
+      const known = this.world.tokens.find((it) => it.secret === body["token"]);
+      if (path === "login" && !known) throw new Refused(401, "unauthorized", "the token is wrong, expired or revoked", "ask an admin for another: pagemesh token create");
+      const cookie = path === "login" ? `pagemesh_token=${known!.secret}` : "pagemesh_token=; Max-Age=0";
+      const who = known && { name: known.name, role: known.role, expires_unix_s: known.expires_unix_s ?? null };
+      response.writeHead(path === "login" ? 200 : 204, { "Set-Cookie": `${cookie}; HttpOnly; SameSite=Strict; Path=/` });
+      response.end(path === "login" ? JSON.stringify(who) : undefined);
+      return;
+    }
+    const who = this.#token(request);
+    if (!who) throw new Refused(401, "unauthorized", "the request has no valid token", "log in");
+    if (path === "watch") {
+      this.#stream(response);
+      return;
+    }
+    const found = match(request.method ?? "GET", path);
+    if (!found) throw new Refused(404, "not-found", `there is nothing at ${url.pathname}`, "read /api/v1/openapi.json");
+    if (!includes(who.role, found.role)) throw new Refused(403, "forbidden", `this needs the role ${found.role}; you are ${who.role}`, "ask for another token");
+    const result = found.handler({ world: this.world, who, query: url.searchParams, body, names: found.names, publish: (event, data) => this.publish(event, data) });
+    response.writeHead(result.status ?? 200, { "Content-Type": "application/json", ...result.headers });
+    response.end(result.body === undefined ? undefined : JSON.stringify(result.body));
+  }
+
+  #stream(response: ServerResponse): void {
+    response.writeHead(200, { "Content-Type": "text/event-stream", "Cache-Control": "no-store" });
+    response.write(`event: hello\ndata: ${JSON.stringify({ version: "0.0.1", started_unix_ms: this.world.startedMs })}\n\n`);
+    this.#streams.add(response);
+    response.on("close", () => this.#streams.delete(response));
+  }
+}

@@ -1,0 +1,181 @@
+// An invented cluster with everything that a page can show: lost bricks, resyncs, replicas, damage, names with markup.
+
+import type {
+  BrickInfo, ClusterStatus, Column, EventRecord, Layout, Leg, LegState, Severity, TokenInfo, VolumeDetail, VolumeInfo,
+} from "../src/api/types.ts";
+import { randomFrom, uuidFrom } from "./random.ts";
+
+export type Scenario = "busy" | "empty" | "bare" | "many" | "healthy";
+
+const GIB = 2 ** 30;
+export const MARKUP = `<img src=x onerror="window.hacked=1">`;
+
+export interface StoredToken extends TokenInfo {
+  secret: string;
+}
+
+export interface World {
+  bricks: BrickInfo[];
+  volumes: VolumeDetail[];
+  events: EventRecord[];
+  tokens: StoredToken[];
+  startedMs: number;
+}
+
+function brick(random: () => number, name: string, domain: string, more: Partial<BrickInfo>): BrickInfo {
+  const capacity = 64 * GIB;
+  const report = { checked: 1_284_113, superblocks: 0, records: 2, skipped_journals: 0, in_flight: 0, bitmap_lines: 1, objects: 0, slots: 4, corrected: 7, damaged: 0 };
+  return {
+    brick: uuidFrom(random), name, alive: true, heartbeat_age_ms: 800, address: `10.0.${domain.length}.${name.length + 10}:7071`,
+    map_socket: `/run/pagemesh/${name}.sock`, domain, durability: "file-sync", capacity_bytes: capacity,
+    used_bytes: Math.floor(capacity * (0.2 + random() * 0.4)), provisioned_bytes: Math.floor(capacity * (1 + random())),
+    slices: 6, pending_deletions: 0, sessions: 3 + Math.floor(random() * 9),
+    scrub: { state: "waiting", passes: 4, progress_percent: null, next_in_ms: 2_340_000, pass: null, last: report, ended_ms_ago: 1_260_000, corrected: 7 },
+    scrub_request: null, ...more,
+  };
+}
+
+export interface VolumePlan {
+  name: string;
+  columns?: number;
+  copies?: number;
+  gib?: number;
+  segments?: number;
+  content?: "blocks" | "files";
+  client?: string | null;
+  states?: LegState[];
+  note?: string;
+  replication?: VolumeDetail["replication"];
+}
+
+/** Makes a volume with its legs on the bricks in turn. */
+export function makeVolume(world: World, random: () => number, plan: VolumePlan): VolumeDetail {
+  const { name, columns = 1, copies = 2, gib = 10, segments = 1, content = "blocks", client = null, states = [] } = plan;
+  const usable = world.bricks.filter((it) => it.durability === "file-sync");
+  let turn = Math.floor(random() * usable.length);
+  const domains = [...new Set(usable.map((it) => it.domain))];
+  const column = (): Column => {
+    turn += 1;
+    const legs = Array.from({ length: copies }, (_, copy): Leg => {
+      const domain = domains[(turn + copy) % domains.length];
+      const inDomain = usable.filter((it) => it.domain === domain);
+      const state = states[copy] ?? "in-sync";
+      return { brick: inDomain[turn % inDomain.length]!.brick, slice: uuidFrom(random), state, asynchronous: state === "following", empty: false, needs_full_resync: state === "syncing" };
+    });
+    return { legs, round: states.includes("stale") ? 1 : 0 };
+  };
+  const layout: Layout = {
+    volume: uuidFrom(random), name, epoch: 4 + Math.floor(random() * 90),
+    segments: Array.from({ length: segments }, () => ({ bytes: (gib / segments) * GIB, columns: Array.from({ length: columns }, column) })),
+  };
+  const ids = new Set(layout.segments.flatMap((it) => it.columns.flatMap((each) => each.legs.map((leg) => leg.brick))));
+  const health = states.includes("stale") ? "degraded" : states.includes("syncing") ? "syncing" : "in-sync";
+  const kind = columns > 1 ? (copies > 1 ? "stripe+mirror" : "stripe") : copies > 1 ? "mirror" : "concat";
+  const now = Math.floor(Date.now() / 1000);
+  const lost = layout.segments.flatMap((it) => it.columns.flatMap((each) => each.legs)).filter((leg) => !usable.find((it) => it.brick === leg.brick)?.alive);
+  const info: VolumeInfo = {
+    name, id: layout.volume, content, size_bytes: gib * GIB, layout: kind, columns, copies, durability: "file-sync",
+    epoch: layout.epoch, health, unreachable_legs: lost.length, auto_promote: states.includes("following"),
+    attached: client ? { client, epoch: layout.epoch, since_unix_s: now - 86_400 * 3 } : null, created_unix_s: now - 86_400 * 40,
+  };
+  const bricks = Object.fromEntries(usable.filter((it) => ids.has(it.brick)).map((it) => [it.brick, { name: it.name ?? null, tcp: it.address, map_socket: it.map_socket ?? null, durability: it.durability }]));
+  const staleAt = states.findIndex((it) => it === "stale");
+  const notes = plan.note && staleAt >= 0 ? layout.segments.flatMap((it, segment) => it.columns.map((_, at) => ({ segment, column: at, leg: staleAt, text: plan.note!, since_unix_s: now - 700 }))) : [];
+  return { info, layout, bricks, notes, replication: plan.replication ?? null };
+}
+
+export function addEvent(world: World, kind: string, severity: Severity, subject: EventRecord["subject"], text: string, actor = "manager", msAgo = 0): EventRecord {
+  const seq = (world.events.at(-1)?.seq ?? 0) + 1;
+  const event: EventRecord = { seq, time_unix_ms: Date.now() - msAgo, kind, severity, subject, actor, text, count: 1, first_unix_ms: Date.now() - msAgo };
+  world.events.push(event);
+  if (world.events.length > 10_000) world.events.shift();
+  return event;
+}
+
+export function statusOf(world: World): ClusterStatus {
+  const sum = (field: "capacity_bytes" | "used_bytes" | "provisioned_bytes") => world.bricks.reduce((total, it) => total + it[field], 0);
+  return {
+    version: "0.0.1", bricks: world.bricks.length, bricks_alive: world.bricks.filter((it) => it.alive).length,
+    capacity_bytes: sum("capacity_bytes"), used_bytes: sum("used_bytes"), provisioned_bytes: sum("provisioned_bytes"), overprovision_factor: 4,
+    volumes: world.volumes.length, volumes_attached: world.volumes.filter((it) => it.info.attached).length,
+    volumes_degraded: world.volumes.filter((it) => it.info.health !== "in-sync").length, pending_deletions: 0,
+    bricks_scrubbing: world.bricks.filter((it) => it.scrub?.state === "running").length, scrubs_corrected: world.bricks.length * 7,
+    scrubs_damaged: world.bricks.reduce((total, it) => total + (it.scrub?.last?.damaged ?? 0), 0),
+  };
+}
+
+function addTokens(world: World): void {
+  const now = Math.floor(Date.now() / 1000);
+  const roles = ["admin", "operator", "viewer"] as const;
+  for (const role of roles) {
+    const name = { admin: "first-admin", operator: "on-call", viewer: "wall-display" }[role];
+    world.tokens.push({ id: `id-${role}`, name, role, created_unix_s: now - 86_400 * 30, expires_unix_s: role === "admin" ? null : now + 86_400 * 12, secret: `pm_${role}` });
+  }
+  world.tokens.push({ id: "id-old", name: "contractor", role: "viewer", created_unix_s: now - 86_400 * 60, expires_unix_s: now - 86_400, secret: "pm_old" });
+}
+
+function addBusyVolumes(world: World, random: () => number): void {
+  const add = (plan: VolumePlan) => world.volumes.push(makeVolume(world, random, plan));
+  const lostNote = `the brick closed the connection: ${MARKUP}`;
+  add({ name: "pg-orders", copies: 2, gib: 400, client: "db-1:4121", states: ["in-sync", "stale"], note: lostNote });
+  add({ name: "pg-ledger", copies: 3, gib: 800, client: "db-2:977", states: ["in-sync", "in-sync", "syncing"], replication: { lag: null, reported_us_ago: 600_000, resyncs: [{ copy: 2, bytes_todo: 120 * GIB, bytes_done: 47 * GIB, elapsed_ms: 372_000 }] } });
+  add({ name: "scratch", columns: 4, copies: 1, gib: 256, client: "batch-7:31" });
+  add({ name: "vm-images", columns: 4, copies: 2, gib: 2048, client: "hyp-3:5120" });
+  add({ name: "mail", copies: 2, gib: 120, segments: 3, client: "mx-1:88" });
+  add({ name: "archive", copies: 2, gib: 4096 });
+  add({ name: "dr-orders", copies: 3, gib: 400, client: "db-1:4122", states: ["in-sync", "in-sync", "following"], replication: { lag: { changes: 41, bytes: 3_481_600, age_us: 48_211 }, reported_us_ago: 3_100_000, resyncs: [] } });
+  add({ name: "home", content: "files", gib: 512, client: "files-1:2201" });
+  add({ name: "web-assets", content: "files", gib: 64, copies: 3, client: "www-2:190" });
+  add({ name: "builds", content: "files", gib: 200, copies: 1 });
+  add({ name: "a-name-that-is-as-long-as-a-name-of-a-volume-may-ever-be-64-chars", gib: 1, client: MARKUP });
+}
+
+function addBusyEvents(world: World): void {
+  const minute = 60_000;
+  const lost = world.bricks.find((it) => !it.alive)!.name!;
+  addEvent(world, "manager-started", "info", { kind: "manager", name: "manager" }, "The manager has started, version 0.0.1.", "manager", 400 * minute);
+  for (let index = 0; index < 130; index += 1) {
+    addEvent(world, "attached", "info", { kind: "volume", name: "mail" }, `The client mx-1:${index} has attached the volume mail, epoch ${index}.`, `mx-1:${index}`, (390 - index * 2) * minute);
+  }
+  addEvent(world, "login-refused", "warning", { kind: "manager", name: "manager" }, "12 wrong tokens from 10.0.7.19 in a minute were refused. If that is no mistake, look for the sender.", "manager", 90 * minute).count = 12;
+  addEvent(world, "scrub-found", "critical", { kind: "brick", name: "node-5" }, "The scrub of the brick node-5 has found 2 structures that it cannot correct, and has corrected 7. Stop the brick, run `pagemesh pool check`, and let the other copies resync it.", "manager", 55 * minute);
+  addEvent(world, "volume-created", "info", { kind: "volume", name: "builds" }, "The volume builds of 214748364800 bytes was created.", "on-call", 40 * minute);
+  addEvent(world, "brick-lost", "warning", { kind: "brick", name: lost }, `The brick ${lost} at 10.0.6.16:7071 has sent no heartbeat for 7 s, because it has ended, hangs, or cannot reach the manager. 4 volumes have legs on it, and in-sync copies on other living bricks. Start it again, or repair its network; if it is gone for good, replace it.`, "manager", 12 * minute);
+  addEvent(world, "leg-lost", "warning", { kind: "volume", name: "pg-orders" }, `The volume pg-orders goes on without its legs on ${lost} (${MARKUP}): they miss writes from now on. Its client resyncs them once their bricks answer; see \`pagemesh volume show pg-orders\`.`, "db-1:4121", 11.8 * minute);
+  addEvent(world, "leg-returned", "info", { kind: "volume", name: "mail" }, "The legs of the volume mail on node-2 are up to date again.", "mx-1:88", 3 * minute);
+}
+
+export function makeWorld(scenario: Scenario): World {
+  const random = randomFrom(7);
+  const world: World = { bricks: [], volumes: [], events: [], tokens: [], startedMs: Date.now() - 86_400_000 * 3 };
+  addTokens(world);
+  if (scenario === "empty") {
+    addEvent(world, "manager-started", "info", { kind: "manager", name: "manager" }, "The manager has started, version 0.0.1.");
+    return world;
+  }
+  for (let index = 1; index <= 6; index += 1) {
+    world.bricks.push(brick(random, `node-${index}`, `rack-${Math.ceil(index / 2)}`, {}));
+  }
+  if (scenario === "bare") return world;
+  if (scenario === "healthy") {
+    world.volumes.push(makeVolume(world, random, { name: "data", client: "db-1:1", gib: 100 }));
+    return world;
+  }
+  const [, , second, , fifth, sixth] = world.bricks;
+  Object.assign(sixth!, { alive: false, heartbeat_age_ms: 731_000, sessions: 0 });
+  fifth!.scrub!.last!.damaged = 2;
+  Object.assign(second!, { used_bytes: Math.floor(second!.capacity_bytes * 0.91) });
+  second!.scrub = { ...second!.scrub!, state: "running", progress_percent: 37, next_in_ms: null, pass: { ...second!.scrub!.last!, checked: 481_223 } };
+  world.bricks.push(brick(random, "", "rack-4", { name: null, used_bytes: 0, slices: 0, scrub: null, durability: "pmem", alive: false, heartbeat_age_ms: null }));
+  world.bricks.push(brick(random, "fast-1", MARKUP, { durability: "pmem", slices: 0, used_bytes: 0, provisioned_bytes: 0 }));
+  addBusyVolumes(world, random);
+  if (scenario === "many") {
+    for (let index = 0; index < 1230; index += 1) {
+      const name = `tenant-${index.toString().padStart(4, "0")}`;
+      world.volumes.push(makeVolume(world, random, { name, gib: 20, content: index % 3 === 0 ? "files" : "blocks" }));
+    }
+  }
+  world.volumes.sort((a, b) => (a.info.name < b.info.name ? -1 : 1));
+  addBusyEvents(world);
+  return world;
+}

@@ -1,0 +1,116 @@
+// The calls of the API that the console makes, one function each.
+
+import { newKey, send, type Answer } from "./client.ts";
+import type {
+  AttachReplica, BrickInfo, ChooseReplica, ClusterStatus, CreatedToken, CreateToken, CreateVolume, EventRecord,
+  FigureSeries, RecentFigures, Severity, Span, StageFigures, TokenInfo, VolumeContent, VolumeDetail, VolumeHealth,
+  VolumeInfo, VolumeSizeReply, WhoAmI,
+} from "./types.ts";
+import { queryText } from "../text/route.ts";
+
+const V1 = "/api/v1";
+const name = encodeURIComponent;
+
+async function get<T>(path: string, signal?: AbortSignal): Promise<T> {
+  return (await send<T>(V1 + path, signal ? { signal } : {})).body;
+}
+
+async function post<T>(path: string, body: unknown, key?: string): Promise<T> {
+  return (await send<T>(V1 + path, { method: "POST", body, ...(key ? { key } : {}) })).body;
+}
+
+async function remove<T>(path: string): Promise<T> {
+  return (await send<T>(V1 + path, { method: "DELETE" })).body;
+}
+
+export const login = (token: string) => post<WhoAmI>("/login", { token });
+export const logout = () => post<null>("/logout", {});
+export const whoami = () => get<WhoAmI>("/whoami");
+export const status = () => get<ClusterStatus>("/status");
+
+/** Entries of the longest page of the API. */
+const PAGE_MAX = 1000;
+/** Pages that one list reads at most: bounds the work of a filter that matches little. */
+const PAGES_MAX = 50;
+
+export async function bricks(): Promise<BrickInfo[]> {
+  let next: string | null = `${V1}/bricks?limit=${PAGE_MAX}`;
+  const all: BrickInfo[] = [];
+  for (let page = 0; next && page < PAGES_MAX; page += 1) {
+    const answer: Answer<BrickInfo[]> = await send<BrickInfo[]>(next);
+    all.push(...answer.body);
+    next = answer.next;
+  }
+  return all;
+}
+
+export const scrub = (brick: string, stop: boolean) => post<BrickInfo>(`/bricks/${name(brick)}/scrub`, { stop });
+export const forget = (brick: string, force: boolean) => remove<null>(`/bricks/${name(brick)}${queryText({ force: force ? "true" : null })}`);
+
+export interface VolumeFilter {
+  search?: string;
+  health?: VolumeHealth | "";
+  content?: VolumeContent;
+  after?: string;
+  limit: number;
+}
+
+export interface VolumePage {
+  volumes: VolumeInfo[];
+  /** Where the next page begins; null on the last. */
+  after: string | null;
+}
+
+function matches(volume: VolumeInfo, filter: VolumeFilter): boolean {
+  const named = !filter.search || volume.name.toLowerCase().includes(filter.search.toLowerCase());
+  const healthy = !filter.health || volume.health === filter.health;
+  const contains = !filter.content || volume.content === filter.content;
+  return named && healthy && contains;
+}
+
+/** A page of volumes. The API does not filter by content, so this reads on until the page is full. */
+export async function volumes(filter: VolumeFilter, signal?: AbortSignal): Promise<VolumePage> {
+  const asked = filter.content ? PAGE_MAX : Math.min(PAGE_MAX, filter.limit + 1);
+  const query = queryText({ limit: asked, after: filter.after, search: filter.search, health: filter.health });
+  let next: string | null = `${V1}/volumes${query}`;
+  const found: VolumeInfo[] = [];
+  for (let page = 0; next && page < PAGES_MAX && found.length <= filter.limit; page += 1) {
+    const answer: Answer<VolumeInfo[]> = await send<VolumeInfo[]>(next, signal ? { signal } : {});
+    found.push(...answer.body.filter((volume) => matches(volume, filter)));
+    next = answer.next;
+  }
+  const shown = found.slice(0, filter.limit);
+  const isLast = found.length <= filter.limit;
+  return { volumes: shown, after: isLast ? null : (shown.at(-1)?.name ?? null) };
+}
+
+export const volume = (of: string, signal?: AbortSignal) => get<VolumeDetail>(`/volumes/${name(of)}`, signal);
+/** `key` names the dialog: a second press, or a retry after a lost answer, creates nothing twice. */
+export const createVolume = (asked: CreateVolume, key: string) => post<VolumeSizeReply>("/volumes", asked, key);
+export const growVolume = (of: string, size_bytes: number) => post<VolumeSizeReply>(`/volumes/${name(of)}/grow`, { size_bytes });
+export const deleteVolume = (of: string, force: boolean) => remove<{ pending_deletions: number }>(`/volumes/${name(of)}${queryText({ force: force ? "true" : null })}`);
+export const detachVolume = (of: string, attachment: number) => post<{ detached: boolean }>(`/volumes/${name(of)}/detach`, { attachment });
+export const attachReplica = (of: string, asked: AttachReplica, key: string) => post<VolumeDetail>(`/volumes/${name(of)}/replicas`, asked, key);
+export const detachReplica = (of: string, asked: ChooseReplica) => post<VolumeDetail>(`/volumes/${name(of)}/replicas/detach`, asked);
+export const promoteReplica = (of: string, asked: ChooseReplica) => post<VolumeDetail>(`/volumes/${name(of)}/replicas/promote`, asked);
+
+export interface EventQuery {
+  severity?: Severity | "";
+  subject?: string;
+  last?: number;
+  after?: number;
+  limit?: number;
+}
+
+export const events = (query: EventQuery, signal?: AbortSignal) => get<EventRecord[]>(`/events${queryText({ ...query })}`, signal);
+export const acknowledge = (seq: number) => post<EventRecord>(`/events/${seq}/acknowledge`, {});
+
+export const recentFigures = () => get<RecentFigures>("/figures");
+export const clusterFigures = (span: Span, signal?: AbortSignal) => get<FigureSeries>(`/figures/cluster?span=${span}`, signal);
+export const volumeFigures = (of: string, span: Span, signal?: AbortSignal) => get<FigureSeries>(`/figures/volumes/${name(of)}?span=${span}`, signal);
+export const brickFigures = (of: string, span: Span, signal?: AbortSignal) => get<FigureSeries>(`/figures/bricks/${name(of)}?span=${span}`, signal);
+export const why = (of: string, kind: string, quantile: number) => get<StageFigures>(`/why/volumes/${name(of)}?kind=${kind}&quantile=${quantile}`);
+
+export const tokens = () => get<TokenInfo[]>("/tokens");
+export const createToken = (asked: CreateToken) => post<CreatedToken>("/tokens", asked, newKey());
+export const revokeToken = (id: string) => remove<null>(`/tokens/${name(id)}`);

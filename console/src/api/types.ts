@@ -1,0 +1,304 @@
+// The bodies of the manager's REST API, as docs/reference/rest.md and RFD 026 describe them.
+
+export type Uuid = string;
+export type Durability = "pmem" | "eadr" | "file-sync" | "process";
+export type LegState = "in-sync" | "stale" | "syncing" | "following";
+export type LayoutKind = "concat" | "stripe" | "mirror" | "stripe+mirror";
+export type VolumeContent = "blocks" | "files";
+export type VolumeHealth = "in-sync" | "syncing" | "degraded";
+export type Role = "viewer" | "operator" | "admin" | "cluster";
+
+/** `application/problem+json` (RFC 9457), with the fields that the manager adds. */
+export interface Problem {
+  type?: string;
+  title?: string;
+  status?: number;
+  detail?: string;
+  error?: string;
+  hint?: string;
+  code?: string;
+  epoch?: number;
+}
+
+export interface WhoAmI {
+  name: string;
+  role: Role;
+  expires_unix_s?: number | null;
+}
+
+export interface ClusterStatus {
+  version: string;
+  bricks: number;
+  bricks_alive: number;
+  capacity_bytes: number;
+  used_bytes: number;
+  provisioned_bytes: number;
+  overprovision_factor: number;
+  volumes: number;
+  volumes_attached: number;
+  volumes_degraded: number;
+  pending_deletions: number;
+  bricks_scrubbing: number;
+  scrubs_corrected: number;
+  scrubs_damaged: number;
+}
+
+export interface ScrubReport {
+  checked: number;
+  superblocks: number;
+  records: number;
+  skipped_journals: number;
+  in_flight: number;
+  bitmap_lines: number;
+  objects: number;
+  slots: number;
+  corrected: number;
+  damaged: number;
+}
+
+export interface BrickScrub {
+  state: "off" | "waiting" | "running";
+  passes: number;
+  progress_percent?: number | null;
+  next_in_ms?: number | null;
+  pass?: ScrubReport | null;
+  last?: ScrubReport | null;
+  ended_ms_ago?: number | null;
+  corrected: number;
+}
+
+export interface BrickInfo {
+  brick: Uuid;
+  name?: string | null;
+  alive: boolean;
+  heartbeat_age_ms?: number | null;
+  address: string;
+  map_socket?: string | null;
+  domain: string;
+  durability: Durability;
+  capacity_bytes: number;
+  used_bytes: number;
+  provisioned_bytes: number;
+  slices: number;
+  pending_deletions: number;
+  sessions: number;
+  scrub?: BrickScrub | null;
+  scrub_request?: { id: Uuid; stop: boolean } | null;
+}
+
+export interface Attachment {
+  client: string;
+  epoch: number;
+  since_unix_s: number;
+}
+
+export interface VolumeInfo {
+  name: string;
+  id: Uuid;
+  content: VolumeContent;
+  size_bytes: number;
+  layout: LayoutKind;
+  columns: number;
+  copies: number;
+  durability: Durability;
+  epoch: number;
+  health: VolumeHealth;
+  unreachable_legs: number;
+  attached?: Attachment | null;
+  auto_promote: boolean;
+  created_unix_s: number;
+}
+
+export interface Leg {
+  brick: Uuid;
+  slice: Uuid;
+  state: LegState;
+  needs_full_resync?: boolean;
+  asynchronous?: boolean;
+  empty?: boolean;
+}
+
+export interface Column {
+  legs: Leg[];
+  round: number;
+}
+
+export interface Segment {
+  bytes: number;
+  columns: Column[];
+}
+
+export interface Layout {
+  volume: Uuid;
+  name: string;
+  epoch: number;
+  segments: Segment[];
+}
+
+export interface LegNote {
+  segment: number;
+  column: number;
+  leg: number;
+  text: string;
+  since_unix_s: number;
+}
+
+export interface ResyncProgress {
+  copy: number;
+  bytes_todo: number;
+  bytes_done: number;
+  elapsed_ms: number;
+}
+
+export interface ReplicaLag {
+  changes: number;
+  bytes: number;
+  age_us: number;
+}
+
+export interface ReplicationStatus {
+  lag?: ReplicaLag | null;
+  resyncs: ResyncProgress[];
+  reported_us_ago: number;
+}
+
+export interface BrickAddress {
+  name?: string | null;
+  tcp: string;
+  map_socket?: string | null;
+  durability: Durability;
+}
+
+export interface VolumeDetail {
+  info: VolumeInfo;
+  layout: Layout;
+  bricks: Record<Uuid, BrickAddress>;
+  notes: LegNote[];
+  replication?: ReplicationStatus | null;
+}
+
+export interface CreateVolume {
+  name: string;
+  size_bytes: number;
+  layout: LayoutKind;
+  columns?: number;
+  copies?: number;
+  durability?: Durability;
+  content: VolumeContent;
+}
+
+export interface VolumeSizeReply {
+  volume: VolumeDetail;
+  asked_bytes: number;
+  rounded: boolean;
+  note?: string | null;
+}
+
+export interface AttachReplica {
+  brick?: string;
+  asynchronous: boolean;
+  auto_promote: boolean;
+}
+
+export interface ChooseReplica {
+  copy: number;
+  force: boolean;
+  expected?: number;
+}
+
+export type Severity = "info" | "warning" | "critical";
+
+export interface EventRecord {
+  seq: number;
+  time_unix_ms: number;
+  kind: string;
+  severity: Severity;
+  subject: { kind: "brick" | "volume" | "token" | "manager"; name: string };
+  actor: string;
+  text: string;
+  count?: number;
+  first_unix_ms?: number;
+  acknowledged?: { by: string; time_unix_ms: number } | null;
+}
+
+export type OpKind = "read" | "write" | "flush";
+export const OP_KINDS: readonly OpKind[] = ["read", "write", "flush"];
+
+/** One kind of operation of a history; arrays as long as `time_unix_s`. */
+export interface FigureValues {
+  operations: (number | null)[];
+  bytes?: (number | null)[];
+  kib?: (number | null)[];
+  p50_ns: (number | null)[];
+  p99_ns: (number | null)[];
+}
+
+export interface FigureSeries {
+  step_s: number;
+  last_reported_us_ago: number | null;
+  is_shortened?: boolean;
+  time_unix_s: number[];
+  read: FigureValues;
+  write: FigureValues;
+  flush: FigureValues;
+}
+
+export interface FigureKind {
+  kind: string;
+  operations: number;
+  bytes: number;
+  p50_ns: number | null;
+  p99_ns: number | null;
+}
+
+export interface SubjectFigures {
+  name: string;
+  last_reported_us_ago: number;
+  kinds: FigureKind[];
+}
+
+export interface RecentFigures {
+  window_s: number;
+  cluster: SubjectFigures | null;
+  volumes: SubjectFigures[];
+  bricks: SubjectFigures[];
+}
+
+export interface StageFigures {
+  kind: string;
+  quantile: number;
+  last_reported_us_ago: number | null;
+  operations: number;
+  timed: number;
+  latency_ns: number | null;
+  around: number;
+  stages_ns: Record<string, number> | null;
+  mean_stages_ns: Record<string, number> | null;
+}
+
+export type Span = "1h" | "24h";
+
+export interface TokenInfo {
+  id: string;
+  name: string;
+  role: Role;
+  created_unix_s: number;
+  expires_unix_s?: number | null;
+}
+
+export interface CreateToken {
+  name: string;
+  role: Role;
+  expires_s?: number;
+}
+
+export interface CreatedToken extends TokenInfo {
+  token: string;
+}
+
+/** The messages of `/api/v1/watch`. */
+export interface WatchHello {
+  version: string;
+  started_unix_ms?: number;
+}
+export type Changed<T> = T | { name: string; deleted: true };

@@ -1,0 +1,150 @@
+// The cluster as the page last heard of it: status, bricks, changes of volumes, events, figures. The stream brings
+// changes; the lists are read again after every (re)connection, and by polling while there is no stream.
+
+import * as calls from "../api/calls.ts";
+import { asApiError, type ApiError } from "../api/client.ts";
+import type { BrickInfo, ClusterStatus, EventRecord, RecentFigures, SubjectFigures, VolumeInfo } from "../api/types.ts";
+import { mergeEvents } from "../text/events.ts";
+import { session } from "./session.svelte.ts";
+import { watch } from "./watch.ts";
+
+const POLL_MS = 5000;
+const FIGURES_MS = 5000;
+const EVENTS_KEPT = 200;
+
+export type VolumeListener = (name: string, volume: VolumeInfo | null) => void;
+
+class Cluster {
+  status = $state.raw<ClusterStatus | null>(null);
+  bricks = $state.raw<BrickInfo[]>([]);
+  /** When the status was last heard, by this page's clock. */
+  heardAt = $state(0);
+  isLoaded = $state(false);
+  error = $state.raw<ApiError | null>(null);
+  isStreaming = $state(false);
+  startedMs = $state<number | null>(null);
+  /** Events since the page began to listen, the newest first. */
+  events = $state.raw<EventRecord[]>([]);
+  figures = $state.raw<RecentFigures | null>(null);
+  figuresAt = $state(0);
+  figuresError = $state.raw<ApiError | null>(null);
+  /** Rises when lists have to be read again: after a reconnection, and with each poll. */
+  generation = $state(0);
+
+  #listeners = new Set<VolumeListener>();
+  #stop: (() => void)[] = [];
+
+  /** Begins to listen; calls nest no deeper than one. */
+  start(): void {
+    this.stop();
+    const close = watch({
+      hello: (hello) => {
+        this.isStreaming = true;
+        this.startedMs = hello.started_unix_ms ?? null;
+        session.unreachableSince = null;
+        void this.reload();
+      },
+      status: (status) => this.#take(status),
+      brick: (change) => this.#brick(change),
+      volume: (change) => {
+        const gone = "deleted" in change;
+        for (const heard of this.#listeners) heard(change.name, gone ? null : change);
+      },
+      event: (event) => this.addEvent(event),
+      lost: () => {
+        this.isStreaming = false;
+        void this.reload();
+      },
+    });
+    const poll = setInterval(() => {
+      if (!this.isStreaming) void this.reload();
+    }, POLL_MS);
+    const figures = setInterval(() => void this.#readFigures(), FIGURES_MS);
+    this.#stop = [close, () => clearInterval(poll), () => clearInterval(figures)];
+    void this.reload();
+    void this.#readFigures();
+  }
+
+  stop(): void {
+    for (const end of this.#stop) end();
+    this.#stop = [];
+    this.isStreaming = false;
+  }
+
+  /** Forgets everything, so that the next reader sees nothing of the last one's. */
+  clear(): void {
+    this.stop();
+    this.status = null;
+    this.bricks = [];
+    this.events = [];
+    this.figures = null;
+    this.isLoaded = false;
+    this.error = null;
+  }
+
+  async reload(): Promise<void> {
+    try {
+      const [status, bricks] = await Promise.all([calls.status(), calls.bricks()]);
+      this.#take(status);
+      this.bricks = sorted(bricks);
+      this.isLoaded = true;
+      this.error = null;
+      this.generation += 1;
+    } catch (error) {
+      this.error = asApiError(error);
+    }
+  }
+
+  onVolume(heard: VolumeListener): () => void {
+    this.#listeners.add(heard);
+    return () => this.#listeners.delete(heard);
+  }
+
+  addEvent(event: EventRecord): void {
+    this.events = mergeEvents(this.events, [event]).slice(0, EVENTS_KEPT);
+  }
+
+  brick(name: string): BrickInfo | null {
+    return this.bricks.find((it) => it.name === name || it.brick === name) ?? null;
+  }
+
+  volumeFigures(name: string): SubjectFigures | null {
+    return this.figures?.volumes.find((it) => it.name === name) ?? null;
+  }
+
+  brickFigures(brick: BrickInfo): SubjectFigures | null {
+    const found = this.figures?.bricks.find((it) => it.name === brick.name || it.name === brick.brick);
+    return found ?? null;
+  }
+
+  #take(status: ClusterStatus): void {
+    this.status = status;
+    this.heardAt = Date.now();
+  }
+
+  #brick(change: BrickInfo | { name: string; deleted: true }): void {
+    if ("deleted" in change) {
+      this.bricks = this.bricks.filter((it) => it.name !== change.name && it.brick !== change.name);
+      return;
+    }
+    const others = this.bricks.filter((it) => it.brick !== change.brick);
+    this.bricks = sorted([...others, change]);
+  }
+
+  async #readFigures(): Promise<void> {
+    try {
+      this.figures = await calls.recentFigures();
+      this.figuresAt = Date.now();
+      this.figuresError = null;
+    } catch (error) {
+      this.figuresError = asApiError(error);
+    }
+  }
+}
+
+function sorted(bricks: BrickInfo[]): BrickInfo[] {
+  const key = (it: BrickInfo) => it.name || it.brick;
+  return bricks.toSorted((a, b) => key(a).localeCompare(key(b), undefined, { numeric: true }));
+}
+
+export const cluster = new Cluster();

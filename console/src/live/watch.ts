@@ -1,0 +1,64 @@
+// The stream `/api/v1/watch`, with reconnection. After each `hello` the lists are read again, because messages may be
+// missing from the time without a stream.
+
+import type { BrickInfo, Changed, ClusterStatus, EventRecord, VolumeInfo, WatchHello } from "../api/types.ts";
+
+export interface WatchHandlers {
+  hello(hello: WatchHello): void;
+  status(status: ClusterStatus): void;
+  brick(brick: Changed<BrickInfo>): void;
+  volume(volume: Changed<VolumeInfo>): void;
+  event(event: EventRecord): void;
+  /** The stream has ended; another one follows after a pause. */
+  lost(): void;
+}
+
+const PAUSE_MS_MIN = 1000;
+const PAUSE_MS_MAX = 10_000;
+
+/** Opens the stream and keeps it open until the returned function is called. */
+export function watch(handlers: WatchHandlers): () => void {
+  let source: EventSource | null = null;
+  let timer: ReturnType<typeof setTimeout> | undefined;
+  let pause = PAUSE_MS_MIN;
+  let isClosed = false;
+
+  function heard<T>(name: string, handle: (value: T) => void): void {
+    source?.addEventListener(name, (message) => {
+      let value: T;
+      try {
+        value = JSON.parse((message as MessageEvent<string>).data) as T;
+      } catch {
+        return;
+      }
+      handle(value);
+    });
+  }
+
+  function open(): void {
+    source = new EventSource("/api/v1/watch");
+    heard<WatchHello>("hello", (hello) => {
+      pause = PAUSE_MS_MIN;
+      handlers.hello(hello);
+    });
+    heard<ClusterStatus>("status", handlers.status);
+    heard<Changed<BrickInfo>>("brick", handlers.brick);
+    heard<Changed<VolumeInfo>>("volume", handlers.volume);
+    heard<EventRecord>("event", handlers.event);
+    // The browser's own retry gives up after a refusal, so this closes and opens again itself.
+    source.onerror = () => {
+      source?.close();
+      if (isClosed) return;
+      handlers.lost();
+      timer = setTimeout(open, pause);
+      pause = Math.min(PAUSE_MS_MAX, pause * 2);
+    };
+  }
+
+  open();
+  return () => {
+    isClosed = true;
+    clearTimeout(timer);
+    source?.close();
+  };
+}

@@ -1,0 +1,349 @@
+// What each page does: every control once, over the mock.
+
+import { afterAll, expect, test } from "vitest";
+import type { Page } from "playwright-core";
+import { MARKUP } from "../../mock/world.ts";
+import { addEvent, statusOf } from "../../mock/world.ts";
+import { open, shutDown, type Opened, type Wanted } from "./browser.ts";
+
+afterAll(shutDown);
+
+function check(name: string, wanted: Wanted, run: (page: Page, opened: Opened) => Promise<void>): void {
+  test(name, async () => {
+    const opened = await open(wanted);
+    opened.page.setDefaultTimeout(8000);
+    let isDone = false;
+    try {
+      await run(opened.page, opened);
+      isDone = true;
+    } finally {
+      await opened.close().catch((error: unknown) => {
+        if (isDone) throw error;
+      });
+    }
+  });
+}
+
+const button = (page: Page, name: string | RegExp) => page.getByRole("button", { name, exact: typeof name === "string" });
+const dialog = (page: Page) => page.getByRole("dialog");
+
+check("login refuses a wrong token with the way out, then opens the asked page", { role: null, path: "/volumes/mail" }, async (page, { expected, context }) => {
+  expected.push(/401/);
+  await page.getByLabel("Token").fill("pm_wrong");
+  await page.keyboard.press("Enter");
+  await page.getByRole("alert").getByText("wrong, expired or revoked").waitFor();
+  await page.getByText("pagemesh token create", { exact: false }).first().waitFor();
+  await page.getByLabel("Token").fill("pm_operator");
+  await button(page, "Log in").click();
+  await page.getByRole("heading", { name: "mail", exact: true }).waitFor();
+  const cookie = (await context.cookies()).find((it) => it.name === "pagemesh_token");
+  expect(cookie?.httpOnly).toBe(true);
+  await button(page, "Log out").click();
+  await page.getByLabel("Token").waitFor();
+});
+
+check("a revoked token leads back to the login, with the reason", {}, async (page, { mock, expected }) => {
+  expected.push(/401/);
+  await page.getByText("Busiest volumes").waitFor();
+  mock.world.tokens = [];
+  await page.getByText("has expired or was revoked").waitFor({ timeout: 15_000 });
+});
+
+check("first steps follow the cluster", { scenario: "empty" }, async (page, { mock }) => {
+  await page.getByText("pagemesh pool create /var/lib/pagemesh/pool --size 64G").waitFor();
+  const { makeWorld } = await import("../../mock/world.ts");
+  mock.world.bricks = makeWorld("bare").bricks;
+  for (const brick of mock.world.bricks) mock.publish("brick", brick);
+  mock.publish("status", statusOf(mock.world));
+  await page.getByText("6 of 6 are alive").waitFor();
+});
+
+check("commands are copied", { scenario: "empty" }, async (page, { context, mock }) => {
+  await context.grantPermissions(["clipboard-read", "clipboard-write"], { origin: mock.url });
+  await page.getByLabel("Copy the commands").click();
+  await page.getByText("Copied").waitFor();
+  expect(await page.evaluate<string>("navigator.clipboard.readText()")).toContain("pagemesh brick --pool");
+});
+
+check("the overview lists troubles that lead to their pages", {}, async (page) => {
+  await page.getByText("Needs attention").waitFor();
+  await page.getByRole("link", { name: /Brick node-6 has sent no heartbeat/ }).click();
+  await page.getByRole("heading", { name: "node-6", exact: true }).waitFor();
+  await page.goBack();
+  await button(page, "24 h").click();
+  await page.locator(".chart canvas").first().waitFor();
+  await page.getByText(/reported \d+ s ago/).first().waitFor();
+});
+
+check("bricks are filtered by text and state, and the address keeps the filter", { path: "/bricks" }, async (page) => {
+  await page.getByLabel("Filter bricks").fill("rack-3");
+  await page.getByText("node-5").waitFor();
+  expect(await page.getByText("node-1", { exact: true }).count()).toBe(0);
+  await page.getByLabel("State").selectOption("lost");
+  await page.getByText("node-6").waitFor();
+  expect(await page.getByText("node-5", { exact: true }).count()).toBe(0);
+  expect(page.url()).toContain("search=rack-3&state=lost");
+  await page.reload();
+  await page.getByText("node-6").waitFor();
+  await page.getByLabel("Filter bricks").fill("none such");
+  await button(page, "clear it").click();
+  await page.getByText("node-1", { exact: true }).waitFor();
+  expect(await page.getByText(MARKUP).count()).toBeGreaterThan(0);
+});
+
+check("a scrub is started and stopped", { path: "/bricks/node-1", role: "operator" }, async (page) => {
+  await button(page, "Scrub now").click();
+  await dialog(page).getByText("corrects flipped bits").waitFor();
+  await button(page, "Start scrub").click();
+  await page.getByText("scrubbing").waitFor();
+  await button(page, "Stop scrub").click();
+  await dialog(page).getByRole("button", { name: "Stop scrub" }).click();
+  await button(page, "Scrub now").waitFor();
+});
+
+check("only a dead brick without slices is forgotten, by an admin who types its name", { path: "/bricks" }, async (page, { mock }) => {
+  await page.getByRole("link", { name: "node-6" }).click();
+  expect(await button(page, "Forget").isDisabled()).toBe(true);
+  expect(await button(page, "Forget").getAttribute("title")).toContain("6 slices");
+  mock.world.bricks[5]!.slices = 0;
+  mock.publish("brick", mock.world.bricks[5]);
+  await button(page, "Forget").click();
+  expect(await button(page, "Forget brick").isDisabled()).toBe(true);
+  await dialog(page).getByRole("textbox").fill("node-6");
+  await button(page, "Forget brick").click();
+  await page.getByText("node-5").waitFor();
+  expect(await page.getByText("node-6", { exact: true }).count()).toBe(0);
+});
+
+check("a thousand volumes are paged, searched and filtered by the manager", { scenario: "many", path: "/volumes" }, async (page) => {
+  await page.getByText("1241 volumes in the cluster").waitFor();
+  expect(await page.locator("tbody tr").count()).toBe(50);
+  await button(page, "Next").click();
+  await page.getByText("50 rows after").waitFor();
+  await button(page, "Previous").click();
+  await page.getByText("archive").waitFor();
+  await page.getByLabel("Search volumes by name").fill("tenant-0777");
+  await page.getByRole("link", { name: "tenant-0777" }).waitFor();
+  await expect.poll(() => page.locator("tbody tr").count()).toBe(1);
+  await page.getByLabel("Search volumes by name").fill("");
+  await page.getByLabel("Health").selectOption("degraded");
+  await expect.poll(() => page.locator("tbody tr").count()).toBe(1);
+  await page.getByRole("link", { name: "pg-orders" }).click();
+  await page.getByRole("heading", { name: "pg-orders", exact: true }).waitFor();
+});
+
+check("file systems are found among many volumes", { scenario: "many", path: "/files" }, async (page) => {
+  await page.getByText("tenant-0000").waitFor();
+  expect(await page.getByText("tenant-0001", { exact: true }).count()).toBe(0);
+  await button(page, "Next").click();
+  await page.getByText("50 rows after").waitFor();
+});
+
+check("a volume is created, after the errors of the form and of the manager", { path: "/volumes", role: "operator" }, async (page, { expected }) => {
+  expected.push(/409/);
+  await button(page, "Create volume").click();
+  await button(page, "Create").click();
+  await page.getByText("Give it a name").waitFor();
+  await dialog(page).getByLabel("Name").fill("mail");
+  await dialog(page).getByLabel("Size").fill("3 apples");
+  await page.getByText("Write a size such as 100G").waitFor();
+  await dialog(page).getByLabel("Size").fill("20G");
+  await dialog(page).getByRole("radio", { name: /^stripe\+mirror/ }).check();
+  await dialog(page).getByLabel("Columns", { exact: true }).selectOption("4");
+  await page.getByText("pagemesh volume create mail --size 20G --layout stripe+mirror --columns 4 --copies 2").waitFor();
+  await button(page, "Create").click();
+  await dialog(page).getByText("there already is a volume mail").waitFor();
+  await dialog(page).getByLabel("Name").fill("fresh");
+  await button(page, "Create").click();
+  await page.getByRole("heading", { name: "fresh", exact: true }).waitFor();
+  await page.getByText("column 3").waitFor();
+});
+
+check("a file system is created", { path: "/files?new=1", role: "operator" }, async (page) => {
+  await dialog(page).getByLabel("Name").fill("docs");
+  expect(await dialog(page).getByRole("radio").count()).toBe(2);
+  await button(page, "Create").click();
+  await page.getByText("pagemesh mount docs /mnt/docs").waitFor();
+});
+
+check("a volume grows; the manager's refusal shows its hint", { path: "/volumes/mail", role: "operator" }, async (page, { expected }) => {
+  expected.push(/507/);
+  await button(page, "Grow").click();
+  await dialog(page).getByRole("textbox").fill("1G");
+  await page.getByText("It must be larger than 120 GiB").waitFor();
+  expect(await dialog(page).getByRole("button", { name: "Grow" }).isDisabled()).toBe(true);
+  await dialog(page).getByRole("textbox").fill("4P");
+  await dialog(page).getByRole("button", { name: "Grow" }).click();
+  await dialog(page).getByText("add a brick, or choose a smaller size").waitFor();
+  await dialog(page).getByRole("textbox").fill("200G");
+  await dialog(page).getByRole("button", { name: "Grow" }).click();
+  await page.getByText("4 segments").first().waitFor();
+  await page.getByText("Segment 3: 80 GiB").waitFor();
+});
+
+check("deletion needs the name and the word on the client", { path: "/volumes/mail", role: "operator" }, async (page, { mock }) => {
+  await button(page, "Delete").click();
+  const go = button(page, "Delete volume");
+  await dialog(page).getByText("mx-1:88 has it attached").waitFor();
+  await dialog(page).getByRole("textbox").fill("mai");
+  await dialog(page).getByRole("checkbox").check();
+  expect(await go.isDisabled()).toBe(true);
+  await dialog(page).getByRole("textbox").fill("mail");
+  await dialog(page).getByRole("checkbox").uncheck();
+  expect(await go.isDisabled()).toBe(true);
+  await page.keyboard.press("Escape");
+  await button(page, "Delete").click();
+  await dialog(page).getByRole("textbox").fill("mail");
+  await dialog(page).getByRole("checkbox").check();
+  await go.click();
+  await page.getByRole("heading", { name: "Volumes", exact: true }).waitFor();
+  expect(mock.world.volumes.some((it) => it.info.name === "mail")).toBe(false);
+});
+
+check("copies are attached, detached and promoted", { path: "/volumes/archive", role: "operator" }, async (page) => {
+  await button(page, "Attach copy").click();
+  await dialog(page).getByText("3 instead of 2").waitFor();
+  await dialog(page).getByRole("checkbox", { name: /Asynchronous/ }).check();
+  await dialog(page).getByRole("checkbox", { name: /promote it/ }).check();
+  await dialog(page).getByText("Data loss").waitFor();
+  await dialog(page).getByRole("button", { name: "Attach copy" }).click();
+  await page.getByText("copy 2").first().waitFor();
+  await button(page, "Detach").nth(2).click();
+  await dialog(page).getByRole("textbox").fill("archive");
+  await button(page, "Detach copy").click();
+  await expect.poll(() => page.getByText("copy 2", { exact: true }).count()).toBe(0);
+  await button(page, "Promote").first().click();
+  await dialog(page).getByText("no write is lost").waitFor();
+  await dialog(page).getByRole("textbox").fill("archive");
+  await button(page, "Promote copy").click();
+  await page.getByText("degraded").first().waitFor();
+});
+
+check("a client is detached", { path: "/volumes/scratch", role: "operator" }, async (page) => {
+  await button(page, "Detach client").click();
+  await dialog(page).getByText("batch-7:31 has attached scratch").waitFor();
+  await dialog(page).getByRole("textbox").fill("scratch");
+  await dialog(page).getByRole("button", { name: "Detach client" }).click();
+  await page.getByText("pagemesh export nbd scratch").waitFor();
+});
+
+check("the stages of reads, writes and flushes are shown for each quantile", { path: "/volumes/mail" }, async (page) => {
+  const why = page.getByRole("region", { name: "Where the time goes" });
+  await why.getByText("408 µs").waitFor();
+  await why.getByRole("button", { name: "p50" }).click();
+  await why.getByText("68 µs").waitFor();
+  await why.getByRole("button", { name: "flush" }).click();
+  await why.getByText("No timed flush operations").waitFor();
+});
+
+check("events are filtered, followed, paged and acknowledged", { path: "/events", role: "operator" }, async (page, { mock }) => {
+  await page.getByText("12 times").waitFor();
+  expect(await page.getByText(MARKUP, { exact: false }).count()).toBeGreaterThan(0);
+  await page.getByRole("button", { name: /Acknowledge event/ }).first().click();
+  await page.getByText("Acknowledged by on-call").waitFor();
+  await button(page, "Older events").click();
+  await page.getByText("These are all that match").waitFor();
+  await page.getByLabel("Severity").selectOption("critical");
+  await page.getByText("scrub found").waitFor();
+  await expect.poll(() => page.locator(".events > li").count()).toBe(1);
+  await page.getByLabel("Severity").selectOption("");
+  await page.getByLabel("Not acknowledged only").check();
+  await page.getByText("scrub found").waitFor();
+  await page.getByLabel("Not acknowledged only").uncheck();
+  await button(page, "Pause").click();
+  mock.publish("event", addEvent(mock.world, "brick-returned", "info", { kind: "brick", name: "node-6" }, "The brick node-6 sends heartbeats again."));
+  await page.getByText("1 new event").waitFor();
+  expect(await page.getByText("sends heartbeats again").count()).toBe(0);
+  await button(page, "Follow").click();
+  await page.getByText("sends heartbeats again").waitFor();
+});
+
+check("tokens are made, shown once, and revoked", { path: "/tokens" }, async (page) => {
+  await page.getByText("yours").waitFor();
+  await page.getByText("expired", { exact: true }).waitFor();
+  await button(page, "Create token").click();
+  await dialog(page).getByLabel("Name").fill("backup");
+  await dialog(page).getByRole("radio", { name: /operator/ }).check();
+  await dialog(page).getByLabel("Expires").selectOption("1 day");
+  await button(page, "Create").click();
+  await page.getByText("It is shown only now").waitFor();
+  await page.getByText(/^pm_backup/).waitFor();
+  await button(page, "Done").click();
+  expect(await page.getByText(/^pm_backup/).count()).toBe(0);
+  await button(page, "Revoke backup").click();
+  await dialog(page).getByRole("textbox").fill("backup");
+  await button(page, "Revoke token").click();
+  await expect.poll(() => page.getByText("backup").count()).toBe(0);
+});
+
+check("a viewer sees no change, and the reason", { path: "/volumes/mail", role: "viewer" }, async (page) => {
+  await page.getByText("Changing it needs the role operator. You have the role viewer.").waitFor();
+  for (const name of ["Grow", "Delete", "Detach client", "Attach copy", "Promote", "Detach"]) expect(await button(page, name).count()).toBe(0);
+  await page.getByRole("link", { name: "Bricks" }).click();
+  await page.getByRole("link", { name: "node-1" }).click();
+  await page.getByText("Scrubbing needs the role operator").waitFor();
+  expect(await page.getByRole("link", { name: "Tokens" }).count()).toBe(0);
+  await page.goto(new URL("/tokens", page.url()).href);
+  await page.getByText("Only admins see tokens").waitFor();
+});
+
+check("changes arrive by the stream", { path: "/volumes" }, async (page, { mock }) => {
+  await page.getByText("live", { exact: true }).waitFor();
+  const mail = mock.world.volumes.find((it) => it.info.name === "mail")!;
+  mail.info.health = "degraded";
+  mock.publish("volume", mail.info);
+  await page.locator("tr", { hasText: "mail" }).getByText("degraded").waitFor();
+  mock.world.volumes = mock.world.volumes.filter((it) => it !== mail);
+  mock.publish("volume", { name: "mail", deleted: true });
+  await expect.poll(() => page.getByRole("link", { name: "mail", exact: true }).count()).toBe(0);
+});
+
+check("a manager that restarts is missed, and its changes are read afterwards", { path: "/bricks" }, async (page, { mock, expected }) => {
+  expected.push(/ERR_/);
+  await page.getByText("live", { exact: true }).waitFor();
+  await mock.stop();
+  await page.getByText("The manager is unreachable").waitFor({ timeout: 15_000 });
+  await page.getByText("polling", { exact: true }).waitFor();
+  mock.world.bricks[0]!.name = "renamed";
+  await mock.start();
+  await page.getByText("renamed").waitFor({ timeout: 20_000 });
+  await page.getByText("live", { exact: true }).waitFor({ timeout: 20_000 });
+  expect(await page.getByText("The manager is unreachable").count()).toBe(0);
+});
+
+check("a deleted volume and a wrong address say what to do", { path: "/volumes/none" }, async (page, { expected }) => {
+  expected.push(/404/);
+  await page.getByText("There is no volume none").waitFor();
+  await page.goto(new URL("/bricks/none", page.url()).href);
+  await page.getByText("There is no brick none").waitFor();
+});
+
+check("search by keyboard finds bricks, volumes and pages", {}, async (page) => {
+  await page.getByText("Busiest volumes").waitFor();
+  await page.keyboard.press("/");
+  await page.keyboard.type("pg-");
+  await page.getByRole("option", { name: /pg-orders/ }).waitFor();
+  await page.keyboard.press("ArrowDown");
+  await page.keyboard.press("Enter");
+  await page.getByRole("heading", { name: "pg-orders", exact: true }).waitFor();
+  await page.keyboard.press("/");
+  await page.keyboard.type("no such thing");
+  await page.getByText("Nothing has").waitFor();
+  await page.keyboard.press("Escape");
+  expect(await dialog(page).count()).toBe(0);
+  await page.keyboard.press("Tab");
+  expect(await page.evaluate<boolean>("getComputedStyle(document.activeElement).outlineStyle !== 'none'")).toBe(true);
+});
+
+check("the theme is switched and remembered", {}, async (page) => {
+  const ground = () => page.evaluate<string>("getComputedStyle(document.documentElement).backgroundColor");
+  await page.getByText("Busiest volumes").waitFor();
+  const light = await ground();
+  await page.getByLabel("Theme: system").click();
+  await page.getByLabel("Theme: light").click();
+  await expect.poll(ground).not.toBe(light);
+  const dark = await ground();
+  await page.reload();
+  await page.getByText("Busiest volumes").waitFor();
+  expect(await ground()).toBe(dark);
+});
