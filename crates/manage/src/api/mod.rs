@@ -1,11 +1,12 @@
 //! The REST API: its routes and limits.
 //!
-//! Invariants: only `/healthz` is answered without the cluster's token; without it even the
-//! existence of a path stays hidden. Every refusal of a readable HTTP request is JSON. Blocking
+//! Invariants: only `/healthz` and the files of the console are answered without the cluster's
+//! token; without it even the existence of a path stays hidden. Every refusal of a readable HTTP request is JSON. Blocking
 //! work runs on its own threads, at most [`REQUESTS_MAX`] at once, even if clients stop waiting.
 
 mod blocking;
 mod caller;
+mod console;
 pub mod document;
 mod endpoints;
 mod etag;
@@ -77,6 +78,7 @@ impl ApiState {
                 self.clone(),
                 request_guard::guard,
             ))
+            .layer(axum::middleware::from_fn(console::serve_files))
             .with_state(self)
     }
 }
