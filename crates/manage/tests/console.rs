@@ -93,8 +93,10 @@ fn known_file_is_not_sent_again() {
 fn addresses_of_pages_show_the_console_to_browsers_only() {
     let index = pagemesh_console::index().expect("the page");
     with_server(|served| {
-        for path in ["/", "/bricks", "/volumes/data?span=24h", "/nothing/at/all"] {
-            let answer = send(served, "GET", path, HTML);
+        let pages = ["/bricks", "/volumes/data?span=24h", "/nothing/at/all"];
+        let pages = pages.map(|path| (path, HTML));
+        for (path, headers) in pages.into_iter().chain([("/", ""), ("/", HTML)]) {
+            let answer = send(served, "GET", path, headers);
             assert_eq!((answer.status, &answer.body[..]), (200, index.bytes));
         }
         let answer = send(served, "HEAD", "/", "");
