@@ -593,6 +593,30 @@ const MANAGER: &[Limit] = &[
         "BODY_BYTES_MAX",
     ),
     (
+        "Tokens of a manager, the expired ones included.",
+        Unit::Count,
+        "manage/src/access",
+        "TOKENS_MAX",
+    ),
+    (
+        "Wrong tokens of an address in the time of the next row. Further ones are answered with 429.",
+        Unit::Count,
+        "manage/src/access",
+        "WRONG_TOKENS_MAX",
+    ),
+    (
+        "Time over which wrong tokens of an address are counted.",
+        Unit::Time,
+        "manage/src/access",
+        "WRONG_TOKENS_WINDOW",
+    ),
+    (
+        "Addresses whose wrong tokens are counted. While there are as many, those of others are answered with 429.",
+        Unit::Count,
+        "manage/src/access",
+        "ADDRESSES_MAX",
+    ),
+    (
         "Connections of the manager.",
         Unit::Count,
         "manage",

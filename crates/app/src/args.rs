@@ -70,6 +70,11 @@ pub struct ManagerArgs {
     /// File with the cluster key; by default the key file that `up` stored for this address.
     #[arg(long, env = "PAGEMESH_KEY", global = true, value_parser = path_parser())]
     pub key: Option<PathBuf>,
+    /// File with a token, which replaces the key in calls to the manager; by default the token in the
+    /// variable `PAGEMESH_TOKEN`, if it is set. Commands that reach bricks (exports, mounts, checks)
+    /// need the key.
+    #[arg(long, env = "PAGEMESH_TOKEN_FILE", global = true, value_name = "FILE", value_parser = path_parser())]
+    pub token_file: Option<PathBuf>,
     /// Output format.
     #[arg(long, value_enum, default_value = "table", global = true)]
     pub output: Output,

@@ -1,7 +1,7 @@
 //! Clients of a cluster: of the manager, and of a volume that this process attaches.
 
 use crate::args::{ManagerArgs, Transport as TransportArg};
-use crate::key;
+use crate::{key, token_file};
 use anyhow::bail;
 use pagemesh_base::layout::VolumeName;
 use pagemesh_fabric::limits::Timeouts;
@@ -10,8 +10,17 @@ use pagemesh_manage::{ManagerAuthority, ManagerClient};
 use pagemesh_volume::{AttachError, Transport, Transports, Volume};
 use std::sync::Arc;
 
-/// A client of the manager that the arguments name.
+/// A client of the manager that the arguments name, with their token if they name one, otherwise with
+/// the cluster key.
 pub fn manager_client(args: &ManagerArgs) -> anyhow::Result<ManagerClient> {
+    match token_file::find(args.token_file.as_deref())? {
+        Some(token) => Ok(ManagerClient::with_token(&args.manager, &token)?),
+        None => cluster_client(args),
+    }
+}
+
+/// A client with the cluster key, for processes that outlive a token.
+pub fn cluster_client(args: &ManagerArgs) -> anyhow::Result<ManagerClient> {
     let key = key::find(args.key.as_deref(), &args.manager)?;
     Ok(ManagerClient::new(&args.manager, &key)?)
 }

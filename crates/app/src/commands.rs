@@ -14,6 +14,7 @@ pub mod mount;
 pub mod pool;
 pub mod replica;
 pub mod status;
+pub mod token;
 pub mod top;
 pub mod umount;
 pub mod up;
@@ -79,6 +80,9 @@ pub enum Command {
     /// Show, follow and acknowledge the events of the cluster.
     Events(events::EventsArgs),
     Doctor(doctor::DoctorArgs),
+    /// Create, list and revoke tokens of the manager's API.
+    #[command(subcommand)]
+    Token(token::TokenCommand),
     /// Run benchmarks.
     #[command(subcommand)]
     Bench(bench::BenchCommand),
@@ -123,6 +127,7 @@ pub fn run(command: &Command) -> anyhow::Result<Verdict> {
         Command::Why(args) => why::run(args)?,
         Command::Events(args) => events::run(args)?,
         Command::Doctor(args) => return doctor::run(args),
+        Command::Token(command) => token::run(command)?,
         Command::Bench(command) => bench::run(command)?,
         Command::Man => help::print_man()?,
         Command::Completions { shell } => help::print_completions(*shell)?,

@@ -20,6 +20,7 @@ mod reference;
 mod service;
 mod shutdown;
 mod status_signals;
+mod token_file;
 
 use commands::{Verdict, exec, mount};
 use std::io::IsTerminal;

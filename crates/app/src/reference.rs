@@ -59,7 +59,8 @@ fn visible_commands<'a>(command: &'a Command, path: &str) -> Vec<(String, &'a Co
 
 /// Whether an argument is an option of all commands that call the manager.
 fn is_common(argument: &Arg) -> bool {
-    ["manager", "key", "output"].contains(&argument.get_id().as_str()) && argument.is_global_set()
+    ["manager", "key", "token_file", "output"].contains(&argument.get_id().as_str())
+        && argument.is_global_set()
 }
 
 fn command_section(path: &str, command: &Command) -> String {
@@ -158,10 +159,10 @@ fn rest() -> String {
     let mut page = head("manager's OpenAPI document", "REST");
     page += &text(document["info"]["description"].as_str().map(str::to_owned));
     page += "\n\nThe manager serves this API over HTTP, and the document itself at `GET /api/v1/openapi.json`. Every request\n\
-             but `GET /healthz` carries `Authorization: Bearer TOKEN`; [Keys](../operations/keys.md#the-token-of-the-managers-rest-api)\n\
-             shows how to make the token. Bodies are JSON, and so is every refusal: an [`Error`](#error), with one of these\n\
+             but `GET /healthz` and the login carries `Authorization: Bearer TOKEN`; [Keys](../operations/keys.md#roles-and-tokens)\n\
+             shows how to get the token, and what each role may do. Bodies are JSON, and so is every refusal: an [`Error`](#error), with one of these\n\
              [codes](#errorcode). Besides the statuses below every request may be refused because its token is wrong\n\
-             (`unauthorized`), its path or method does not exist (`not-found`, `wrong-method`), its body is too large or no JSON\n\
+             (`unauthorized`, `rate-limited`), its role too weak (`forbidden`), its path or method does not exist (`not-found`, `wrong-method`), its body is too large or no JSON\n\
              (`too-large`, `not-json`), or the manager is busy or slow (`overloaded`, `timed-out`; [limits](limits.md#the-manager)).\n";
     for (path, methods) in object(&document["paths"]) {
         for (method, operation) in object(methods) {
@@ -189,6 +190,7 @@ fn endpoint(method: &str, path: &str, operation: &Value) -> String {
     let texts = ["summary", "description"].map(|key| operation[key].as_str());
     let texts: Vec<&str> = texts.into_iter().flatten().map(str::trim).collect();
     let mut section = format!("\n## `{method} {path}`\n\n{}\n", texts.join("\n\n"));
+    section += &format!("\n{}\n", role_line(operation));
     let parameters = operation["parameters"].as_array();
     if let Some(parameters) = parameters.filter(|it| !it.is_empty()) {
         section += "\n| parameter | in | type | meaning |\n|---|---|---|---|\n";
@@ -215,6 +217,14 @@ fn endpoint(method: &str, path: &str, operation: &Value) -> String {
         section += &format!("| {status} | {body} | {meaning} |\n");
     }
     section
+}
+
+/// The role that a call needs, from its security requirement.
+fn role_line(operation: &Value) -> String {
+    match operation["security"][0]["token"][0].as_str() {
+        Some(role) => format!("Role: `{role}`."),
+        None => "Role: none needed.".into(),
+    }
 }
 
 /// A type, with a link to its section if it has one.

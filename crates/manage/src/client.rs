@@ -5,6 +5,7 @@
 //! caller knows whether a call may be repeated. It never follows redirects or proxies, which would
 //! show the token to others.
 
+use crate::access::TokenSecret;
 use crate::token::token;
 use crate::wire::{ErrorBody, ErrorCode};
 use pagemesh_base::key::Key;
@@ -63,6 +64,14 @@ pub enum ManagerError {
         "the manager at {url} does not accept the cluster key; name the right one with --key or PAGEMESH_KEY"
     )]
     Unauthorized {
+        /// The manager.
+        url: String,
+    },
+    /// The manager does not accept this token.
+    #[error(
+        "the manager at {url} does not accept the token: it is wrong, revoked or expired; name another with --token-file or PAGEMESH_TOKEN"
+    )]
+    TokenRefused {
         /// The manager.
         url: String,
     },
@@ -170,6 +179,8 @@ pub struct ManagerClient {
     agent: Agent,
     url: String,
     authorization: String,
+    /// Whether a token is sent instead of the key's HMAC.
+    has_token: bool,
 }
 
 impl std::fmt::Debug for ManagerClient {
@@ -184,6 +195,24 @@ impl ManagerClient {
     /// # Errors
     /// When the URL is invalid.
     pub fn new(url: &str, key: &Key) -> Result<ManagerClient, ManagerError> {
+        let authorization = format!("Bearer {}", token(key));
+        ManagerClient::with_authorization(url, authorization, false)
+    }
+
+    /// A client that sends a token instead of the key's HMAC.
+    ///
+    /// # Errors
+    /// When the URL is invalid.
+    pub fn with_token(url: &str, token: &TokenSecret) -> Result<ManagerClient, ManagerError> {
+        let authorization = format!("Bearer {}", token.expose());
+        ManagerClient::with_authorization(url, authorization, true)
+    }
+
+    fn with_authorization(
+        url: &str,
+        authorization: String,
+        has_token: bool,
+    ) -> Result<ManagerClient, ManagerError> {
         let config = Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
@@ -200,7 +229,8 @@ impl ManagerClient {
                 LiteralAddressResolver::default(),
             ),
             url: parse_base_url(url)?,
-            authorization: format!("Bearer {}", token(key)),
+            authorization,
+            has_token,
         })
     }
 
@@ -357,6 +387,10 @@ impl ManagerClient {
         let text = self.text(answer)?;
         let body: ErrorBody = serde_json::from_str(&text)
             .map_err(|_| self.malformed(&format!("it says {status} without a reason")))?;
+        if self.has_token && body.code == ErrorCode::Unauthorized {
+            let url = self.url.clone();
+            return Err(ManagerError::TokenRefused { url });
+        }
         Err(ManagerError::from_answer(&self.url, body))
     }
 

@@ -1,5 +1,6 @@
 //! The manager's errors, and the way out of each.
 
+use crate::access::TokenName;
 use crate::layout_state::LayoutChangeError;
 use crate::placement::PlacementError;
 use crate::shape::ShapeError;
@@ -9,7 +10,9 @@ use pagemesh_base::brick_name::{BrickLabel, BrickName, BrickRef};
 use pagemesh_base::layout::{BrickId, EpochNumber, VolumeName};
 use pagemesh_base::slice::SliceError;
 use serde::{Deserialize, Serialize};
+use std::io;
 use utoipa::ToSchema;
+use uuid::Uuid;
 
 /// The kind of an error, for programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -17,8 +20,12 @@ use utoipa::ToSchema;
 pub enum ErrorCode {
     /// The request is invalid.
     BadRequest,
-    /// The client did not prove that it knows the key.
+    /// The client did not prove that it knows the key or a valid token.
     Unauthorized,
+    /// The role of the client does not permit the call.
+    Forbidden,
+    /// The client sent too many wrong tokens.
+    RateLimited,
     /// The named thing does not exist.
     NotFound,
     /// The path does not take this method.
@@ -56,6 +63,7 @@ impl ErrorCode {
         match self {
             ErrorCode::BadRequest => 400,
             ErrorCode::Unauthorized => 401,
+            ErrorCode::Forbidden => 403,
             ErrorCode::NotFound => 404,
             ErrorCode::WrongMethod => 405,
             ErrorCode::ChangedMeanwhile => 412,
@@ -64,11 +72,64 @@ impl ErrorCode {
             ErrorCode::Exists | ErrorCode::InUse | ErrorCode::EpochConflict | ErrorCode::Fenced => {
                 409
             }
+            ErrorCode::RateLimited => 429,
             ErrorCode::Internal => 500,
             ErrorCode::BrickFailed => 502,
             ErrorCode::Overloaded => 503,
             ErrorCode::TimedOut => 504,
             ErrorCode::NoRoom => 507,
+        }
+    }
+}
+
+impl ErrorCode {
+    /// The name in JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            ErrorCode::BadRequest => "bad-request",
+            ErrorCode::Unauthorized => "unauthorized",
+            ErrorCode::Forbidden => "forbidden",
+            ErrorCode::RateLimited => "rate-limited",
+            ErrorCode::NotFound => "not-found",
+            ErrorCode::WrongMethod => "wrong-method",
+            ErrorCode::TooLarge => "too-large",
+            ErrorCode::NotJson => "not-json",
+            ErrorCode::Exists => "exists",
+            ErrorCode::InUse => "in-use",
+            ErrorCode::EpochConflict => "epoch-conflict",
+            ErrorCode::ChangedMeanwhile => "changed-meanwhile",
+            ErrorCode::Fenced => "fenced",
+            ErrorCode::NoRoom => "no-room",
+            ErrorCode::BrickFailed => "brick-failed",
+            ErrorCode::Overloaded => "overloaded",
+            ErrorCode::TimedOut => "timed-out",
+            ErrorCode::Internal => "internal",
+        }
+    }
+
+    /// The meaning in words, the same for every error of the code.
+    #[must_use]
+    pub fn title(self) -> &'static str {
+        match self {
+            ErrorCode::BadRequest => "The request is invalid",
+            ErrorCode::Unauthorized => "The request carries no valid key or token",
+            ErrorCode::Forbidden => "The role does not permit the call",
+            ErrorCode::RateLimited => "Too many wrong tokens",
+            ErrorCode::NotFound => "The named thing does not exist",
+            ErrorCode::WrongMethod => "The path does not take this method",
+            ErrorCode::TooLarge => "The request is too long",
+            ErrorCode::NotJson => "The body is not JSON",
+            ErrorCode::Exists => "The name is taken",
+            ErrorCode::InUse => "The present state does not permit it",
+            ErrorCode::EpochConflict => "The layout has another epoch",
+            ErrorCode::ChangedMeanwhile => "The thing has changed meanwhile",
+            ErrorCode::Fenced => "Another client has attached",
+            ErrorCode::NoRoom => "There is no room",
+            ErrorCode::BrickFailed => "A brick failed",
+            ErrorCode::Overloaded => "Too many requests at once",
+            ErrorCode::TimedOut => "The request took too long",
+            ErrorCode::Internal => "The manager failed",
         }
     }
 }
@@ -202,6 +263,18 @@ pub enum Fault {
         /// The error of the brick.
         cause: SliceError,
     },
+    /// No token of this id.
+    #[error("there is no token {0}")]
+    NoSuchToken(Uuid),
+    /// The name is taken.
+    #[error("there already is a token {0}")]
+    TokenExists(TokenName),
+    /// The kernel gives no random bytes.
+    #[error("cannot make a token: {0}")]
+    Random(io::Error),
+    /// The first admin token cannot be written.
+    #[error("cannot write the admin token: {0}")]
+    AdminToken(io::Error),
     /// A limit is reached.
     #[error("there are {most} {what} already, and no more are allowed")]
     TooMany {
@@ -243,11 +316,14 @@ impl Fault {
                 | LayoutChangeError::NoLegNamed => ErrorCode::BadRequest,
                 _ => ErrorCode::InUse,
             },
-            Fault::Store(_) => ErrorCode::Internal,
-            Fault::NoSuchVolume(_) | Fault::NoSuchBrick(_) | Fault::NoSuchEvent(_) => {
-                ErrorCode::NotFound
+            Fault::Store(_) | Fault::Random(_) | Fault::AdminToken(_) => ErrorCode::Internal,
+            Fault::NoSuchVolume(_)
+            | Fault::NoSuchBrick(_)
+            | Fault::NoSuchEvent(_)
+            | Fault::NoSuchToken(_) => ErrorCode::NotFound,
+            Fault::VolumeExists(_) | Fault::BrickNameTaken { .. } | Fault::TokenExists(_) => {
+                ErrorCode::Exists
             }
-            Fault::VolumeExists(_) | Fault::BrickNameTaken { .. } => ErrorCode::Exists,
             Fault::ChangedMeanwhile(_) => ErrorCode::ChangedMeanwhile,
             Fault::Fenced { .. } => ErrorCode::Fenced,
             Fault::VolumeBusy(_)
@@ -332,6 +408,10 @@ impl Fault {
                 "serve the newest state of the pool; this one lacks writes that were acknowledged"
             }
             Fault::Brick { .. } => "nothing was changed; repair the brick and try again",
+            Fault::NoSuchToken(_) => "list what there is with: pagemesh token list",
+            Fault::TokenExists(_) => "choose another name, or revoke that token first",
+            Fault::Random(_) => "look at the manager's log",
+            Fault::AdminToken(_) => "let the manager write to the directory of its store",
             Fault::TooMany { .. } => "delete what is no longer needed",
         }
     }

@@ -4,6 +4,7 @@
 //! Invariants: memory changes only after the store, so a failed commit changes nothing. Callers
 //! hold the lock over commits and never over calls to bricks.
 
+use crate::access::{AccessState, TokenBook};
 use crate::call::CallContext;
 use crate::clock::Clock;
 use crate::events::{EventRing, Feed};
@@ -108,6 +109,8 @@ pub struct Manager {
     pub(crate) events: Arc<Mutex<EventRing>>,
     pub(crate) feed: Arc<Feed>,
     pub(crate) figures: Arc<Figures>,
+    /// The tokens.
+    pub(crate) access: Arc<AccessState>,
     /// Wakes the sweep when a brick with slices to delete returns.
     pub(crate) brick_returned: Arc<tokio::sync::Notify>,
     /// The request that this handle acts for.
@@ -217,7 +220,10 @@ impl Manager {
         clock: Arc<dyn Clock>,
         settings: ManagerSettings,
     ) -> Result<Manager, StoreError> {
-        let contents = store.load()?;
+        let mut contents = store.load()?;
+        let tokens = std::mem::take(&mut contents.tokens);
+        let tokens = TokenBook::new(tokens, contents.token_mark_unix_s, clock.elapsed());
+        let access = Arc::new(AccessState::new(tokens, contents.admin_token_made));
         let brick = |record: BrickRecord| BrickState {
             record,
             last_heartbeat: None,
@@ -250,6 +256,7 @@ impl Manager {
             feed: Arc::new(Feed::new(ring.last_seq())),
             events: Arc::new(Mutex::new(ring)),
             figures: Arc::default(),
+            access,
             brick_returned: Arc::default(),
             call: CallContext::default(),
         };

@@ -5,7 +5,7 @@
 //! call to a brick outlasts `STOP_TIMEOUT`. An idle manager wakes for heartbeats, once per
 //! `SWEEP_INTERVAL`, and when the next brick would count as dead, about as often.
 
-use crate::access::PeerAddress;
+use crate::access::{AllowedHosts, PeerAddress};
 use crate::api::watch::WatchStreams;
 use crate::api::{ApiState, REQUESTS_MAX};
 use crate::clock::{Clock, SystemClock};
@@ -13,6 +13,7 @@ use crate::connection::ConnectionCut;
 use crate::manager::{BrickConnector, Manager, ManagerSettings};
 use crate::store::{Store, StoreError};
 use crate::sweep::SWEEP_INTERVAL;
+use crate::tokens::{AdminTokenOutput, create_at_first_start};
 use axum::Router;
 use hyper::Request;
 use hyper::body::Incoming;
@@ -64,6 +65,10 @@ pub struct ManagerConfig {
     pub key: Key,
     /// The connector to bricks.
     pub bricks: Arc<dyn BrickConnector>,
+    /// The names under which browsers may reach the manager, besides IP addresses and `localhost`.
+    pub allowed_hosts: Vec<String>,
+    /// The way of the first admin token to its owner.
+    pub admin_token: AdminTokenOutput,
     /// The settings.
     pub settings: ManagerSettings,
     /// The source of time.
@@ -84,6 +89,8 @@ impl ManagerConfig {
             store,
             key,
             bricks,
+            allowed_hosts: vec![],
+            admin_token: AdminTokenOutput::default(),
             settings: ManagerSettings::default(),
             clock: Arc::new(SystemClock::new()),
         }
@@ -184,6 +191,7 @@ pub fn serve(config: ManagerConfig) -> Result<ManagerHandle, ServeError> {
     let store = Store::open(&config.store)?;
     let manager = Manager::new(store, config.bricks, config.clock, config.settings)?;
     let manager = Arc::new(manager);
+    create_at_first_start(&manager, &config.store, config.admin_token);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         // Besides requests: the sweep, and the publisher of changes.
@@ -195,8 +203,9 @@ pub fn serve(config: ManagerConfig) -> Result<ManagerHandle, ServeError> {
         let _inside = runtime.enter();
         tokio::net::TcpListener::from_std(listener).map_err(ServeError::Start)?
     };
+    let hosts = AllowedHosts::new(config.allowed_hosts);
     let (stop, stopped) = oneshot::channel();
-    let api = ApiState::new(manager.clone(), config.key);
+    let api = ApiState::new(manager.clone(), config.key, hosts);
     let streams = api.watch_streams();
     let router = api.router();
     let housekeeper = manager.clone();

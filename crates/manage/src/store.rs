@@ -5,9 +5,12 @@
 //! accepts no write until it is opened again. A file that is not a manager store is never written.
 //!
 //! Tables: `meta` (purpose and schema version of the file), `bricks` by UUID, `volumes` by name,
-//! `pending_deletes` by the UUIDs of brick and slice, `events` by sequence number. A store of an
-//! earlier version has no `events`; the first event makes it.
+//! `pending_deletes` by the UUIDs of brick and slice, `events` by sequence number, `tokens` by UUID. A
+//! store of an earlier version has no `events` and `tokens`; the first of each makes its table.
 
+mod tokens;
+
+use crate::access::TokenRecord;
 use crate::events::EventRecord;
 use crate::records::{BrickRecord, PendingDelete, VolumeRecord};
 use crate::slices::slice_locations;
@@ -105,6 +108,14 @@ pub enum StoreWrite<'a> {
     PutEvent(&'a EventRecord),
     /// Removes an event.
     RemoveEvent(u64),
+    /// Adds or replaces a token.
+    PutToken(&'a TokenRecord),
+    /// Forgets a token.
+    RemoveToken(Uuid),
+    /// Replaces the mark of token time, in seconds since 1970.
+    SetTokenMark(u64),
+    /// Notes that the first admin token was made.
+    NoteAdminTokenMade,
 }
 
 /// Everything in the store.
@@ -118,6 +129,12 @@ pub struct StoreContents {
     pub pending_deletes: Vec<PendingDelete>,
     /// Every event, by sequence number.
     pub events: Vec<EventRecord>,
+    /// Every token.
+    pub tokens: Vec<TokenRecord>,
+    /// The last mark of token time, in seconds since 1970; 0 if there is none.
+    pub token_mark_unix_s: u64,
+    /// Whether the first admin token was made.
+    pub admin_token_made: bool,
 }
 
 /// An open store; it locks out other processes.
@@ -254,6 +271,7 @@ impl Store {
             contents.pending_deletes.push(pending);
         }
         contents.events = self.load_events(&transaction)?;
+        self.load_tokens(&transaction, &mut contents)?;
         self.check_slices_unique(&contents)?;
         Ok(contents)
     }
@@ -402,6 +420,10 @@ fn apply_write(transaction: &WriteTransaction, write: &StoreWrite<'_>) -> Result
         StoreWrite::RemoveEvent(seq) => {
             transaction.open_table(EVENTS)?.remove(seq)?;
         }
+        StoreWrite::PutToken(record) => tokens::put(transaction, record)?,
+        StoreWrite::RemoveToken(id) => tokens::remove(transaction, *id)?,
+        StoreWrite::SetTokenMark(mark_unix_s) => tokens::set_mark(transaction, *mark_unix_s)?,
+        StoreWrite::NoteAdminTokenMade => tokens::note_admin_token(transaction)?,
     }
     Ok(())
 }

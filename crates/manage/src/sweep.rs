@@ -218,8 +218,10 @@ impl Manager {
         }
     }
 
-    /// One sweep: reports the bricks that died or returned, and retries the pending deletes.
+    /// One sweep: notes expired tokens, reports the bricks that died or returned, and retries the
+    /// pending deletes.
     pub fn sweep(&self) {
+        self.store_expired_tokens();
         self.log_liveness_changes();
         self.report_liveness_changes();
         let pending = self.next_pending_deletes();

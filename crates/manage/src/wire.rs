@@ -1,17 +1,21 @@
 //! JSON bodies of the REST API. Ids are UUIDs as text, sizes are bytes, epochs are numbers.
 
+mod access;
 mod bricks;
 mod figures;
+mod problem;
 
 pub use crate::events::{
     Acknowledgement, EventFilter, EventKind, EventRecord, Severity, Subject, SubjectKind,
 };
 pub use crate::fault::ErrorCode;
 pub use crate::records::{Attachment, LegNote};
+pub use access::{CreateToken, CreatedToken, LoginRequest, TokenInfo, WhoAmI};
 pub use bricks::{
     BrickInfo, BrickRegistration, BrickScrub, HeartbeatReply, ScrubBrick, ScrubReport,
     ScrubRequest, ScrubState,
 };
+pub use problem::{ErrorBody, PROBLEM_JSON};
 
 pub use figures::{
     FigureKind, FigureSeries, FigureSpan, FigureValues, LatencyBand, RecentFigures,
@@ -27,21 +31,6 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
-
-/// An error answer.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[schema(as = Error)]
-pub struct ErrorBody {
-    /// The error, for people.
-    pub error: String,
-    /// The way out.
-    pub hint: String,
-    /// The kind of the error, for programs.
-    pub code: ErrorCode,
-    /// The layout's current epoch, in an `epoch-conflict`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub epoch: Option<u32>,
-}
 
 /// The use of a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

@@ -74,7 +74,7 @@ fn changes_of_volumes_have_events() {
     let served = cluster.serve_with_bricks_alive();
     let client = &served.client;
     let joined = kinds(&all(client));
-    let mut wanted = vec![EventKind::ManagerStarted];
+    let mut wanted = vec![EventKind::ManagerStarted, EventKind::TokenCreated];
     wanted.extend([EventKind::BrickJoined; 3]);
     assert_eq!(joined, wanted);
     let start = last_seq(client);
@@ -241,6 +241,7 @@ fn flapping_brick_has_two_events() {
     assert_eq!(
         flaps.copied().collect::<Vec<_>>(),
         [
+            EventKind::TokenCreated,
             EventKind::BrickJoined,
             EventKind::BrickLost,
             EventKind::BrickReturned

@@ -6,6 +6,8 @@
 use pagemesh_base::brick_name::{BrickName, BrickRef};
 use pagemesh_base::layout::*;
 use pagemesh_fuzz::{FuzzTarget, measure_allocation};
+use pagemesh_manage::Role;
+use pagemesh_manage::access::{TokenRecord, TokenRole, TokenSecret};
 use pagemesh_manage::durability::Durability;
 use pagemesh_manage::layout_state::LayoutState;
 use pagemesh_manage::records::{BrickRecord, PendingDelete, VolumeRecord};
@@ -225,8 +227,31 @@ fn bodies() -> Vec<Vec<u8>> {
             severity: Some(Severity::Warning),
             subject: Some("volume:v".into()),
         }),
+        json(&create_token()),
+        json(&LoginRequest {
+            token: "pm_x".into(),
+        }),
         b"{}".to_vec(),
     ]
+}
+
+fn create_token() -> CreateToken {
+    CreateToken {
+        name: "backup".parse().expect("a name"),
+        role: TokenRole::Operator,
+        expires_s: Some(60),
+    }
+}
+
+fn token_info() -> TokenInfo {
+    TokenInfo {
+        id: Uuid::from_u128(7),
+        name: "backup".parse().expect("a name"),
+        role: TokenRole::Viewer,
+        created_unix_s: 5,
+        expires_unix_s: Some(65),
+        expired: false,
+    }
 }
 
 /// Checks that a decoded name is safe in paths and logs.
@@ -249,6 +274,8 @@ fn fuzz_rest_request() {
     decodes::<AttachReplica>(&seeds);
     decodes::<ChooseReplica>(&seeds);
     decodes::<ReportReplication>(&seeds);
+    decodes::<CreateToken>(&seeds);
+    decodes::<LoginRequest>(&seeds);
     decodes::<EventFilter>(&seeds);
     target("rest_request")
         .seeds(bodies())
@@ -285,6 +312,11 @@ fn fuzz_rest_request() {
                         .map(|body| (body.brick.is_some(), body.asynchronous)),
                     check_decoded::<ChooseReplica>(bytes).map(|body| body.expected.is_some()),
                     check_decoded::<ReportReplication>(bytes).map(|body| body.resyncs.len().min(4)),
+                    check_decoded::<LoginRequest>(bytes).is_some(),
+                    check_decoded::<CreateToken>(bytes).map(|body| {
+                        check_plain(body.name.as_str());
+                        body.role as u8
+                    }),
                 ),
             )
         });
@@ -417,6 +449,16 @@ fn answers() -> Vec<Vec<u8>> {
             pending_deletions: 1,
         }),
         json(&DetachReply { detached: true }),
+        json(&token_info()),
+        json(&CreatedToken {
+            token: "pm_x".into(),
+            info: token_info(),
+        }),
+        json(&WhoAmI {
+            name: "cluster key".into(),
+            role: Role::Cluster,
+            expires_unix_s: None,
+        }),
         json(&layout()),
         json(&two_segments(0, 4 << 20)),
         json(&two_segments(2, u64::MAX)),
@@ -436,6 +478,9 @@ fn fuzz_rest_answer() {
     decodes::<EventRecord>(&seeds);
     decodes::<DeleteReply>(&seeds);
     decodes::<DetachReply>(&seeds);
+    decodes::<TokenInfo>(&seeds);
+    decodes::<CreatedToken>(&seeds);
+    decodes::<WhoAmI>(&seeds);
     decodes::<Layout>(&seeds);
     target("rest_answer")
         .seeds(seeds)
@@ -453,6 +498,8 @@ fn fuzz_rest_answer() {
                     .map(|body| body.scrub.map(|request| request.stop)),
                 check_decoded::<DeleteReply>(bytes).is_some(),
                 check_decoded::<DetachReply>(bytes).is_some(),
+                check_decoded::<CreatedToken>(bytes).map(|body| body.info.role as u8),
+                check_decoded::<WhoAmI>(bytes).map(|body| body.role),
                 check_decoded::<BrickInfo>(bytes).map(|body| body.scrub.is_some()),
                 check_decoded::<ClusterStatus>(bytes).is_some(),
                 check_decoded::<EventRecord>(bytes).map(|event| event.kind),
@@ -510,8 +557,15 @@ fn fuzz_store_record() {
         slice: SliceId(Uuid::from_u128(5)),
         uncertain: true,
     };
-    let seeds = [json(&brick), json(&volume), json(&pending), json(&event())];
+    let seeds = [
+        json(&brick),
+        json(&volume),
+        json(&pending),
+        json(&event()),
+        json(&token_record()),
+    ];
     decodes::<VolumeRecord>(&seeds);
+    decodes::<TokenRecord>(&seeds);
     decodes::<EventRecord>(&seeds);
     target("store_record")
         .seeds(seeds)
@@ -524,6 +578,20 @@ fn fuzz_store_record() {
                 volume.map(|volume| layout_summary(&volume.layout_state.layout)),
                 check_decoded::<PendingDelete>(bytes).map(|pending| pending.uncertain),
                 check_decoded::<EventRecord>(bytes).map(|event| event.severity),
+                check_decoded::<TokenRecord>(bytes).map(|token| token.is_expired(65)),
             )
         });
+}
+
+fn token_record() -> TokenRecord {
+    let token = format!("pm_{}", "A".repeat(43));
+    TokenRecord {
+        id: Uuid::from_u128(7),
+        name: "backup".parse().expect("a name"),
+        role: TokenRole::Admin,
+        hash: TokenSecret::parse(&token).expect("a token").hash(),
+        created_unix_s: 5,
+        expires_unix_s: Some(65),
+        expired: true,
+    }
 }

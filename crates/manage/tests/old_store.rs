@@ -94,7 +94,7 @@ fn contents() -> StoreContents {
             slice: SliceId(Uuid::from_u128(50)),
             uncertain: true,
         }],
-        events: vec![],
+        ..StoreContents::default()
     }
 }
 

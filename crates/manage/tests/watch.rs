@@ -137,7 +137,7 @@ fn stream_reports_changes() {
         let hello = stream.next_message().expect("a message");
         assert_eq!(hello.kind, "hello");
         let hello: Hello = serde_json::from_str(&hello.data).expect("hello");
-        assert_eq!(hello.last_seq, 3, "one start and two bricks");
+        assert_eq!(hello.last_seq, 4, "one start, one token and two bricks");
         next_of::<serde_json::Value>(&mut stream, "status", |it| it["bricks_alive"] == 2);
         client
             .create(&create_request("v", LayoutKind::Mirror, MIB))
@@ -145,7 +145,7 @@ fn stream_reports_changes() {
         let made: VolumeInfo = next_of(&mut stream, "volume", |it: &VolumeInfo| it.epoch.0 == 1);
         assert_eq!(made, client.volume(&name("v")).expect("shown").info);
         let event: EventRecord = next_of(&mut events, "event", |_| true);
-        assert_eq!((event.seq, event.kind), (4, EventKind::VolumeCreated));
+        assert_eq!((event.seq, event.kind), (5, EventKind::VolumeCreated));
         // The server sweeps too: at no time is the other brick silent for too long.
         peer.cluster.clock.advance(DEAD_AFTER / 2);
         peer.served

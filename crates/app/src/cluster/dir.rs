@@ -8,6 +8,7 @@
 
 use crate::output::bytes;
 use anyhow::{Context, bail};
+use pagemesh_manage::ADMIN_TOKEN_FILE;
 use rustix::fs::FlockOperation;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::MetadataExt;
@@ -215,7 +216,8 @@ pub fn warn_of_leftovers(tmpfs: &Path) {
 
 /// Whether `up` creates a file of this name.
 fn is_cluster_file(name: &str) -> bool {
-    const FIXED: [&str; 6] = [
+    const FIXED: [&str; 7] = [
+        ADMIN_TOKEN_FILE,
         "key",
         "lock",
         "manager.redb",
@@ -302,7 +304,13 @@ mod tests {
         for name in ["brick-1.pool", "brick-12.pool"] {
             std::fs::write(pools.join(name), b"pages").expect("written");
         }
-        for name in ["key", "brick-1.log", "notes.txt", "brick-x.log"] {
+        for name in [
+            "key",
+            "admin-token",
+            "brick-1.log",
+            "notes.txt",
+            "brick-x.log",
+        ] {
             std::fs::write(dir.path().join(name), b"text").expect("written");
         }
         let client = File::open(pools.join("brick-1.pool")).expect("opened");
@@ -319,6 +327,7 @@ mod tests {
         );
         assert!(!pools.exists());
         assert!(!dir.path().join("key").exists());
+        assert!(!dir.path().join("admin-token").exists());
     }
 
     #[test]

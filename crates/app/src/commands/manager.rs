@@ -1,6 +1,7 @@
 //! `pagemesh manager`.
 
 use crate::args::path_parser;
+use crate::client::host_name;
 use crate::config::ConfigArgs;
 use crate::key;
 use crate::service;
@@ -11,7 +12,8 @@ use pagemesh_base::slice::{BrickControl, SliceError};
 use pagemesh_fabric::brick_client::BrickClient;
 use pagemesh_fabric::limits::Timeouts;
 use pagemesh_fabric::tcp::resolve;
-use pagemesh_manage::{BrickConnector, ManagerConfig, serve};
+use pagemesh_manage::{AdminTokenOutput, BrickConnector, ManagerConfig, serve};
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -30,6 +32,10 @@ pub struct ManagerDaemonArgs {
     pub key: Option<PathBuf>,
     #[command(flatten)]
     pub config: ConfigArgs,
+    /// Name under which browsers may reach the manager, besides IP addresses, `localhost` and this
+    /// host's name; may be repeated. A cookie for another name does not count.
+    #[arg(long, value_name = "NAME")]
+    pub allowed_host: Vec<String>,
     /// Exit when standard input ends.
     #[arg(long, hide = true)]
     pub until_stdin_ends: bool,
@@ -54,12 +60,13 @@ pub fn run(args: &ManagerDaemonArgs) -> anyhow::Result<()> {
     };
     let ending = Shutdown::listen(args.until_stdin_ends)?;
     let bricks = Arc::new(TcpBrickConnector(key.clone()));
-    let handle = serve(ManagerConfig::new(
-        &args.listen,
-        args.store.clone(),
-        key,
-        bricks,
-    ))?;
+    let mut config = ManagerConfig::new(&args.listen, args.store.clone(), key, bricks);
+    config.allowed_hosts = args.allowed_host.clone();
+    config.allowed_hosts.push(host_name());
+    if std::io::stdout().is_terminal() {
+        config.admin_token = AdminTokenOutput::Terminal;
+    }
+    let handle = serve(config)?;
     println!("ready {}", handle.url());
     service::notify_ready(&handle.url());
     ending.wait();

@@ -3,16 +3,21 @@
 //! Invariant: the guard alone makes identities for requests; a handler reads them as an extension of
 //! the request.
 
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 /// The name of every program that knows the cluster key.
 const CLUSTER_KEY_NAME: &str = "cluster key";
 
 /// The rights of an identity. Each role may do everything that the roles before it may do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
+)]
+#[serde(rename_all = "kebab-case")]
 pub enum Role {
     /// Reads everything but tokens.
     Viewer,

@@ -2,7 +2,8 @@
 //! compares them with the real ones.
 
 use super::endpoints;
-use crate::wire::ScrubState;
+use crate::access::RouteRoles;
+use crate::wire::{PROBLEM_JSON, ScrubState};
 use serde::{Deserialize, Serialize};
 use utoipa::openapi::RefOr;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
@@ -159,7 +160,7 @@ pub struct ScrubReport {
 #[derive(OpenApi)]
 #[openapi(
     info(title = "pagemesh manager",
-        description = "Volumes, their layouts and the bricks they lie on. The token is the hex of HMAC-SHA256 of `pagemesh rest v0` under the cluster key."),
+        description = "Volumes, their layouts and the bricks they lie on. The bearer is a token (`pm_…`), or the hex of HMAC-SHA256 of `pagemesh rest v0` under the cluster key, which has the role `cluster`. Browsers may send a token as the cookie `pagemesh_token`. The scope of `security` is the role that a call needs; each of `viewer`, `operator`, `admin` and `cluster` may make the calls of those before it. Errors are problems of RFC 9457. Every call but `/healthz` and the login may answer 401 without a valid credential, 403 with a weaker role, and 429 after too many wrong tokens."),
     security(("token" = [])),
     modifiers(&TokenScheme)
 )]
@@ -195,13 +196,26 @@ pub fn document() -> utoipa::openapi::OpenApi {
         methods.into_iter().flatten()
     });
     for (status, response) in operations.flat_map(|it| &mut it.responses.responses) {
-        if let RefOr::T(response) = response
-            && response.description.is_empty()
-        {
+        let RefOr::T(response) = response else {
+            continue;
+        };
+        if response.description.is_empty() {
             response.description = meaning_of_status(status).to_owned();
+        }
+        if status.starts_with(['4', '5'])
+            && let Some(content) = response.content.shift_remove("application/json")
+        {
+            response.content.insert(PROBLEM_JSON.to_owned(), content);
         }
     }
     document
+}
+
+/// The role that each route needs, as its annotation states.
+#[must_use]
+pub fn route_roles() -> RouteRoles {
+    let document = serde_json::to_value(document());
+    RouteRoles::of_document(&document.expect("the document has only JSON"))
 }
 
 /// The description of an answer without one of its own; OpenAPI 3.1 requires one.

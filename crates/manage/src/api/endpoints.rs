@@ -1,9 +1,10 @@
 //! The endpoints of the REST API. Each is a handler that calls the manager, and the method of [`ManagerClient`] that
 //! calls the handler.
 //!
-//! Invariant: the annotation of a handler is the only place with its method, path and statuses. `routes` makes the
+//! Invariant: the annotation of a handler is the only place with its method, path, role and statuses. `routes` makes the
 //! router and the OpenAPI document of it. Handlers of one path share a `routes!`.
 
+mod access;
 mod attachments;
 mod bricks;
 mod events;
@@ -11,6 +12,8 @@ mod figures;
 mod replicas;
 mod volumes;
 mod watch;
+
+pub(super) use access::cleared_cookie;
 
 use super::ApiState;
 use super::document::{self, document};
@@ -33,6 +36,7 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
         .routes(routes!(healthz))
         .routes(routes!(openapi))
         .routes(routes!(status))
+        .merge(access::routes())
         .merge(bricks::routes())
         .merge(volumes::routes())
         .merge(replicas::routes())
@@ -50,14 +54,14 @@ async fn healthz() -> &'static str {
 }
 
 /// This document.
-#[utoipa::path(get, path = "/api/v1/openapi.json", tag = "manager",
+#[utoipa::path(get, path = "/api/v1/openapi.json", tag = "manager", security(("token" = ["viewer"])),
     responses((status = 200, description = "The OpenAPI document")))]
 async fn openapi() -> Json<OpenApi> {
     Json(document())
 }
 
 /// A summary of the cluster.
-#[utoipa::path(get, path = "/api/v1/status", tag = "manager",
+#[utoipa::path(get, path = "/api/v1/status", tag = "manager", security(("token" = ["viewer"])),
     responses((status = 200, body = ClusterStatus)))]
 async fn status(State(api): State<ApiState>) -> JsonResult<ClusterStatus> {
     api.run_store_work(|manager| Ok(manager.status()))

@@ -1,12 +1,14 @@
 //! The REST API: its routes and limits.
 //!
-//! Invariants: only `/healthz` and the files of the console are answered without the cluster's
-//! token; without it even the existence of a path stays hidden. Every refusal of a readable HTTP request is JSON. Blocking
+//! Invariants: only `/healthz`, the login and the files of the console are answered without a credential;
+//! without one even the existence of a path stays hidden. A role needs no look-up in handlers: the guard compares it with
+//! the role that the route's annotation states. Every refusal of a readable HTTP request is JSON. Blocking
 //! work runs on its own threads, at most [`REQUESTS_MAX`] at once, even if clients stop waiting.
 
 mod blocking;
 mod caller;
 mod console;
+mod credentials;
 pub mod document;
 mod endpoints;
 mod etag;
@@ -18,10 +20,11 @@ pub mod watch;
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use pagemesh_base::key::Key;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
+use crate::access::{AllowedHosts, RouteRoles, WrongTokens};
 use crate::manager::Manager;
 use watch::WatchStreams;
 
@@ -41,6 +44,12 @@ pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) struct ApiState {
     manager: Arc<Manager>,
     key: Key,
+    /// The role that each route needs.
+    roles: Arc<RouteRoles>,
+    /// The names under which browsers may reach the manager.
+    allowed_hosts: Arc<AllowedHosts>,
+    /// The wrong tokens of each address.
+    wrong_tokens: Arc<Mutex<WrongTokens>>,
     /// Permits of requests being read and answered.
     request_permits: Arc<Semaphore>,
     /// Permits of blocking work, which may outlast its request.
@@ -52,10 +61,13 @@ pub(crate) struct ApiState {
 }
 
 impl ApiState {
-    pub(crate) fn new(manager: Arc<Manager>, key: Key) -> ApiState {
+    pub(crate) fn new(manager: Arc<Manager>, key: Key, allowed_hosts: AllowedHosts) -> ApiState {
         ApiState {
             manager,
             key,
+            roles: Arc::new(document::route_roles()),
+            allowed_hosts: Arc::new(allowed_hosts),
+            wrong_tokens: Arc::default(),
             request_permits: Arc::new(Semaphore::new(REQUESTS_MAX)),
             blocking_permits: Arc::new(Semaphore::new(REQUESTS_MAX)),
             brick_permits: Arc::new(Semaphore::new(SLOW_REQUESTS_MAX)),

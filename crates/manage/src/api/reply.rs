@@ -1,18 +1,22 @@
 //! Errors as JSON, and extractors that refuse with them.
 
 use crate::fault::{ErrorCode, Fault};
-use crate::wire::ErrorBody;
+use crate::wire::{ErrorBody, PROBLEM_JSON};
 use axum::Json;
 use axum::extract::rejection::JsonRejection;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::de::DeserializeOwned;
+use std::time::Duration;
 
 /// An error answer to a client.
 #[derive(Debug)]
-pub(super) struct Refusal(ErrorBody);
+pub(super) struct Refusal {
+    body: ErrorBody,
+    headers: Vec<(HeaderName, HeaderValue)>,
+}
 
 impl Refusal {
     pub(super) fn new(
@@ -20,12 +24,34 @@ impl Refusal {
         error: impl Into<String>,
         hint: impl Into<String>,
     ) -> Refusal {
-        Refusal(ErrorBody {
+        Refusal::from(ErrorBody {
             error: error.into(),
             hint: hint.into(),
             code,
             epoch: None,
         })
+    }
+
+    /// The refusal of a request without a valid credential. It is the same for all paths.
+    pub(super) fn unauthorized() -> Refusal {
+        Refusal::new(
+            ErrorCode::Unauthorized,
+            "the request does not carry this cluster's token",
+            "use the cluster's key file (--key FILE or PAGEMESH_KEY), or a token (--token-file FILE or PAGEMESH_TOKEN)",
+        )
+    }
+
+    /// Says when a repetition may succeed, in whole seconds.
+    pub(super) fn with_retry_after(mut self, time: Duration) -> Refusal {
+        let seconds = HeaderValue::from(time.as_secs() + 1);
+        self.headers.push((header::RETRY_AFTER, seconds));
+        self
+    }
+
+    /// Replaces the browser's cookie.
+    pub(super) fn with_cookie(mut self, cookie: HeaderValue) -> Refusal {
+        self.headers.push((header::SET_COOKIE, cookie));
+        self
     }
 
     pub(super) fn overloaded() -> Refusal {
@@ -37,27 +63,36 @@ impl Refusal {
     }
 }
 
+impl From<ErrorBody> for Refusal {
+    fn from(body: ErrorBody) -> Refusal {
+        let headers = vec![];
+        Refusal { body, headers }
+    }
+}
+
 impl From<Fault> for Refusal {
     fn from(fault: Fault) -> Refusal {
         // Only an internal error is the manager's own failure; this is the one place that logs it.
         if fault.code() == ErrorCode::Internal {
             tracing::error!(error = %fault, "a request failed");
         }
-        Refusal(fault.to_body())
+        Refusal::from(fault.to_body())
     }
 }
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        let status = StatusCode::from_u16(self.0.code.status());
+        let status = StatusCode::from_u16(self.body.code.status());
         let status = status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let mut response = (status, Json(self.0)).into_response();
+        let mut response = (status, Json(self.body)).into_response();
+        let headers = response.headers_mut();
+        let problem = HeaderValue::from_static(PROBLEM_JSON);
+        headers.insert(header::CONTENT_TYPE, problem);
         if status == StatusCode::UNAUTHORIZED {
-            let scheme = header::HeaderValue::from_static("Bearer");
-            response
-                .headers_mut()
-                .insert(header::WWW_AUTHENTICATE, scheme);
+            let scheme = HeaderValue::from_static("Bearer");
+            headers.insert(header::WWW_AUTHENTICATE, scheme);
         }
+        headers.extend(self.headers);
         response
     }
 }

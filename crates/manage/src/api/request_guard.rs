@@ -1,20 +1,17 @@
-//! The checks before every request: token, length, number of requests, time limit.
+//! The checks before every request: identity and role, length, number of requests, time limit.
 
+use super::credentials::admit;
 use super::reply::Refusal;
 use super::{ApiState, BODY_BYTES_MAX, REQUEST_TIMEOUT};
-use crate::access::Identity;
 use crate::fault::ErrorCode;
-use crate::token::is_authorized;
 use axum::extract::{Request, State};
 use axum::http::HeaderValue;
-use axum::http::header::{AUTHORIZATION, CONNECTION};
+use axum::http::header::CONNECTION;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use hyper::body::Body;
 use std::time::Duration;
 
-/// The only path without a token: it reports that the manager runs, and no more.
-const OPEN_PATH: &str = "/healthz";
 /// Bytes and time that the server spends on the body of a refused request, to keep its connection
 /// usable.
 const UNREAD_BYTES_MAX: usize = 64 << 10;
@@ -25,16 +22,12 @@ pub(super) async fn guard(
     mut request: Request,
     next: Next,
 ) -> Response {
-    if request.uri().path() != OPEN_PATH {
-        if !may_pass(&api, &request) {
-            let refusal = Refusal::new(
-                ErrorCode::Unauthorized,
-                "the request does not carry this cluster's token",
-                "use the cluster's key file: --key FILE or PAGEMESH_KEY",
-            );
-            return refuse_and_drain(refusal, request).await;
+    match admit(&api, &request) {
+        Ok(Some(identity)) => {
+            request.extensions_mut().insert(identity);
         }
-        request.extensions_mut().insert(Identity::cluster_key());
+        Ok(None) => {}
+        Err(refusal) => return refuse_and_drain(refusal, request).await,
     }
     // Check a declared length before the client sends the body. The extractor counts a body without
     // a declared length while it arrives.
@@ -72,12 +65,4 @@ async fn refuse_and_drain(refusal: Refusal, request: Request) -> Response {
         response.headers_mut().insert(CONNECTION, close);
     }
     response
-}
-
-fn may_pass(api: &ApiState, request: &Request) -> bool {
-    let mut headers = request.headers().get_all(AUTHORIZATION).iter();
-    match (headers.next(), headers.next()) {
-        (Some(header), None) => is_authorized(&api.key, header.as_bytes()),
-        _ => false,
-    }
 }

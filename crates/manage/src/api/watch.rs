@@ -169,12 +169,6 @@ fn last_event_id(headers: &HeaderMap) -> Result<Option<u64>, Refusal> {
     })
 }
 
-/// Whether the identity of a request is still valid.
-fn is_valid(identity: &Identity) -> bool {
-    // The cluster key is valid as long as the manager runs.
-    identity.token.is_none()
-}
-
 /// The task of a stream.
 struct WatchStream {
     manager: Arc<Manager>,
@@ -212,7 +206,7 @@ impl WatchStream {
                 }
                 () = self.sender.closed() => return,
                 _ = checks.tick() => {
-                    if !is_valid(&self.identity) {
+                    if !self.manager.is_still_valid(&self.identity) {
                         return self.connection.cut();
                     }
                 }

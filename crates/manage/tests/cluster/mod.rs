@@ -6,6 +6,7 @@
 use pagemesh_base::key::Key;
 use pagemesh_base::layout::{BrickId, Layout, Leg, SliceId, VolumeName};
 use pagemesh_base::slice::{BrickControl, BrickStatus, SliceError, SliceInfo};
+use pagemesh_manage::AdminTokenOutput;
 use pagemesh_manage::clock::Clock;
 use pagemesh_manage::store::Store;
 use pagemesh_manage::wire::{BrickRegistration, CreateVolume, ErrorCode, VolumeContent};
@@ -366,6 +367,8 @@ impl Cluster {
             store: self.store(),
             key: self.key.clone(),
             bricks: self.bricks.clone(),
+            allowed_hosts: vec!["store.example".into()],
+            admin_token: AdminTokenOutput::File,
             settings,
             clock: self.clock.clone(),
         })

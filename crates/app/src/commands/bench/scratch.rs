@@ -101,6 +101,7 @@ impl ScratchCluster {
         ManagerArgs {
             manager: self.cluster.url.clone(),
             key: Some(self.dir.path().join("key")),
+            token_file: None,
             output: Output::Table,
         }
     }

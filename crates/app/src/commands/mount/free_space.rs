@@ -1,7 +1,7 @@
 //! The space that a mount may use: the limit of its files, and the free space of the pools.
 
 use crate::args::ManagerArgs;
-use crate::client::manager_client;
+use crate::client::cluster_client;
 use pagemesh_fs::{Fs, FsError};
 use pagemesh_fuse::FreeSpaceFn;
 use pagemesh_manage::ManagerClient;
@@ -36,7 +36,7 @@ pub fn watch(
 ) -> anyhow::Result<FreeSpaceFn> {
     let free_bytes = Arc::new(AtomicU64::new(UNKNOWN));
     let mut poll = SpacePoll {
-        manager: manager_client(args)?,
+        manager: cluster_client(args)?,
         detail,
         fs: Arc::downgrade(fs),
     };

@@ -28,6 +28,7 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
 
 /// Attaches a volume to a client and fences the previous client.
 #[utoipa::path(post, path = "/api/v1/volumes/{name}/attach", tag = "volumes",
+    security(("token" = ["cluster"])),
     params(("name" = String, Path, description = "The volume")), request_body = AttachVolume,
     responses((status = 200, body = AttachReply), (status = 404, body = ErrorBody)))]
 async fn attach_volume(
@@ -41,6 +42,7 @@ async fn attach_volume(
 
 /// Ends an attachment; an attachment other than the current one stays.
 #[utoipa::path(post, path = "/api/v1/volumes/{name}/detach", tag = "volumes",
+    security(("token" = ["operator"])),
     params(("name" = String, Path, description = "The volume")), request_body = DetachVolume,
     responses((status = 200, body = DetachReply), (status = 404, body = ErrorBody)))]
 async fn detach_volume(
@@ -55,6 +57,7 @@ async fn detach_volume(
 /// Takes the report of the attached client about asynchronous and resyncing copies, and returns the
 /// details of the volume.
 #[utoipa::path(post, path = "/api/v1/volumes/{name}/copies", tag = "volumes",
+    security(("token" = ["cluster"])),
     params(("name" = String, Path, description = "The volume")), request_body = ReportReplication,
     responses((status = 200, body = VolumeDetail), (status = 404, body = ErrorBody),
         (status = 409, body = ErrorBody)))]
@@ -72,6 +75,7 @@ async fn report_replication(
 /// The client of the volume calls it, with the cluster key and its attachment. Omitting the
 /// attachment is for tools.
 #[utoipa::path(post, path = "/api/v1/volumes/{name}/legs", tag = "volumes",
+    security(("token" = ["cluster"])),
     params(("name" = String, Path, description = "The volume")), request_body = ChangeLegs,
     responses((status = 200, body = document::Layout), (status = 400, body = ErrorBody),
         (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]

@@ -29,7 +29,8 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
 }
 
 /// The bricks, by name; `If-None-Match` spares an unchanged list.
-#[utoipa::path(get, path = "/api/v1/bricks", tag = "bricks", params(ListBricks),
+#[utoipa::path(get, path = "/api/v1/bricks", tag = "bricks",
+    security(("token" = ["viewer"])), params(ListBricks),
     responses((status = 200, body = Vec<BrickInfo>), (status = 304), (status = 400, body = ErrorBody)))]
 async fn list_bricks(
     State(api): State<ApiState>,
@@ -67,6 +68,7 @@ fn without_age(brick: BrickInfo) -> BrickInfo {
 
 /// A brick. `ETag` names its state for `If-Match`.
 #[utoipa::path(get, path = "/api/v1/bricks/{brick}", tag = "bricks",
+    security(("token" = ["viewer"])),
     params(("brick" = String, Path, description = "Its name, or the UUID of its pool")),
     responses((status = 200, body = BrickInfo), (status = 304), (status = 400, body = ErrorBody),
         (status = 404, body = ErrorBody)))]
@@ -82,6 +84,7 @@ async fn show_brick(
 
 /// Registers a brick, or renews its registration.
 #[utoipa::path(put, path = "/api/v1/bricks/{brick}", tag = "bricks",
+    security(("token" = ["cluster"])),
     params(("brick" = String, Path, description = "Its name, or the UUID of its pool")),
     request_body = BrickRegistration,
     responses((status = 200, body = HeartbeatReply),
@@ -109,6 +112,7 @@ async fn heartbeat(
 /// Forgets a dead brick that holds no slice. With `force` also one that holds slices of deleted
 /// volumes.
 #[utoipa::path(delete, path = "/api/v1/bricks/{brick}", tag = "bricks",
+    security(("token" = ["admin"])),
     params(("brick" = String, Path, description = "Its name, or the UUID of its pool"), ForceParam),
     responses((status = 204), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
 async fn forget_brick(
@@ -124,6 +128,7 @@ async fn forget_brick(
 /// Asks a brick to start a scrub of its pool, or to stop the running one. The answer to its next
 /// heartbeat carries the request; repeating the request changes nothing.
 #[utoipa::path(post, path = "/api/v1/bricks/{brick}/scrub", tag = "bricks",
+    security(("token" = ["operator"])),
     params(("brick" = String, Path, description = "Its name, or the UUID of its pool")),
     request_body = ScrubBrick,
     responses((status = 200, body = BrickInfo), (status = 400, body = ErrorBody),

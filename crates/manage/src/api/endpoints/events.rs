@@ -21,7 +21,9 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
 }
 
 /// The events of the cluster, in the order of their numbers.
-#[utoipa::path(get, path = "/api/v1/events", tag = "events", params(EventFilter),
+#[utoipa::path(get, path = "/api/v1/events", tag = "events",
+    security(("token" = ["viewer"])),
+    params(EventFilter),
     responses((status = 200, body = Vec<EventRecord>), (status = 400, body = ErrorBody)))]
 async fn list_events(
     State(api): State<ApiState>,
@@ -54,6 +56,7 @@ async fn list_events(
 
 /// Acknowledges an event. A second acknowledgement changes nothing.
 #[utoipa::path(post, path = "/api/v1/events/{seq}/acknowledge", tag = "events",
+    security(("token" = ["operator"])),
     params(("seq" = u64, Path, description = "The number of the event")),
     responses((status = 200, body = EventRecord), (status = 400, body = ErrorBody),
         (status = 404, body = ErrorBody)))]

@@ -30,6 +30,7 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
 
 /// The last minute of every volume and brick.
 #[utoipa::path(get, path = "/api/v1/figures", tag = "figures",
+    security(("token" = ["viewer"])),
     responses((status = 200, body = RecentFigures)))]
 async fn recent_figures(State(api): State<ApiState>) -> JsonResult<RecentFigures> {
     api.run_store_work(|manager| Ok(manager.recent_figures()))
@@ -38,7 +39,9 @@ async fn recent_figures(State(api): State<ApiState>) -> JsonResult<RecentFigures
 }
 
 /// The history of the sum of all volumes.
-#[utoipa::path(get, path = "/api/v1/figures/cluster", tag = "figures", params(SpanParam),
+#[utoipa::path(get, path = "/api/v1/figures/cluster", tag = "figures",
+    security(("token" = ["viewer"])),
+    params(SpanParam),
     responses((status = 200, body = FigureSeries), (status = 400, body = ErrorBody)))]
 async fn cluster_figures(
     State(api): State<ApiState>,
@@ -51,6 +54,7 @@ async fn cluster_figures(
 
 /// The history of a volume.
 #[utoipa::path(get, path = "/api/v1/figures/volumes/{name}", tag = "figures",
+    security(("token" = ["viewer"])),
     params(("name" = String, Path, description = "The volume"), SpanParam),
     responses((status = 200, body = FigureSeries), (status = 400, body = ErrorBody),
         (status = 404, body = ErrorBody)))]
@@ -66,6 +70,7 @@ async fn volume_figures(
 
 /// The history of a brick: the requests over `tcp`.
 #[utoipa::path(get, path = "/api/v1/figures/bricks/{brick}", tag = "figures",
+    security(("token" = ["viewer"])),
     params(("brick" = String, Path, description = "Its name, or the UUID of its pool"), SpanParam),
     responses((status = 200, body = FigureSeries), (status = 400, body = ErrorBody),
         (status = 404, body = ErrorBody)))]
@@ -81,6 +86,7 @@ async fn brick_figures(
 
 /// Where the time of a volume's operations went in the last minute, by stage.
 #[utoipa::path(get, path = "/api/v1/why/volumes/{name}", tag = "figures",
+    security(("token" = ["viewer"])),
     params(("name" = String, Path, description = "The volume"), StageParams),
     responses((status = 200, body = StageFigures), (status = 400, body = ErrorBody),
         (status = 404, body = ErrorBody)))]
@@ -96,6 +102,7 @@ async fn stage_figures(
 
 /// Takes the report of the client that has attached a volume.
 #[utoipa::path(post, path = "/api/v1/volumes/{name}/figures", tag = "figures",
+    security(("token" = ["cluster"])),
     params(("name" = String, Path, description = "The volume")), request_body = ReportFigures,
     responses((status = 204), (status = 400, body = ErrorBody), (status = 404, body = ErrorBody),
         (status = 409, body = ErrorBody)))]
@@ -111,6 +118,7 @@ async fn report_volume_figures(
 
 /// Takes the report of a brick.
 #[utoipa::path(post, path = "/api/v1/bricks/{brick}/figures", tag = "figures",
+    security(("token" = ["cluster"])),
     params(("brick" = String, Path, description = "Its name, or the UUID of its pool")),
     request_body = ReportBrickFigures,
     responses((status = 204), (status = 400, body = ErrorBody), (status = 404, body = ErrorBody)))]

@@ -22,6 +22,7 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
 
 /// Adds a copy to every column of a volume, attached or not.
 #[utoipa::path(post, path = "/api/v1/volumes/{name}/replicas", tag = "volumes",
+    security(("token" = ["operator"])),
     params(("name" = String, Path, description = "The volume")), request_body = AttachReplica,
     responses((status = 201, body = VolumeDetail), (status = 400, body = ErrorBody),
         (status = 404, body = ErrorBody), (status = 409, body = ErrorBody),
@@ -37,6 +38,7 @@ async fn attach_replica(
 
 /// Removes a copy of a volume; with `force` also while a client has attached it.
 #[utoipa::path(post, path = "/api/v1/volumes/{name}/replicas/detach", tag = "volumes",
+    security(("token" = ["operator"])),
     params(("name" = String, Path, description = "The volume")), request_body = ChooseReplica,
     responses((status = 200, body = VolumeDetail), (status = 400, body = ErrorBody),
         (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
@@ -52,6 +54,7 @@ async fn detach_replica(
 /// Promotes one copy. With `force` also a copy that lacks writes, or while a client has attached
 /// the volume.
 #[utoipa::path(post, path = "/api/v1/volumes/{name}/replicas/promote", tag = "volumes",
+    security(("token" = ["operator"])),
     params(("name" = String, Path, description = "The volume")), request_body = ChooseReplica,
     responses((status = 200, body = VolumeDetail), (status = 400, body = ErrorBody),
         (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]

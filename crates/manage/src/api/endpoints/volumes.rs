@@ -28,7 +28,8 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
 }
 
 /// The volumes, by name; `If-None-Match` spares an unchanged list.
-#[utoipa::path(get, path = "/api/v1/volumes", tag = "volumes", params(ListVolumes),
+#[utoipa::path(get, path = "/api/v1/volumes", tag = "volumes",
+    security(("token" = ["viewer"])), params(ListVolumes),
     responses((status = 200, body = Vec<VolumeInfo>), (status = 304), (status = 400, body = ErrorBody)))]
 async fn list_volumes(
     State(api): State<ApiState>,
@@ -57,7 +58,8 @@ async fn list_volumes(
 }
 
 /// Creates a volume.
-#[utoipa::path(post, path = "/api/v1/volumes", tag = "volumes", request_body = CreateVolume,
+#[utoipa::path(post, path = "/api/v1/volumes", tag = "volumes", security(("token" = ["operator"])),
+    request_body = CreateVolume,
     responses((status = 201, body = VolumeSizeReply), (status = 400, body = ErrorBody),
         (status = 409, body = ErrorBody), (status = 502, body = ErrorBody),
         (status = 507, body = ErrorBody)))]
@@ -73,6 +75,7 @@ async fn create_volume(
 
 /// The details of a volume, its layout included. `ETag` names its state for `If-Match`.
 #[utoipa::path(get, path = "/api/v1/volumes/{name}", tag = "volumes",
+    security(("token" = ["viewer"])),
     params(("name" = String, Path, description = "The volume")),
     responses((status = 200, body = VolumeDetail), (status = 304), (status = 404, body = ErrorBody)))]
 async fn show_volume(
@@ -91,6 +94,7 @@ async fn show_volume(
 
 /// Deletes a volume; with `force` also while a client has attached it.
 #[utoipa::path(delete, path = "/api/v1/volumes/{name}", tag = "volumes",
+    security(("token" = ["operator"])),
     params(("name" = String, Path, description = "The volume"), ForceParam),
     responses((status = 200, body = DeleteReply), (status = 404, body = ErrorBody),
         (status = 409, body = ErrorBody)))]
@@ -105,6 +109,7 @@ async fn delete_volume(
 
 /// Grows a volume, attached or not.
 #[utoipa::path(post, path = "/api/v1/volumes/{name}/grow", tag = "volumes",
+    security(("token" = ["operator"])),
     params(("name" = String, Path, description = "The volume")), request_body = GrowVolume,
     responses((status = 200, body = VolumeSizeReply), (status = 400, body = ErrorBody),
         (status = 404, body = ErrorBody), (status = 409, body = ErrorBody),

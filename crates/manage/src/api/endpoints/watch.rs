@@ -21,6 +21,7 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
 /// lists (or `{name, deleted}`), `event` with its number as `id`, and `acknowledged`. `Last-Event-ID`
 /// continues after an event. A client that falls behind by 256 messages is cut off.
 #[utoipa::path(get, path = "/api/v1/watch", tag = "events",
+    security(("token" = ["viewer"])),
     params(("Last-Event-ID" = Option<u64>, Header, description = "Begin after the event of this number; with the next event if missing")),
     responses((status = 200, body = Hello, content_type = "text/event-stream",
             description = "The stream; its first message has this data"),
