@@ -624,6 +624,13 @@ const MANAGER: &[Limit] = &[
     ),
 ];
 
+const METRICS: &[Limit] = &[(
+    "Volumes with series of their own in the manager's metrics, by default.",
+    Unit::Count,
+    "manage",
+    "METRIC_VOLUMES",
+)];
+
 const SECTIONS: &[(&str, &[Limit])] = &[
     ("Pools", POOLS),
     ("Volumes", VOLUMES),
@@ -636,6 +643,7 @@ const SECTIONS: &[(&str, &[Limit])] = &[
     ("Files", FILES),
     ("The direct path", DIRECT),
     ("The manager", MANAGER),
+    ("Metrics", METRICS),
 ];
 
 /// Modules and directories without product code.

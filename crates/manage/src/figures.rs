@@ -35,10 +35,7 @@ impl Manager {
             check_attachment(name, book.volume(name)?, Some(report.attachment))?;
         }
         let now = self.clock.elapsed();
-        let mut history = self.figures.history();
-        let subject = FigureSubject::Volume(name.clone());
-        history.record(&subject, now, &report.report);
-        history.record(&FigureSubject::Cluster, now, &report.report);
+        self.figures.record_volume(name, now, &report.report);
         Ok(())
     }
 
@@ -54,9 +51,7 @@ impl Manager {
         check_report(&report.report)?;
         let brick = self.state().find_brick(brick)?.record.brick;
         let now = self.clock.elapsed();
-        let subject = FigureSubject::Brick(brick);
-        let mut history = self.figures.history();
-        history.record(&subject, now, &report.report);
+        self.figures.record_brick(brick, now, &report.report);
         Ok(())
     }
 

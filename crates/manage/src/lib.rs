@@ -41,6 +41,7 @@ mod files;
 pub mod layout_state;
 mod lists;
 mod manager;
+mod metrics;
 pub mod placement;
 mod publisher;
 pub mod records;
@@ -62,7 +63,9 @@ pub use authority::{ManagerAuthority, VolumeConnection};
 pub use call::{CallContext, RecordTag};
 pub use client::{ManagerClient, ManagerError};
 pub use event_stream::{EventStream, StreamMessage};
-pub use manager::{BrickConnector, Manager, ManagerSettings, WatchTimes};
+pub use manager::{
+    BrickConnector, METRIC_VOLUMES, Manager, ManagerSettings, VOLUMES_MAX, WatchTimes,
+};
 pub use pagemesh_base::durability::{self, Durability};
 pub use server::{ManagerConfig, ManagerHandle, ServeError, serve};
 pub use shape::LayoutKind;

@@ -37,6 +37,9 @@ pub const BRICKS_MAX: usize = 1024;
 /// Maximum number of pending deletes; beyond it the manager creates no slices. A brick that loses
 /// requests to create slices must not fill the store. Deletion continues beyond it.
 pub const PENDING_DELETES_MAX: usize = 1 << 16;
+/// Volumes with series of their own in `/metrics`, by default: each has about 90, of which Prometheus takes
+/// thousands easily.
+pub const METRIC_VOLUMES: usize = 20;
 
 /// How the manager reaches bricks.
 pub trait BrickConnector: Send + Sync {
@@ -80,6 +83,8 @@ pub struct ManagerSettings {
     pub new_id: fn() -> Uuid,
     /// The times of streams of changes.
     pub watch: WatchTimes,
+    /// Most volumes with series of their own in `/metrics`.
+    pub metric_volumes: usize,
 }
 
 impl Default for ManagerSettings {
@@ -89,6 +94,7 @@ impl Default for ManagerSettings {
             overprovision_factor: OVERPROVISION_FACTOR,
             new_id: Uuid::new_v4,
             watch: WatchTimes::default(),
+            metric_volumes: METRIC_VOLUMES,
         }
     }
 }
@@ -255,8 +261,8 @@ impl Manager {
             started_unix_ms,
             feed: Arc::new(Feed::new(ring.last_seq())),
             events: Arc::new(Mutex::new(ring)),
-            figures: Arc::default(),
             access,
+            figures: Arc::new(Figures::new(settings.metric_volumes)),
             brick_returned: Arc::default(),
             call: CallContext::default(),
         };

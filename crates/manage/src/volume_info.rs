@@ -18,7 +18,7 @@ impl Manager {
     }
 
     /// The last report of the attached client about its asynchronous and resyncing copies.
-    fn replication_status(
+    pub(crate) fn replication_status(
         &self,
         book: &ManagerState,
         record: &VolumeRecord,

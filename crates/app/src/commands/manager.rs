@@ -7,12 +7,15 @@ use crate::key;
 use crate::service;
 use crate::shutdown::Shutdown;
 use clap::Args;
+use clap::builder::RangedU64ValueParser;
 use pagemesh_base::key::Key;
 use pagemesh_base::slice::{BrickControl, SliceError};
 use pagemesh_fabric::brick_client::BrickClient;
 use pagemesh_fabric::limits::Timeouts;
 use pagemesh_fabric::tcp::resolve;
-use pagemesh_manage::{AdminTokenOutput, BrickConnector, ManagerConfig, serve};
+use pagemesh_manage::{
+    AdminTokenOutput, BrickConnector, METRIC_VOLUMES, ManagerConfig, VOLUMES_MAX, serve,
+};
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -36,6 +39,10 @@ pub struct ManagerDaemonArgs {
     /// host's name; may be repeated. A cookie for another name does not count.
     #[arg(long, value_name = "NAME")]
     pub allowed_host: Vec<String>,
+    /// Volumes with series of their own in the metrics at `GET /metrics`: the busiest. The others share one series; 0 leaves
+    /// only the sums of the cluster.
+    #[arg(long, value_name = "COUNT", default_value_t = METRIC_VOLUMES, value_parser = metric_volumes_parser())]
+    pub metrics_volumes: usize,
     /// Exit when standard input ends.
     #[arg(long, hide = true)]
     pub until_stdin_ends: bool,
@@ -52,6 +59,10 @@ impl BrickConnector for TcpBrickConnector {
     }
 }
 
+fn metric_volumes_parser() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(0..=VOLUMES_MAX as u64)
+}
+
 /// Runs a manager until its shutdown.
 pub fn run(args: &ManagerDaemonArgs) -> anyhow::Result<()> {
     let key = match key::nonempty_path(args.key.as_deref()) {
@@ -66,6 +77,7 @@ pub fn run(args: &ManagerDaemonArgs) -> anyhow::Result<()> {
     if std::io::stdout().is_terminal() {
         config.admin_token = AdminTokenOutput::Terminal;
     }
+    config.settings.metric_volumes = args.metrics_volumes;
     let handle = serve(config)?;
     println!("ready {}", handle.url());
     service::notify_ready(&handle.url());

@@ -9,6 +9,7 @@ mod attachments;
 mod bricks;
 mod events;
 mod figures;
+mod metrics;
 mod replicas;
 mod volumes;
 mod watch;
@@ -44,6 +45,7 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
         .merge(figures::routes())
         .merge(events::routes())
         .merge(watch::routes())
+        .merge(metrics::routes())
 }
 
 /// Reports that the manager runs; needs no token.

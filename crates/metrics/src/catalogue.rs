@@ -1,0 +1,229 @@
+//! Every metric: name, kind, labels and help text. The page `docs/reference/metrics.md` is generated from it.
+//!
+//! Invariants: a name has the base unit of its value (`_seconds`, `_bytes`), and `_total` if and only if it is a counter. A
+//! metric of one program is never one of another, so that sums over all targets count nothing twice.
+
+use super::page::OpMetrics;
+
+/// The kind of a metric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MetricKind {
+    /// A sum that starts at 0 with its program.
+    Counter,
+    /// A present value.
+    Gauge,
+    /// The distribution of a value, in cumulative buckets.
+    Histogram,
+}
+
+impl MetricKind {
+    /// The name in texts.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            MetricKind::Counter => "counter",
+            MetricKind::Gauge => "gauge",
+            MetricKind::Histogram => "histogram",
+        }
+    }
+}
+
+/// A metric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Metric {
+    /// Its full name.
+    pub name: &'static str,
+    /// Its kind.
+    pub kind: MetricKind,
+    /// The names of its labels, in order.
+    pub labels: &'static [&'static str],
+    /// Its meaning.
+    pub help: &'static str,
+}
+
+impl Metric {
+    /// The name without the suffix of counters, which the encoder adds.
+    pub(crate) fn name_of_family(&self) -> &'static str {
+        self.name.strip_suffix("_total").unwrap_or(self.name)
+    }
+}
+
+macro_rules! metrics {
+    ($($id:ident $kind:ident $name:literal [$($label:literal),*] $help:literal;)*) => {
+        $(
+            #[doc = $help]
+            pub static $id: Metric = Metric {
+                name: $name, kind: MetricKind::$kind, labels: &[$($label),*], help: $help,
+            };
+        )*
+        /// All of them.
+        pub const ALL: &[&Metric] = &[$(&$id),*];
+    };
+}
+
+/// The metrics of the manager, at `GET /metrics` of its REST address.
+pub mod manager {
+    use super::{Metric, MetricKind, OpMetrics};
+
+    metrics! {
+        INFO Gauge "pagemesh_manager_info" ["version"] "The version of the manager, as a label; the value is 1.";
+        BRICK_UP Gauge "pagemesh_brick_up" ["brick", "domain", "durability"] "Whether heartbeats of the brick arrive: 1, or 0 if it counts as dead.";
+        BRICK_HEARTBEAT_AGE Gauge "pagemesh_brick_heartbeat_age_seconds" ["brick"] "Time since the last heartbeat; missing if none arrived since the manager started.";
+        BRICK_CAPACITY Gauge "pagemesh_brick_capacity_bytes" ["brick"] "Bytes that slices can use in total.";
+        BRICK_USED Gauge "pagemesh_brick_used_bytes" ["brick"] "Bytes in use, by the last heartbeat.";
+        BRICK_PROVISIONED Gauge "pagemesh_brick_provisioned_bytes" ["brick"] "Bytes of all slices placed on the brick, written or not.";
+        BRICK_SLICES Gauge "pagemesh_brick_slices" ["brick"] "Slices of volumes.";
+        BRICK_PENDING_DELETIONS Gauge "pagemesh_brick_pending_deletions" ["brick"] "Slices of deleted volumes that the brick still holds.";
+        BRICK_SESSIONS Gauge "pagemesh_brick_sessions" ["brick"] "Open sessions, by the last heartbeat.";
+        BRICK_SCRUB_RUNNING Gauge "pagemesh_brick_scrub_running" ["brick"] "Whether a scrub of the pool is running.";
+        BRICK_SCRUBS Counter "pagemesh_brick_scrubs_completed_total" ["brick"] "Scrubs of the pool that were completed since the brick started.";
+        BRICK_SCRUB_AGE Gauge "pagemesh_brick_scrub_age_seconds" ["brick"] "Time since the last completed scrub; missing if the brick completed none.";
+        BRICK_CORRECTED Counter "pagemesh_brick_scrub_corrected_total" ["brick"] "Structures that scrubs of the pool corrected since the brick started.";
+        BRICK_DAMAGED Gauge "pagemesh_brick_scrub_damaged" ["brick"] "Structures that are still damaged, by the running scrub or else by the last one.";
+        BRICK_OPERATIONS Counter "pagemesh_brick_operations_total" ["brick", "kind"] "Requests over tcp that the brick answered and reported.";
+        BRICK_BYTES Counter "pagemesh_brick_operation_bytes_total" ["brick", "kind"] "Bytes of these requests.";
+        VOLUMES Gauge "pagemesh_volumes" ["health"] "Volumes, by the health of their legs.";
+        VOLUMES_ATTACHED Gauge "pagemesh_volumes_attached" [] "Volumes that a client has attached.";
+        VOLUMES_UNREACHABLE Gauge "pagemesh_volumes_with_unreachable_legs" [] "Volumes with a leg on a brick that counts as dead.";
+        PENDING_DELETIONS Gauge "pagemesh_pending_deletions" [] "Slices of deleted volumes that bricks still hold.";
+        FIGURES_AGE Gauge "pagemesh_figures_age_seconds" [] "Time since any client of a volume reported its operations; missing if none did since the manager started.";
+        OPERATIONS Counter "pagemesh_operations_total" ["kind"] "Operations that clients of volumes reported since the manager started.";
+        BYTES Counter "pagemesh_operation_bytes_total" ["kind"] "Bytes of these operations.";
+        LATENCY Histogram "pagemesh_operation_latency_seconds" ["kind"] "Latency of the timed ones of these operations: all over sockets, one of 64 on mapped pools.";
+        STAGES Counter "pagemesh_operation_stage_seconds_total" ["kind", "stage"] "Time of the timed operations by stage; the stages add up to the latency.";
+        VOLUME_OPERATIONS Counter "pagemesh_volume_operations_total" ["volume", "kind"] "Operations of one of the busiest volumes while it had this label, or of all others: `(other)`.";
+        VOLUME_BYTES Counter "pagemesh_volume_operation_bytes_total" ["volume", "kind"] "Bytes of these operations.";
+        VOLUME_LATENCY Histogram "pagemesh_volume_operation_latency_seconds" ["volume", "kind"] "Latency of the timed ones of these operations.";
+        VOLUME_FIGURES_AGE Gauge "pagemesh_volume_figures_age_seconds" ["volume"] "Time since the client of one of the busiest volumes reported its operations, while it is attached.";
+        VOLUME_DEGRADED Gauge "pagemesh_volume_degraded" ["volume"] "1 for a volume with a stale leg; missing for other volumes, and beyond the limit of labels.";
+        VOLUME_RESYNC_TODO Gauge "pagemesh_volume_resync_todo_bytes" ["volume"] "Bytes that running resyncs copy or compare, as far as known; missing without a resync, and beyond the limit of labels.";
+        VOLUME_RESYNC_DONE Gauge "pagemesh_volume_resync_done_bytes" ["volume"] "Bytes of these that are done.";
+        VOLUME_LAG_BYTES Gauge "pagemesh_volume_replica_lag_bytes" ["volume"] "Bytes of changes that the asynchronous copy does not have yet; missing without such a copy, and beyond the limit of labels.";
+        VOLUME_LAG_AGE Gauge "pagemesh_volume_replica_lag_seconds" ["volume"] "Time since the oldest of these changes was, or could have been, acknowledged.";
+    }
+
+    /// The label of the volumes without a label of their own. No volume has such a name.
+    pub const OTHER: &str = "(other)";
+
+    /// The operations of all volumes.
+    pub const CLUSTER: OpMetrics = OpMetrics {
+        operations: &OPERATIONS,
+        bytes: &BYTES,
+        latency: Some(&LATENCY),
+        stages: Some(&STAGES),
+    };
+    /// The operations of a volume.
+    pub const VOLUME: OpMetrics = OpMetrics {
+        operations: &VOLUME_OPERATIONS,
+        bytes: &VOLUME_BYTES,
+        latency: Some(&VOLUME_LATENCY),
+        stages: None,
+    };
+    /// The operations of a brick.
+    pub const BRICK: OpMetrics = OpMetrics {
+        operations: &BRICK_OPERATIONS,
+        bytes: &BRICK_BYTES,
+        latency: None,
+        stages: None,
+    };
+}
+
+/// The metrics of a brick's own process (`brick --metrics`).
+pub mod pool {
+    use super::{Metric, MetricKind, OpMetrics};
+
+    metrics! {
+        INFO Gauge "pagemesh_pool_info" ["brick", "version", "durability"] "The brick, its version and its durability class, as labels; the value is 1.";
+        FAILED Gauge "pagemesh_pool_failed" [] "Whether the pool failed: 1 shortly before the brick ends.";
+        CAPACITY Gauge "pagemesh_pool_capacity_bytes" [] "Bytes that slices can use in total.";
+        USED Gauge "pagemesh_pool_used_bytes" [] "Bytes in use.";
+        SESSIONS Gauge "pagemesh_pool_sessions" [] "Open sessions.";
+        SCRUB_RUNNING Gauge "pagemesh_pool_scrub_running" [] "Whether a scrub of the pool is running.";
+        SCRUB_PROGRESS Gauge "pagemesh_pool_scrub_progress_ratio" [] "The part of the running scrub that is done; missing without one.";
+        SCRUBS Counter "pagemesh_pool_scrubs_completed_total" [] "Scrubs that were completed since the brick started.";
+        SCRUB_AGE Gauge "pagemesh_pool_scrub_age_seconds" [] "Time since the last completed scrub; missing without one.";
+        CORRECTED Counter "pagemesh_pool_scrub_corrected_total" [] "Structures that scrubs corrected since the brick started.";
+        DAMAGED Gauge "pagemesh_pool_scrub_damaged" [] "Structures that are still damaged, by the running scrub or else by the last one.";
+        REQUESTS Counter "pagemesh_pool_requests_total" ["kind"] "Requests over tcp that the brick answered. Clients that map the pool do not appear here.";
+        BYTES Counter "pagemesh_pool_request_bytes_total" ["kind"] "Bytes of these requests.";
+        LATENCY Histogram "pagemesh_pool_request_latency_seconds" ["kind"] "Time that the brick spent on these requests.";
+        STAGES Counter "pagemesh_pool_stage_seconds_total" ["kind", "stage"] "Time of these requests by stage; the stages add up to the latency.";
+    }
+
+    /// The requests of the brick.
+    pub const OPERATIONS: OpMetrics = OpMetrics {
+        operations: &REQUESTS,
+        bytes: &BYTES,
+        latency: Some(&LATENCY),
+        stages: Some(&STAGES),
+    };
+}
+
+/// The metrics of a process with attached volumes (`export nbd --metrics`, `mount --metrics`).
+pub mod client {
+    use super::{Metric, MetricKind, OpMetrics};
+
+    metrics! {
+        INFO Gauge "pagemesh_client_info" ["version"] "The version of the program, as a label; the value is 1.";
+        STATE Gauge "pagemesh_client_volume_state" ["volume", "state"] "1 for the present state of the volume, 0 for the others.";
+        SIZE_BYTES Gauge "pagemesh_client_volume_size_bytes" ["volume"] "Bytes of the volume.";
+        CHANNELS Gauge "pagemesh_client_channels" ["volume"] "Open channels: connections, or threads of a mount.";
+        DIRECT_CLIENTS Gauge "pagemesh_client_direct_clients" ["volume"] "Processes on the direct path of a mount (exec, libpagemesh).";
+        LEGS Gauge "pagemesh_client_legs" ["volume", "state"] "Legs of all columns, by their state.";
+        RESYNC_TODO Gauge "pagemesh_client_resync_todo_bytes" ["volume"] "Bytes that running resyncs copy or compare, as far as known; 0 without a resync.";
+        RESYNC_DONE Gauge "pagemesh_client_resync_done_bytes" ["volume"] "Bytes of these that are done.";
+        LAG_BYTES Gauge "pagemesh_client_replica_lag_bytes" ["volume"] "Bytes of changes that asynchronous copies do not have yet.";
+        LEGS_LOST Counter "pagemesh_client_legs_lost_total" ["volume"] "Legs lost.";
+        LEGS_RETURNED Counter "pagemesh_client_legs_returned_total" ["volume"] "Legs that completed a resync.";
+        READS_REDIRECTED Counter "pagemesh_client_reads_redirected_total" ["volume"] "Reads that went to another leg after an error.";
+        READS_HEDGED Counter "pagemesh_client_reads_hedged_total" ["volume"] "Late reads that were asked of a second leg.";
+        PAGES_REPAIRED Counter "pagemesh_client_pages_repaired_total" ["volume"] "Damaged pages rewritten from another leg.";
+        REPAIRS_FAILED Counter "pagemesh_client_repairs_failed_total" ["volume"] "Repairs that did not work out.";
+        PAGES_SCRUBBED Counter "pagemesh_client_pages_scrubbed_total" ["volume"] "Pages that scrubs have read on all in-sync legs.";
+        RESYNCED_BYTES Counter "pagemesh_client_resynced_bytes_total" ["volume"] "Bytes copied by resyncs.";
+        OPS Counter "pagemesh_client_operations_total" ["volume", "kind"] "Operations of all channels and of direct clients.";
+        BYTES Counter "pagemesh_client_operation_bytes_total" ["volume", "kind"] "Bytes of these operations.";
+        LATENCY Histogram "pagemesh_client_operation_latency_seconds" ["volume", "kind"] "Latency of the timed ones of these operations: all over sockets, one of 64 on mapped pools.";
+        STAGES Counter "pagemesh_client_stage_seconds_total" ["volume", "kind", "stage"] "Time of the timed operations by stage; the stages add up to the latency.";
+    }
+
+    /// The operations of a volume.
+    pub const OPERATIONS: OpMetrics = OpMetrics {
+        operations: &OPS,
+        bytes: &BYTES,
+        latency: Some(&LATENCY),
+        stages: Some(&STAGES),
+    };
+}
+
+/// All metrics, by the program that has them.
+pub const PROGRAMS: [(&str, &[&Metric]); 3] = [
+    ("The manager", manager::ALL),
+    ("A brick", pool::ALL),
+    ("An export or a mount", client::ALL),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn names_follow_the_conventions_of_prometheus() {
+        let mut names = BTreeSet::new();
+        for metric in PROGRAMS.iter().flat_map(|(_, metrics)| *metrics) {
+            let name = metric.name;
+            assert!(names.insert(name), "{name} is there twice");
+            assert!(name.starts_with("pagemesh_"), "{name}");
+            let is_name = |it: u8| it.is_ascii_lowercase() || it == b'_';
+            assert!(name.bytes().all(is_name), "{name}");
+            let is_counter = metric.kind == MetricKind::Counter;
+            assert_eq!(name.ends_with("_total"), is_counter, "{name}");
+            for unit in ["_ns", "_us", "_ms", "_percent", "_kib", "_mib"] {
+                assert!(!name.contains(&format!("{unit}_")) && !name.ends_with(unit));
+            }
+            assert!(metric.help.ends_with('.'), "{name}: {}", metric.help);
+            assert!(!metric.labels.contains(&"le"), "{name}");
+        }
+    }
+}
