@@ -31,6 +31,7 @@ mod call;
 pub mod client;
 pub mod clock;
 mod connection;
+mod error_code;
 mod event_commit;
 mod event_stream;
 pub mod events;

@@ -5,10 +5,10 @@ mod bricks;
 mod figures;
 mod problem;
 
+pub use crate::error_code::ErrorCode;
 pub use crate::events::{
     Acknowledgement, EventFilter, EventKind, EventRecord, Severity, Subject, SubjectKind,
 };
-pub use crate::fault::ErrorCode;
 pub use crate::records::{Attachment, LegNote};
 pub use access::{CreateToken, CreatedToken, LoginRequest, TokenInfo, WhoAmI};
 pub use bricks::{

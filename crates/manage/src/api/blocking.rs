@@ -2,7 +2,8 @@
 
 use super::ApiState;
 use super::reply::Refusal;
-use crate::fault::{ErrorCode, Fault};
+use crate::error_code::ErrorCode;
+use crate::fault::Fault;
 use crate::manager::Manager;
 use tokio::sync::OwnedSemaphorePermit;
 

@@ -11,7 +11,7 @@ use super::reply::Refusal;
 use crate::access::{
     self, CookieToken, Identity, PeerAddress, Role, RouteRights, TokenSecret, looks_like_token,
 };
-use crate::fault::ErrorCode;
+use crate::error_code::ErrorCode;
 use crate::token::is_authorized;
 use axum::extract::{MatchedPath, Request};
 use axum::http::header::AUTHORIZATION;

@@ -20,7 +20,7 @@ use super::ApiState;
 use super::document::{self, document};
 use super::reply::Refusal;
 use crate::client::{ManagerClient, ManagerError};
-use crate::fault::ErrorCode;
+use crate::error_code::ErrorCode;
 use crate::wire::ClusterStatus;
 use axum::Json;
 use axum::extract::State;

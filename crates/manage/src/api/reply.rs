@@ -1,6 +1,7 @@
 //! Errors as JSON, and extractors that refuse with them.
 
-use crate::fault::{ErrorCode, Fault};
+use crate::error_code::ErrorCode;
+use crate::fault::Fault;
 use crate::wire::{ErrorBody, PROBLEM_JSON};
 use axum::Json;
 use axum::extract::rejection::JsonRejection;

@@ -3,7 +3,7 @@
 use super::credentials::admit;
 use super::reply::Refusal;
 use super::{ApiState, BODY_BYTES_MAX, REQUEST_TIMEOUT};
-use crate::fault::ErrorCode;
+use crate::error_code::ErrorCode;
 use axum::extract::{Request, State};
 use axum::http::HeaderValue;
 use axum::http::header::CONNECTION;

@@ -3,7 +3,7 @@
 //! Invariant: a program of an earlier version finds `error`, `hint`, `code` and `epoch`, and a body of
 //! an earlier version, which has only these, is read.
 
-use crate::fault::ErrorCode;
+use crate::error_code::ErrorCode;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use utoipa::openapi::{RefOr, Schema};

@@ -6,7 +6,7 @@ use crate::api::ApiState;
 use crate::api::caller::CallerApi;
 use crate::api::reply::{JsonBody, PathParam, Refusal};
 use crate::client::{CALL_TIMEOUT, ManagerClient, ManagerError};
-use crate::fault::ErrorCode;
+use crate::error_code::ErrorCode;
 use crate::wire::{CreateToken, CreatedToken, ErrorBody, LoginRequest, TokenInfo, WhoAmI};
 use crate::{Manager, access};
 use axum::extract::State;

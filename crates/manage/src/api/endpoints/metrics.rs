@@ -2,7 +2,7 @@
 
 use crate::api::ApiState;
 use crate::api::reply::Refusal;
-use crate::fault::ErrorCode;
+use crate::error_code::ErrorCode;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::IntoResponse;
