@@ -86,3 +86,14 @@ fn product_functions_are_short() {
     let reason = "a function of at most 60 lines fits on a screen";
     check_sizes("lines of functions", reason, &long, exceptions::FUNCTIONS);
 }
+
+#[test]
+fn overviews_are_short() {
+    for (path, bytes_max) in [("README.md", 8 << 10), ("ARCHITECTURE.md", 12 << 10)] {
+        let len = std::fs::read(crate::root().join(path)).unwrap().len();
+        assert!(
+            len <= bytes_max,
+            "{path} has {len} bytes of {bytes_max}: a newcomer reads all of it; move a part into the book"
+        );
+    }
+}
