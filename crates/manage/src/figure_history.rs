@@ -1,7 +1,7 @@
 //! The history of the figures of volumes and bricks (RFD 025).
 //!
-//! Invariants: the history and the sums have locks of their own, so a report never waits for a commit. They are in memory
-//! only, the history within [`HISTORY_BYTES_MAX`]; a restarted manager starts without them.
+//! Invariants: the history and the sums have locks of their own, which are taken after the manager's and never before
+//! it. They are in memory only, the history within [`HISTORY_BYTES_MAX`]; a restarted manager starts without them.
 
 use pagemesh_base::layout::{BrickId, VolumeName};
 use pagemesh_base::poison;

@@ -1,7 +1,8 @@
 //! The figures of volumes and bricks: operations, bytes and latencies, as clients and bricks report
 //! them (RFD 025).
 //!
-//! Invariants: a report is checked before it is recorded. The answers name the age of the last report.
+//! Invariants: a report is checked before it is recorded. The lock of the figures is taken after the
+//! manager's, never before it. The answers name the age of the last report.
 
 use crate::fault::Fault;
 use crate::figure_history::FigureSubject;
@@ -30,10 +31,9 @@ impl Manager {
         report: &ReportFigures,
     ) -> Result<(), Fault> {
         check_report(&report.report)?;
-        {
-            let book = self.state();
-            check_attachment(name, book.volume(name)?, Some(report.attachment))?;
-        }
+        // Held over the record: a series would otherwise come back after its volume was deleted.
+        let book = self.state();
+        check_attachment(name, book.volume(name)?, Some(report.attachment))?;
         let now = self.clock.elapsed();
         self.figures.record_volume(name, now, &report.report);
         Ok(())
@@ -49,7 +49,8 @@ impl Manager {
         report: &ReportBrickFigures,
     ) -> Result<(), Fault> {
         check_report(&report.report)?;
-        let brick = self.state().find_brick(brick)?.record.brick;
+        let book = self.state();
+        let brick = book.find_brick(brick)?.record.brick;
         let now = self.clock.elapsed();
         self.figures.record_brick(brick, now, &report.report);
         Ok(())

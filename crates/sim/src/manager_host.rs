@@ -183,6 +183,8 @@ impl ManagerHost {
     pub(crate) fn clear_faults(&self) {
         lock(&self.partitioned_clients).clear();
         self.lose_answers(0);
+        // Calls without an answer to a client, as of an operator, may have met the failure last.
+        self.crash_if_disk_failed();
         lock(&self.disk).fail_after(None);
         self.start();
     }

@@ -18,6 +18,8 @@ const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
 const DIM: Style = Style::new().add_modifier(Modifier::DIM);
 const BAD: Style = Style::new().fg(Color::Red).add_modifier(Modifier::BOLD);
 const WARN: Style = Style::new().fg(Color::Yellow);
+const WRITES: Style = Style::new().fg(Color::Yellow);
+const READS: Style = Style::new().fg(Color::Blue);
 const GOOD: Style = Style::new().fg(Color::Green);
 /// Lines of the details: a history, a histogram, a bar of stages.
 const DETAIL_LINES: u16 = 14;
@@ -231,10 +233,7 @@ fn draw_details(frame: &mut Frame<'_>, details: &Details, area: Rect) {
         stages,
     );
     let [head, bars] = Layout::vertical([Constraint::Length(1), Constraint::Fill(1)]).areas(right);
-    frame.render_widget(
-        Line::styled("latency of writes and reads in the last minute", BOLD),
-        head,
-    );
+    frame.render_widget(histogram_title(), head);
     frame.render_widget(Paragraph::new(histogram_lines(details, bars)), bars);
 }
 
@@ -253,6 +252,17 @@ fn stage_lines(figures: &StageFigures, width: u16) -> Vec<Line<'static>> {
         ])
     };
     Stage::ALL.iter().map(line).collect()
+}
+
+/// The words have the colours of their bars.
+fn histogram_title() -> Line<'static> {
+    Line::from(vec![
+        Span::styled("latency of ", BOLD),
+        Span::styled("writes", WRITES.add_modifier(Modifier::BOLD)),
+        Span::styled(" and ", BOLD),
+        Span::styled("reads", READS.add_modifier(Modifier::BOLD)),
+        Span::styled(" in the last minute", BOLD),
+    ])
 }
 
 /// One line for each power of two: the writes, then the reads.
@@ -293,11 +303,8 @@ fn histogram_lines(details: &Details, area: Rect) -> Vec<Line<'static>> {
                 output::nanos(*to_ns),
                 writes + reads
             )),
-            Span::styled(
-                whole_bar(share(*writes), width),
-                Style::new().fg(Color::Yellow),
-            ),
-            Span::styled(bar(share(*reads), width), Style::new().fg(Color::Blue)),
+            Span::styled(whole_bar(share(*writes), width), WRITES),
+            Span::styled(bar(share(*reads), width), READS),
         ])
     };
     bands.iter().map(line).collect()
