@@ -299,6 +299,9 @@ pub enum SliceError {
     NoSession(String),
 }
 
+/// Whether operations are counted and timed. Always, but for builds that measure what that costs.
+pub const IS_MEASURED: bool = !cfg!(feature = "unmeasured");
+
 /// The time that a brick spent on a request, by its own clock, in nanoseconds. Zero if the brick does
 /// not report it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

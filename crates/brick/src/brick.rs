@@ -28,7 +28,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A running pool.
 pub struct Brick<M = MappedMedia> {
@@ -116,14 +116,12 @@ impl Brick {
     }
 
     fn maintenance_loop(&self) {
-        while !self.stopping.load(Ordering::Acquire) && !self.has_failed() {
-            let seen = self.mapping.control().doorbell_count();
+        let is_ending = || self.stopping.load(Ordering::Acquire) || self.has_failed();
+        self.mapping.control().serve_doorbell(is_ending, || {
             let more = self.maintain();
             let wait = self.scrub_if_due(Instant::now());
-            if !more {
-                self.mapping.control().wait_for_doorbell(seen, wait);
-            }
-        }
+            if more { Some(Duration::ZERO) } else { wait }
+        });
     }
 }
 

@@ -22,7 +22,7 @@ use crate::stream::{HANGUP_FLAGS, Stream};
 use crate::wire::{ReceiveResult, Wire};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{
-    BrickControl, LIST_ENTRIES_MAX, ServiceTime, SliceError, SliceReply, SliceRequest,
+    BrickControl, IS_MEASURED, LIST_ENTRIES_MAX, ServiceTime, SliceError, SliceReply, SliceRequest,
     TransactionPart,
 };
 use pagemesh_base::wait::until_ready;
@@ -68,7 +68,11 @@ impl<W: Wire> Batch<'_, W> {
     fn times(&self) -> RequestTimes {
         RequestTimes {
             batch_began: self.began,
-            started: self.wire.now(),
+            started: if IS_MEASURED {
+                self.wire.now()
+            } else {
+                self.began
+            },
         }
     }
 }
@@ -82,7 +86,11 @@ struct RequestTimes {
 }
 
 impl RequestTimes {
-    fn service(&self, now: Instant) -> ServiceTime {
+    fn service(&self, wire: &impl Wire) -> ServiceTime {
+        if !IS_MEASURED {
+            return ServiceTime::default();
+        }
+        let now = wire.now();
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         ServiceTime {
             brick_ns: nanos(now.saturating_duration_since(self.batch_began)),
@@ -327,7 +335,7 @@ impl Exchange {
                 let times = batch.times();
                 match self.execute(handle, request) {
                     Outcome::Done(result) => {
-                        let service = times.service(batch.wire.now());
+                        let service = times.service(batch.wire);
                         self.answer_slice((header.kind, header.tag), held, result, service);
                     }
                     Outcome::Deferred(ticket) => self.defer(ticket, header, held, times)?,
@@ -423,7 +431,7 @@ impl Exchange {
                     times,
                 }) => {
                     self.deferred_bytes -= held;
-                    self.answer_slice((kind, tag), held, result, times.service(wire.now()));
+                    self.answer_slice((kind, tag), held, result, times.service(wire));
                 }
                 None => tracing::error!(?ticket, "a handler finished an unknown ticket"),
             }

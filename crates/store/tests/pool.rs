@@ -176,14 +176,12 @@ fn full_pool_refuses_writes_and_still_deletes() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let view = pool.lock().expect("no panic").mapping().clone();
-            while !stop.load(std::sync::atomic::Ordering::Acquire) {
-                let seen = view.control().doorbell_count();
-                pool.lock()
-                    .expect("no panic")
-                    .maintain()
-                    .expect("a sound pool");
-                view.control().wait_for_doorbell(seen, None);
-            }
+            let is_ending = || stop.load(std::sync::atomic::Ordering::Acquire);
+            view.control().serve_doorbell(is_ending, || {
+                let maintained = pool.lock().expect("no panic").maintain();
+                maintained.expect("a sound pool");
+                None
+            });
         });
         let mut written = 0;
         let error = loop {

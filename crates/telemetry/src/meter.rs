@@ -3,6 +3,7 @@
 use super::histogram::{BUCKETS, OCTAVES, bucket_of, octave_of};
 use super::totals::Totals;
 use super::{KINDS, OpKind, STAGES, StageTimes};
+use pagemesh_base::slice::IS_MEASURED;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// On a path on which a clock would cost more than one percent, one of this many operations is
@@ -49,6 +50,9 @@ impl ChannelMeter {
     /// Counts an operation. Only the thread of the channel may call this.
     #[inline]
     pub fn count(&self, kind: OpKind, bytes: u64) {
+        if !IS_MEASURED {
+            return;
+        }
         let meter = &self.kinds[kind as usize];
         add(&meter.ops, 1);
         add(&meter.bytes, bytes);
@@ -57,6 +61,9 @@ impl ChannelMeter {
     /// Records the stages of an operation that was timed. Only the thread of the channel may call
     /// this.
     pub fn record(&self, kind: OpKind, times: &StageTimes) {
+        if !IS_MEASURED {
+            return;
+        }
         let meter = &self.kinds[kind as usize];
         let bucket = bucket_of(times.total_ns());
         add(&meter.latency[bucket], 1);
@@ -94,6 +101,9 @@ impl Sampler {
     /// Whether the next operation is timed.
     #[inline]
     pub fn is_due(&mut self) -> bool {
+        if !IS_MEASURED {
+            return false;
+        }
         if self.left == 0 {
             self.left = SAMPLE_INTERVAL - 1;
             return true;

@@ -12,6 +12,7 @@
 //! operations is timed.
 
 use super::op_counters::IO_SLOTS;
+use pagemesh_base::slice::IS_MEASURED;
 use pagemesh_pmem::SharedSegment;
 use pagemesh_telemetry::{BUCKETS, OCTAVES, OpKind, Stage, Totals, bucket_of, octave_of};
 use std::sync::atomic::AtomicU64;
@@ -40,6 +41,9 @@ impl OpMeter<'_> {
     /// Counts an operation. The caller holds the slot.
     #[inline]
     pub fn record(&self, io_slot: usize, is_write: bool, bytes: u64, took: Option<Duration>) {
+        if !IS_MEASURED {
+            return;
+        }
         let at = self.kind_at(io_slot, usize::from(is_write));
         add(self.segment.word(at), 1);
         add(self.segment.word(at + 8), bytes);

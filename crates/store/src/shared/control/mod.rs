@@ -246,6 +246,27 @@ impl Control {
         self.half(DOORBELL_AT).load(Ordering::SeqCst)
     }
 
+    /// Calls `round` at once and then after each ring of the doorbell, until `is_ending`. For the owner. A
+    /// round returns the longest wait until the next one; none is without a limit. A thread that ends the
+    /// owner first makes `is_ending` true, and then rings.
+    pub fn serve_doorbell(
+        &self,
+        is_ending: impl Fn() -> bool,
+        mut round: impl FnMut() -> Option<Duration>,
+    ) {
+        loop {
+            // Before the question, so that a ring after the answer ends the wait.
+            let seen = self.doorbell_count();
+            if is_ending() {
+                return;
+            }
+            let wait = round();
+            if wait != Some(Duration::ZERO) {
+                self.wait_for_doorbell(seen, wait);
+            }
+        }
+    }
+
     /// Sleeps until the doorbell count differs from `seen`. For the owner.
     pub fn wait_for_doorbell(&self, seen: u32, limit: Option<Duration>) {
         self.half(OWNER_SLEEPING_AT).store(1, Ordering::SeqCst);

@@ -2,6 +2,7 @@
 
 use super::*;
 use pagemesh_base::ids::{ObjectId, PageNo};
+use std::cell::Cell;
 
 #[test]
 fn waits_end_when_owner_is_gone() {
@@ -69,6 +70,26 @@ fn owner_learns_holders_of_contended_locks() {
         control.take_blocking_sessions();
         control.unlock(&range);
     }
+}
+
+#[test]
+fn ring_right_after_the_check_ends_the_owner() {
+    let control = Control::create(JOURNALS_MAX, Incarnation(1), Seq(1)).expect("a segment");
+    let asked = Cell::new(false);
+    // The owner is ended at the worst moment: right after it has found that it may go on.
+    let is_ending = || {
+        if asked.replace(true) {
+            return true;
+        }
+        control.ring_doorbell();
+        false
+    };
+    let mut rounds = 0;
+    control.serve_doorbell(is_ending, || {
+        rounds += 1;
+        None
+    });
+    assert_eq!(rounds, 1);
 }
 
 #[test]

@@ -15,7 +15,7 @@ use crate::snapshot::{LayoutSnapshot, LegSet};
 use crate::status::Count;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::LEGS_MAX;
-use pagemesh_base::slice::{Leg, ServiceTime, SliceRequest, Stamp};
+use pagemesh_base::slice::{IS_MEASURED, Leg, ServiceTime, SliceRequest, Stamp};
 use pagemesh_base::space::{Completion, SpaceError};
 use pagemesh_telemetry::{OpenMeter, Sampler};
 use std::collections::VecDeque;
@@ -307,7 +307,7 @@ impl EngineIo {
 
     /// The times of a request that is submitted now, if it is to be timed.
     pub(super) fn start_times(&mut self) -> Option<OpTimes> {
-        let is_timed = self.has_clock || self.sampler.is_due();
+        let is_timed = self.has_clock && IS_MEASURED || self.sampler.is_due();
         is_timed.then(|| OpTimes::new(self.fresh_now()))
     }
 
