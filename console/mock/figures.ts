@@ -2,7 +2,7 @@
 
 import type { FigureKind, FigureSeries, FigureValues, OpKind, RecentFigures, Span, StageFigures, SubjectFigures } from "../src/api/types.ts";
 import { randomFrom } from "./random.ts";
-import type { World } from "./world.ts";
+import { VOLUMES_LARGE, type World } from "./world.ts";
 
 function seedOf(text: string): number {
   let hash = 2166136261;
@@ -53,7 +53,8 @@ function subject(name: string, scale: number): SubjectFigures {
 }
 
 export function recent(world: World): RecentFigures {
-  const attached = world.volumes.filter((it) => it.info.attached);
+  const isLarge = world.volumes.length >= VOLUMES_LARGE;
+  const attached = world.volumes.filter((it) => isLarge || it.info.attached);
   return {
     window_s: 60,
     cluster: attached.length > 0 ? subject("cluster", 1) : null,

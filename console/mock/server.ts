@@ -17,7 +17,7 @@ class Refused extends Error {
 
 interface Call {
   world: World;
-  who: StoredToken;
+  caller: StoredToken;
   query: URLSearchParams;
   body: Record<string, unknown>;
   /** The parts of the path that the route's stars stand for. */
@@ -52,7 +52,7 @@ function published(call: Call, kind: string, text: string): void {
   const volume = volumeOf(call);
   volume.info.epoch = volume.layout.epoch += 1;
   call.publish("volume", volume.info);
-  call.publish("event", addEvent(call.world, kind, "info", { kind: "volume", name: volume.info.name }, text, call.who.name));
+  call.publish("event", addEvent(call.world, kind, "info", { kind: "volume", name: volume.info.name }, text, call.caller.name));
   call.publish("status", statusOf(call.world));
 }
 
@@ -82,7 +82,7 @@ const remove: Handler = (call) => {
   const { info } = volumeOf(call);
   call.world.volumes = call.world.volumes.filter((it) => it.info !== info);
   call.publish("volume", { name: info.name, deleted: true });
-  call.publish("event", addEvent(call.world, "volume-deleted", "info", { kind: "volume", name: info.name }, `The volume ${info.name} was deleted.`, call.who.name));
+  call.publish("event", addEvent(call.world, "volume-deleted", "info", { kind: "volume", name: info.name }, `The volume ${info.name} was deleted.`, call.caller.name));
   return { body: { pending_deletions: 0 } };
 };
 
@@ -162,7 +162,8 @@ const listEvents: Handler = ({ world, query }) => {
 const acknowledge: Handler = (call) => {
   const event = call.world.events.find((it) => it.seq === Number(call.names[0]));
   if (!event) throw new Refused(404, "not-found", "there is no such event", "it may have left the ring");
-  event.acknowledged ??= { by: call.who.name, time_unix_ms: Date.now() };
+  event.acknowledged ??= { by: call.caller.name, time_unix_ms: Date.now() };
+  call.publish("acknowledged", { seq: event.seq, acknowledged: event.acknowledged });
   return { body: event };
 };
 
@@ -188,7 +189,7 @@ function shown({ secret: _, ...token }: StoredToken) {
 const scaleOf = (call: Call) => (volumeOf(call).info.attached ? 0.3 : 0);
 const spanOf = (call: Call) => (call.query.get("span") ?? "1h") as Span;
 const ROUTES: [string, string, Role, Handler][] = [
-  ["GET", "whoami", "viewer", ({ who }) => ({ body: { name: who.name, role: who.role, expires_unix_s: who.expires_unix_s } })],
+  ["GET", "whoami", "viewer", ({ caller }) => ({ body: { name: caller.name, role: caller.role, expires_unix_s: caller.expires_unix_s } })],
   ["GET", "status", "viewer", ({ world }) => ({ body: statusOf(world) })],
   ["GET", "bricks", "viewer", ({ world }) => ({ body: world.bricks })],
   ["POST", "bricks/*/scrub", "operator", scrub],
@@ -231,6 +232,10 @@ export class Mock {
   #server: Server | null = null;
   #streams = new Set<ServerResponse>();
   port = 0;
+  /** Answers the stream with 503, as a manager with too many of them. */
+  refusesStreams = false;
+  /** The difference of the manager's clock from the browser's. */
+  clockAheadMs = 0;
 
   constructor(scenario: Scenario, root: string) {
     this.world = makeWorld(scenario);
@@ -258,12 +263,17 @@ export class Mock {
     await new Promise<void>((done) => (server ? server.close(() => done()) : done()));
   }
 
+  get streams(): number {
+    return this.#streams.size;
+  }
+
   publish(event: string, data: unknown): void {
     for (const stream of this.#streams) stream.write(`event: ${event}\ndata: ${JSON.stringify(data)}\n\n`);
   }
 
   async #answer(request: IncomingMessage, response: ServerResponse): Promise<void> {
     const url = new URL(request.url ?? "/", "http://mock");
+    response.setHeader("Date", new Date(Date.now() + this.clockAheadMs).toUTCString());
     if (!url.pathname.startsWith("/api/")) {
       serveFile(this.#root, url.pathname, request, response);
       return;
@@ -294,21 +304,22 @@ export class Mock {
       const known = this.world.tokens.find((it) => it.secret === body["token"]);
       if (path === "login" && !known) throw new Refused(401, "unauthorized", "the token is wrong, expired or revoked", "ask an admin for another: pagemesh token create");
       const cookie = path === "login" ? `pagemesh_token=${known!.secret}` : "pagemesh_token=; Max-Age=0";
-      const who = known && { name: known.name, role: known.role, expires_unix_s: known.expires_unix_s ?? null };
+      const caller = known && { name: known.name, role: known.role, expires_unix_s: known.expires_unix_s ?? null };
       response.writeHead(path === "login" ? 200 : 204, { "Set-Cookie": `${cookie}; HttpOnly; SameSite=Strict; Path=/` });
-      response.end(path === "login" ? JSON.stringify(who) : undefined);
+      response.end(path === "login" ? JSON.stringify(caller) : undefined);
       return;
     }
-    const who = this.#token(request);
-    if (!who) throw new Refused(401, "unauthorized", "the request has no valid token", "log in");
+    const caller = this.#token(request);
+    if (!caller) throw new Refused(401, "unauthorized", "the request has no valid token", "log in");
     if (path === "watch") {
+      if (this.refusesStreams) throw new Refused(503, "overloaded", "the manager has too many watching clients, or too many of this address", "close a page or a `pagemesh events --follow`, or ask for lists at intervals");
       this.#stream(response);
       return;
     }
     const found = match(request.method ?? "GET", path);
     if (!found) throw new Refused(404, "not-found", `there is nothing at ${url.pathname}`, "read /api/v1/openapi.json");
-    if (!includes(who.role, found.role)) throw new Refused(403, "forbidden", `this needs the role ${found.role}; you are ${who.role}`, "ask for another token");
-    const result = found.handler({ world: this.world, who, query: url.searchParams, body, names: found.names, publish: (event, data) => this.publish(event, data) });
+    if (!includes(caller.role, found.role)) throw new Refused(403, "forbidden", `this needs the role ${found.role}; you are ${caller.role}`, "ask for another token");
+    const result = found.handler({ world: this.world, caller, query: url.searchParams, body, names: found.names, publish: (event, data) => this.publish(event, data) });
     response.writeHead(result.status ?? 200, { "Content-Type": "application/json", ...result.headers });
     response.end(result.body === undefined ? undefined : JSON.stringify(result.body));
   }

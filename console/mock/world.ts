@@ -5,10 +5,13 @@ import type {
 } from "../src/api/types.ts";
 import { randomFrom, uuidFrom } from "./random.ts";
 
-export type Scenario = "busy" | "empty" | "bare" | "many" | "healthy";
+export type Scenario = "busy" | "empty" | "bare" | "many" | "large" | "healthy";
 
 const GIB = 2 ** 30;
 export const MARKUP = `<img src=x onerror="window.hacked=1">`;
+
+/** The volumes of the scenario `large`, which has 100 bricks. */
+export const VOLUMES_LARGE = 4096;
 
 export interface StoredToken extends TokenInfo {
   secret: string;
@@ -169,8 +172,14 @@ export function makeWorld(scenario: Scenario): World {
   world.bricks.push(brick(random, "", "rack-4", { name: null, used_bytes: 0, slices: 0, scrub: null, durability: "pmem", alive: false, heartbeat_age_ms: null }));
   world.bricks.push(brick(random, "fast-1", MARKUP, { durability: "pmem", slices: 0, used_bytes: 0, provisioned_bytes: 0 }));
   addBusyVolumes(world, random);
-  if (scenario === "many") {
-    for (let index = 0; index < 1230; index += 1) {
+  if (scenario === "large") {
+    for (let index = 9; index <= 100; index += 1) {
+      world.bricks.push(brick(random, `node-${index}`, `rack-${Math.ceil(index / 8)}`, {}));
+    }
+  }
+  if (scenario === "many" || scenario === "large") {
+    const tenants = scenario === "large" ? VOLUMES_LARGE - world.volumes.length : 1230;
+    for (let index = 0; index < tenants; index += 1) {
       const name = `tenant-${index.toString().padStart(4, "0")}`;
       world.volumes.push(makeVolume(world, random, { name, gib: 20, content: index % 3 === 0 ? "files" : "blocks" }));
     }

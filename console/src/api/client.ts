@@ -67,10 +67,10 @@ async function problem(response: Response): Promise<ApiError> {
   return new ApiError(response.status, text, hint, given.code ?? "");
 }
 
-type Listener = (error: ApiError | null) => void;
+type Listener = (error: ApiError | null, date: string | null) => void;
 let listener: Listener = () => {};
 
-/** Calls `heard` after every request: with its error, or null after an answer that is no refusal. */
+/** Calls `heard` after every request: with its error, or null without a refusal, and with the `Date` of the answer. */
 export function onOutcome(heard: Listener): void {
   listener = heard;
 }
@@ -94,16 +94,30 @@ export async function send<T>(path: string, sent: Sent = {}): Promise<Answer<T>>
   } catch (error) {
     if (sent.signal?.aborted) throw error;
     const unreachable = asApiError(error);
-    listener(unreachable);
+    listener(unreachable, null);
     throw unreachable;
   }
   if (!response.ok) {
     const refused = await problem(response);
-    listener(refused);
+    listener(refused, response.headers.get("Date"));
     throw refused;
   }
   const next = nextLink(response.headers.get("Link"));
   const text = await response.text();
-  listener(null);
+  listener(null, response.headers.get("Date"));
   return { body: (text === "" ? null : JSON.parse(text)) as T, next };
+}
+
+/** The refusal of a stream, which an `EventSource` does not tell; null if the manager would serve it now. */
+export async function streamRefusal(path: string): Promise<ApiError | null> {
+  const abort = new AbortController();
+  try {
+    const signal = AbortSignal.any([abort.signal, AbortSignal.timeout(TIMEOUT_MS)]);
+    const response = await fetch(path, { headers: { Accept: "text/event-stream" }, credentials: "same-origin", cache: "no-store", signal });
+    return response.ok ? null : await problem(response);
+  } catch (error) {
+    return asApiError(error);
+  } finally {
+    abort.abort();
+  }
 }

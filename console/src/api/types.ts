@@ -218,7 +218,12 @@ export interface EventRecord {
   text: string;
   count?: number;
   first_unix_ms?: number;
-  acknowledged?: { by: string; time_unix_ms: number } | null;
+  acknowledged?: Acknowledgement | null;
+}
+
+export interface Acknowledgement {
+  by: string;
+  time_unix_ms: number;
 }
 
 export type OpKind = "read" | "write" | "flush";
@@ -300,5 +305,9 @@ export interface CreatedToken extends TokenInfo {
 export interface WatchHello {
   version: string;
   started_unix_ms?: number;
+}
+export interface Acknowledged {
+  seq: number;
+  acknowledged: Acknowledgement;
 }
 export type Changed<T> = T | { name: string; deleted: true };

@@ -3,34 +3,43 @@
 
 import * as calls from "../api/calls.ts";
 import { asApiError, type ApiError } from "../api/client.ts";
-import type { BrickInfo, ClusterStatus, EventRecord, RecentFigures, SubjectFigures, VolumeInfo } from "../api/types.ts";
-import { mergeEvents } from "../text/events.ts";
+import type { Acknowledgement, BrickInfo, ClusterStatus, EventRecord, RecentFigures, SubjectFigures, VolumeInfo } from "../api/types.ts";
+import { mergeEvents, withAcknowledgements } from "../text/events.ts";
+import { monotonicMs } from "./clock.svelte.ts";
 import { session } from "./session.svelte.ts";
 import { watch } from "./watch.ts";
 
 const POLL_MS = 5000;
+const PATIENCE_MS = 100;
 const FIGURES_MS = 5000;
 const EVENTS_KEPT = 200;
+const ACKNOWLEDGEMENTS_KEPT = 1000;
 
 export type VolumeListener = (name: string, volume: VolumeInfo | null) => void;
 
 class Cluster {
   status = $state.raw<ClusterStatus | null>(null);
   bricks = $state.raw<BrickInfo[]>([]);
-  /** When the status was last heard, by this page's clock. */
+  /** When the status was last heard, by `monotonicMs`. */
   heardAt = $state(0);
   isLoaded = $state(false);
   error = $state.raw<ApiError | null>(null);
   isStreaming = $state(false);
+  /** Why the manager refused the stream, until it opens one. */
+  streamRefusal = $state.raw<ApiError | null>(null);
   startedMs = $state<number | null>(null);
   /** Events since the page began to listen, the newest first. */
   events = $state.raw<EventRecord[]>([]);
+  /** Acknowledgements since the page began to listen, by the numbers of their events. */
+  acknowledgements = $state.raw<ReadonlyMap<number, Acknowledgement>>(new Map());
   figures = $state.raw<RecentFigures | null>(null);
   figuresAt = $state(0);
   figuresError = $state.raw<ApiError | null>(null);
   /** Rises when lists have to be read again: after a reconnection, and with each poll. */
   generation = $state(0);
 
+  readonly #volumeFigures = $derived(new Map(this.figures?.volumes.map((it) => [it.name, it])));
+  readonly #brickFigures = $derived(new Map(this.figures?.bricks.map((it) => [it.name, it])));
   #listeners = new Set<VolumeListener>();
   #stop: (() => void)[] = [];
 
@@ -40,6 +49,7 @@ class Cluster {
     const close = watch({
       hello: (hello) => {
         this.isStreaming = true;
+        this.streamRefusal = null;
         this.startedMs = hello.started_unix_ms ?? null;
         session.unreachableSince = null;
         void this.reload();
@@ -51,6 +61,8 @@ class Cluster {
         for (const heard of this.#listeners) heard(change.name, gone ? null : change);
       },
       event: (event) => this.addEvent(event),
+      acknowledged: ({ seq, acknowledged }) => this.acknowledge(seq, acknowledged),
+      refused: (error) => (this.streamRefusal = error),
       lost: () => {
         this.isStreaming = false;
         void this.reload();
@@ -60,8 +72,11 @@ class Cluster {
       if (!this.isStreaming) void this.reload();
     }, POLL_MS);
     const figures = setInterval(() => void this.#readFigures(), FIGURES_MS);
-    this.#stop = [close, () => clearInterval(poll), () => clearInterval(figures)];
-    void this.reload();
+    // The lists have to be read after the stream has begun, so they wait for it, but not for long.
+    const patience = setTimeout(() => {
+      if (!this.isStreaming) void this.reload();
+    }, PATIENCE_MS);
+    this.#stop = [close, () => clearInterval(poll), () => clearInterval(figures), () => clearTimeout(patience)];
     void this.#readFigures();
   }
 
@@ -69,14 +84,16 @@ class Cluster {
     for (const end of this.#stop) end();
     this.#stop = [];
     this.isStreaming = false;
+    this.streamRefusal = null;
   }
 
-  /** Forgets everything, so that the next reader sees nothing of the last one's. */
+  /** Forgets everything, so that the page of the next token shows nothing of this one's. */
   clear(): void {
     this.stop();
     this.status = null;
     this.bricks = [];
     this.events = [];
+    this.acknowledgements = new Map();
     this.figures = null;
     this.isLoaded = false;
     this.error = null;
@@ -104,22 +121,30 @@ class Cluster {
     this.events = mergeEvents(this.events, [event]).slice(0, EVENTS_KEPT);
   }
 
+  acknowledge(seq: number, by: Acknowledgement): void {
+    this.acknowledgements = new Map([...this.acknowledgements, [seq, by] as const].slice(-ACKNOWLEDGEMENTS_KEPT));
+  }
+
+  /** Events of several lists as one, with the acknowledgements that came after the lists. */
+  merge(...lists: EventRecord[][]): EventRecord[] {
+    return withAcknowledgements(mergeEvents(...lists), this.acknowledgements);
+  }
+
   brick(name: string): BrickInfo | null {
     return this.bricks.find((it) => it.name === name || it.brick === name) ?? null;
   }
 
   volumeFigures(name: string): SubjectFigures | null {
-    return this.figures?.volumes.find((it) => it.name === name) ?? null;
+    return this.#volumeFigures.get(name) ?? null;
   }
 
   brickFigures(brick: BrickInfo): SubjectFigures | null {
-    const found = this.figures?.bricks.find((it) => it.name === brick.name || it.name === brick.brick);
-    return found ?? null;
+    return this.#brickFigures.get(brick.name || brick.brick) ?? this.#brickFigures.get(brick.brick) ?? null;
   }
 
   #take(status: ClusterStatus): void {
     this.status = status;
-    this.heardAt = Date.now();
+    this.heardAt = monotonicMs();
   }
 
   #brick(change: BrickInfo | { name: string; deleted: true }): void {
@@ -134,7 +159,7 @@ class Cluster {
   async #readFigures(): Promise<void> {
     try {
       this.figures = await calls.recentFigures();
-      this.figuresAt = Date.now();
+      this.figuresAt = monotonicMs();
       this.figuresError = null;
     } catch (error) {
       this.figuresError = asApiError(error);

@@ -1,6 +1,7 @@
-// The reader's token as the manager knows it: nobody yet, somebody, or refused.
+// The token of this browser as the manager knows it: not asked yet, valid, or refused.
 
 import * as calls from "../api/calls.ts";
+import { hearManagerClock, managerNowMs, monotonicMs } from "./clock.svelte.ts";
 import { asApiError, onOutcome, type ApiError } from "../api/client.ts";
 import type { Role, WhoAmI } from "../api/types.ts";
 import { denial, includes } from "../text/words.ts";
@@ -9,18 +10,23 @@ type Phase = "asking" | "out" | "in";
 
 class Session {
   phase = $state<Phase>("asking");
-  who = $state<WhoAmI | null>(null);
+  caller = $state<WhoAmI | null>(null);
   /** Why the login page is shown, if the reader had been logged in. */
   reason = $state<string | null>(null);
-  /** When the manager stopped answering; null while it answers. */
+  /** When the manager stopped answering, by `monotonicMs`; null while it answers. */
   unreachableSince = $state<number | null>(null);
+  /** The same moment by the manager's clock. */
+  unreachableMoment = $state(0);
 
   constructor() {
-    onOutcome((error) => this.#hear(error));
+    onOutcome((error, date) => {
+      hearManagerClock(date);
+      this.#hear(error);
+    });
   }
 
   get role(): Role | null {
-    return this.who?.role ?? null;
+    return this.caller?.role ?? null;
   }
 
   may(needed: Role): boolean {
@@ -38,20 +44,22 @@ class Session {
     }
     this.unreachableSince = null;
     if (error?.status === 401 && this.phase === "in") {
-      this.who = null;
+      this.caller = null;
       this.phase = "out";
-      this.reason = "Your token has expired or was revoked. Log in again.";
+      this.reason = "Your token has expired or was revoked. Log in with another one; an admin makes it with the command below.";
     }
   }
 
   markUnreachable(): void {
-    this.unreachableSince ??= Date.now();
+    if (this.unreachableSince !== null) return;
+    this.unreachableSince = monotonicMs();
+    this.unreachableMoment = managerNowMs();
   }
 
-  /** Learns who the cookie stands for. */
+  /** Asks for the name and role of the token in the cookie. */
   async ask(): Promise<void> {
     try {
-      this.who = await calls.whoami();
+      this.caller = await calls.whoami();
       this.phase = "in";
       this.reason = null;
     } catch (error) {
@@ -61,7 +69,7 @@ class Session {
   }
 
   async login(token: string): Promise<void> {
-    this.who = await calls.login(token);
+    this.caller = await calls.login(token);
     this.phase = "in";
     this.reason = null;
   }
@@ -70,7 +78,7 @@ class Session {
     try {
       await calls.logout();
     } finally {
-      this.who = null;
+      this.caller = null;
       this.phase = "out";
       this.reason = null;
     }

@@ -1,7 +1,8 @@
 // The stream `/api/v1/watch`, with reconnection. After each `hello` the lists are read again, because messages may be
 // missing from the time without a stream.
 
-import type { BrickInfo, Changed, ClusterStatus, EventRecord, VolumeInfo, WatchHello } from "../api/types.ts";
+import { streamRefusal, type ApiError } from "../api/client.ts";
+import type { Acknowledged, BrickInfo, Changed, ClusterStatus, EventRecord, VolumeInfo, WatchHello } from "../api/types.ts";
 
 export interface WatchHandlers {
   hello(hello: WatchHello): void;
@@ -9,10 +10,14 @@ export interface WatchHandlers {
   brick(brick: Changed<BrickInfo>): void;
   volume(volume: Changed<VolumeInfo>): void;
   event(event: EventRecord): void;
+  acknowledged(change: Acknowledged): void;
+  /** The manager answered, and opened no stream. */
+  refused(error: ApiError): void;
   /** The stream has ended; another one follows after a pause. */
   lost(): void;
 }
 
+const PATH = "/api/v1/watch";
 const PAUSE_MS_MIN = 1000;
 const PAUSE_MS_MAX = 10_000;
 
@@ -35,9 +40,16 @@ export function watch(handlers: WatchHandlers): () => void {
     });
   }
 
+  async function askForRefusal(): Promise<void> {
+    const refusal = await streamRefusal(PATH);
+    if (refusal && !refusal.isUnreachable && !isClosed) handlers.refused(refusal);
+  }
+
   function open(): void {
-    source = new EventSource("/api/v1/watch");
+    let isOpened = false;
+    source = new EventSource(PATH);
     heard<WatchHello>("hello", (hello) => {
+      isOpened = true;
       pause = PAUSE_MS_MIN;
       handlers.hello(hello);
     });
@@ -45,11 +57,13 @@ export function watch(handlers: WatchHandlers): () => void {
     heard<Changed<BrickInfo>>("brick", handlers.brick);
     heard<Changed<VolumeInfo>>("volume", handlers.volume);
     heard<EventRecord>("event", handlers.event);
+    heard<Acknowledged>("acknowledged", handlers.acknowledged);
     // The browser's own retry gives up after a refusal, so this closes and opens again itself.
     source.onerror = () => {
       source?.close();
       if (isClosed) return;
       handlers.lost();
+      if (!isOpened) void askForRefusal();
       timer = setTimeout(open, pause);
       pause = Math.min(PAUSE_MS_MAX, pause * 2);
     };

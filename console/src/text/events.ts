@@ -1,6 +1,6 @@
 // Events from several answers as one list. Pure.
 
-import type { EventRecord } from "../api/types.ts";
+import type { Acknowledgement, EventRecord } from "../api/types.ts";
 
 /**
  * The newest first, each once. A repetition has a number of its own and replaces the event that it repeats, so an
@@ -16,5 +16,14 @@ export function mergeEvents(...lists: EventRecord[][]): EventRecord[] {
     if (replaced.has(series)) return false;
     if ((event.count ?? 1) > 1) replaced.add(series);
     return true;
+  });
+}
+
+/** The same events, with the acknowledgements by the numbers of the events. */
+export function withAcknowledgements(events: EventRecord[], by: ReadonlyMap<number, Acknowledgement>): EventRecord[] {
+  if (by.size === 0) return events;
+  return events.map((event) => {
+    const acknowledged = by.get(event.seq);
+    return acknowledged ? { ...event, acknowledged } : event;
   });
 }

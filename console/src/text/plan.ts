@@ -1,4 +1,4 @@
-// What a change will do, told before it is asked for. Pure. The manager decides; these are the facts that it will
+// The effects of a change, shown before it is sent. Pure. The manager decides; these are the facts that it will
 // decide on, as far as the console has them.
 
 import type { BrickInfo, CreateVolume, Durability, LayoutKind, VolumeDetail } from "../api/types.ts";
@@ -52,7 +52,7 @@ export function classes(bricks: BrickInfo[]): { durability: Durability; bricks: 
   return listed.sort((a, b) => DURABILITY[a.durability].rank - DURABILITY[b.durability].rank);
 }
 
-/** What the creation of a volume does, and what may prevent it. */
+/** The effects of the creation of a volume, and the doubts about it. */
 export function createPlan(asked: CreateVolume, bricks: BrickInfo[]): { does: string[]; doubts: string[] } {
   const copies = isMirrored(asked.layout) ? (asked.copies ?? 2) : 1;
   const columns = isStriped(asked.layout) ? (asked.columns ?? 2) : 1;

@@ -1,4 +1,4 @@
-// What classes, layouts, states and roles mean, in the words of the book. Pure.
+// The meaning of classes, layouts, states and roles, in the words of the book. Pure.
 
 import type { Durability, LayoutKind, LegState, Role, VolumeContent, VolumeHealth } from "../api/types.ts";
 

@@ -1,28 +1,12 @@
-// What each page does: every control once, over the mock.
+// The controls of each page, each used once, over the mock.
 
-import { afterAll, expect, test } from "vitest";
+import { afterAll, expect } from "vitest";
 import type { Page } from "playwright-core";
 import { MARKUP } from "../../mock/world.ts";
 import { addEvent, statusOf } from "../../mock/world.ts";
-import { open, shutDown, type Opened, type Wanted } from "./browser.ts";
+import { check, shutDown } from "./browser.ts";
 
 afterAll(shutDown);
-
-function check(name: string, wanted: Wanted, run: (page: Page, opened: Opened) => Promise<void>): void {
-  test(name, async () => {
-    const opened = await open(wanted);
-    opened.page.setDefaultTimeout(8000);
-    let isDone = false;
-    try {
-      await run(opened.page, opened);
-      isDone = true;
-    } finally {
-      await opened.close().catch((error: unknown) => {
-        if (isDone) throw error;
-      });
-    }
-  });
-}
 
 const button = (page: Page, name: string | RegExp) => page.getByRole("button", { name, exact: typeof name === "string" });
 const dialog = (page: Page) => page.getByRole("dialog");
@@ -40,13 +24,6 @@ check("login refuses a wrong token with the way out, then opens the asked page",
   expect(cookie?.httpOnly).toBe(true);
   await button(page, "Log out").click();
   await page.getByLabel("Token").waitFor();
-});
-
-check("a revoked token leads back to the login, with the reason", {}, async (page, { mock, expected }) => {
-  expected.push(/401/);
-  await page.getByText("Busiest volumes").waitFor();
-  mock.world.tokens = [];
-  await page.getByText("has expired or was revoked").waitFor({ timeout: 15_000 });
 });
 
 check("first steps follow the cluster", { scenario: "empty" }, async (page, { mock }) => {
@@ -101,7 +78,7 @@ check("a scrub is started and stopped", { path: "/bricks/node-1", role: "operato
   await button(page, "Scrub now").waitFor();
 });
 
-check("only a dead brick without slices is forgotten, by an admin who types its name", { path: "/bricks" }, async (page, { mock }) => {
+check("only a dead brick without slices is forgotten, by an admin that types its name", { path: "/bricks" }, async (page, { mock }) => {
   await page.getByRole("link", { name: "node-6" }).click();
   expect(await button(page, "Forget").isDisabled()).toBe(true);
   expect(await button(page, "Forget").getAttribute("title")).toContain("6 slices");
@@ -285,30 +262,6 @@ check("a viewer sees no change, and the reason", { path: "/volumes/mail", role: 
   expect(await page.getByRole("link", { name: "Tokens" }).count()).toBe(0);
   await page.goto(new URL("/tokens", page.url()).href);
   await page.getByText("Only admins see tokens").waitFor();
-});
-
-check("changes arrive by the stream", { path: "/volumes" }, async (page, { mock }) => {
-  await page.getByText("live", { exact: true }).waitFor();
-  const mail = mock.world.volumes.find((it) => it.info.name === "mail")!;
-  mail.info.health = "degraded";
-  mock.publish("volume", mail.info);
-  await page.locator("tr", { hasText: "mail" }).getByText("degraded").waitFor();
-  mock.world.volumes = mock.world.volumes.filter((it) => it !== mail);
-  mock.publish("volume", { name: "mail", deleted: true });
-  await expect.poll(() => page.getByRole("link", { name: "mail", exact: true }).count()).toBe(0);
-});
-
-check("a manager that restarts is missed, and its changes are read afterwards", { path: "/bricks" }, async (page, { mock, expected }) => {
-  expected.push(/ERR_/);
-  await page.getByText("live", { exact: true }).waitFor();
-  await mock.stop();
-  await page.getByText("The manager is unreachable").waitFor({ timeout: 15_000 });
-  await page.getByText("polling", { exact: true }).waitFor();
-  mock.world.bricks[0]!.name = "renamed";
-  await mock.start();
-  await page.getByText("renamed").waitFor({ timeout: 20_000 });
-  await page.getByText("live", { exact: true }).waitFor({ timeout: 20_000 });
-  expect(await page.getByText("The manager is unreachable").count()).toBe(0);
 });
 
 check("a deleted volume and a wrong address say what to do", { path: "/volumes/none" }, async (page, { expected }) => {

@@ -4,6 +4,7 @@
 import { mkdirSync, readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { fileURLToPath } from "node:url";
+import { test } from "vitest";
 import { chromium, type Browser, type BrowserContext, type Page } from "playwright-core";
 import { Mock } from "../../mock/server.ts";
 import type { Scenario } from "../../mock/world.ts";
@@ -31,6 +32,8 @@ export interface Wanted {
   path?: string;
   width?: number;
   theme?: Theme;
+  /** Changes the mock before the page opens. */
+  prepare?: (mock: Mock) => void;
 }
 
 let browser: Browser | null = null;
@@ -49,6 +52,7 @@ export async function shutDown(): Promise<void> {
 export async function open(wanted: Wanted = {}): Promise<Opened> {
   const { scenario = "busy", role = "admin", path = "/", width = 1440, theme = "light" } = wanted;
   const mock = new Mock(scenario, DIST);
+  wanted.prepare?.(mock);
   await mock.start();
   const context = await (await launch()).newContext({ viewport: { width, height: width < 600 ? 844 : 900 }, colorScheme: theme, reducedMotion: "reduce", locale: "en-GB", timezoneId: "UTC" });
   if (role) await context.addCookies([{ name: "pagemesh_token", value: `pm_${role}`, url: mock.url, httpOnly: true, sameSite: "Strict" }]);
@@ -88,4 +92,21 @@ export async function overflow(page: Page): Promise<number> {
 export async function shoot(page: Page, name: string, width: number, theme: Theme): Promise<void> {
   mkdirSync(SHOTS, { recursive: true });
   await page.screenshot({ path: `${SHOTS}/${name}-${width}-${theme}.png`, fullPage: true });
+}
+
+/** A test with a page of its own. It fails also on errors of the browser's console that it does not expect. */
+export function check(name: string, wanted: Wanted, run: (page: Page, opened: Opened) => Promise<void>): void {
+  test(name, async () => {
+    const opened = await open(wanted);
+    opened.page.setDefaultTimeout(8000);
+    let isDone = false;
+    try {
+      await run(opened.page, opened);
+      isDone = true;
+    } finally {
+      await opened.close().catch((error: unknown) => {
+        if (isDone) throw error;
+      });
+    }
+  });
 }

@@ -4,10 +4,10 @@ use crate::ConsoleFile;
 
 pub(crate) const FILES: &[ConsoleFile] = &[
     ConsoleFile {
-        path: "/assets/console-BOhIf4eP.js",
+        path: "/assets/console-BDTyK6hB.js",
         content_type: "text/javascript; charset=utf-8",
-        etag: "\"532e987ec60b3ad32bb26d02eb6b07df\"",
-        bytes: include_bytes!("../assets/assets/console-BOhIf4eP.js"),
+        etag: "\"4b09063a72793411a707f8b7050552fe\"",
+        bytes: include_bytes!("../assets/assets/console-BDTyK6hB.js"),
     },
     ConsoleFile {
         path: "/assets/icon-WOU32JyF.svg",
@@ -16,15 +16,15 @@ pub(crate) const FILES: &[ConsoleFile] = &[
         bytes: include_bytes!("../assets/assets/icon-WOU32JyF.svg"),
     },
     ConsoleFile {
-        path: "/assets/style-CFlYM91a.css",
+        path: "/assets/style-CCsBs7y1.css",
         content_type: "text/css; charset=utf-8",
-        etag: "\"8d25a9258aee735c5d03d4a25bd6ff1a\"",
-        bytes: include_bytes!("../assets/assets/style-CFlYM91a.css"),
+        etag: "\"b23d9dfaa360aa90db16e9dc6e8fd436\"",
+        bytes: include_bytes!("../assets/assets/style-CCsBs7y1.css"),
     },
     ConsoleFile {
         path: "/index.html",
         content_type: "text/html; charset=utf-8",
-        etag: "\"02f5d4cb5643147a109fcc413237483a\"",
+        etag: "\"cbe8672166878fd475e3901402a3a16f\"",
         bytes: include_bytes!("../assets/index.html"),
     },
 ];
