@@ -80,6 +80,14 @@ export function moment(unixMs: number): string {
   return `${day} ${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
 }
 
+/** A message of the manager as a sentence: it has neither a capital letter nor a full stop. */
+export function sentence(text: string): string {
+  const trimmed = text.trim();
+  if (trimmed === "") return "";
+  const end = /[.!?]$/.test(trimmed) ? "" : ".";
+  return `${trimmed[0]!.toUpperCase()}${trimmed.slice(1)}${end}`;
+}
+
 /** `one volume`, `3 volumes`. */
 export function plural(number: number, one: string, many = `${one}s`): string {
   return `${number} ${number === 1 ? one : many}`;

@@ -63,11 +63,11 @@ function brickTroubles(brick: BrickInfo): Trouble[] {
   return found;
 }
 
-function volumeTrouble(volume: VolumeInfo): Trouble | null {
+function volumeTrouble(volume: VolumeInfo, resyncs: ReadonlyMap<string, string>): Trouble | null {
   const thing = `${volume.content === "files" ? "File system" : "Volume"} ${volume.name}`;
   const path = volumePath(volume.name, volume.content);
   if (volume.health === "syncing") {
-    return { tone: "busy", text: `${thing} is resyncing.`, hint: "Copies return by themselves.", path };
+    return { tone: "busy", text: `${thing} is resyncing.`, hint: resyncs.get(volume.name) ?? "Copies return by themselves.", path };
   }
   if (volume.health !== "degraded") return null;
   const away = volume.unreachable_legs;
@@ -78,16 +78,17 @@ function volumeTrouble(volume: VolumeInfo): Trouble | null {
   return { tone: "warn", text: `${thing} is degraded${lost}.`, hint, path };
 }
 
-/** The verdict; `volumes` has the volumes that are not in-sync, or some of them. */
+/** The verdict; `volumes` has the volumes that are not in-sync, or some of them, and `resyncs` their progress by name. */
 export function verdict(
   status: ClusterStatus,
   bricks: BrickInfo[],
   volumes: VolumeInfo[],
   critical: EventRecord[],
+  resyncs: ReadonlyMap<string, string> = new Map(),
 ): Verdict {
   const all = bricks.flatMap(brickTroubles);
   for (const volume of volumes) {
-    const trouble = volumeTrouble(volume);
+    const trouble = volumeTrouble(volume, resyncs);
     if (trouble) all.push(trouble);
   }
   const open = critical.filter((event) => !event.acknowledged && event.severity === "critical");

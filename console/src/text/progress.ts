@@ -1,6 +1,7 @@
 // The progress of resyncs and the remaining time. Pure.
 
 import type { ResyncProgress } from "../api/types.ts";
+import { duration } from "./format.ts";
 
 export interface Progress {
   percent: number;
@@ -21,4 +22,13 @@ export function resyncProgress(report: ResyncProgress): Progress {
 export function scrubSecondsLeft(percent: number, elapsedSeconds: number): number | null {
   if (percent < 1 || elapsedSeconds <= 0) return null;
   return (elapsedSeconds / percent) * (100 - percent);
+}
+
+/** The copy of a volume that is ready last, as a hint; null if no client has reported a resync. */
+export function resyncHint(reports: ResyncProgress[]): string | null {
+  const all = reports.map(resyncProgress);
+  const last = all.reduce<Progress | null>((a, b) => (a === null || (b.secondsLeft ?? Infinity) > (a.secondsLeft ?? Infinity) ? b : a), null);
+  if (last === null) return null;
+  const left = last.secondsLeft === null ? "waiting for a pace" : `about ${duration(last.secondsLeft)} left`;
+  return `${Math.floor(last.percent)} %, ${left}.`;
 }

@@ -49,6 +49,12 @@ export const HEALTH: Record<VolumeHealth, { tone: Tone; meaning: string }> = {
   degraded: { tone: "warn", meaning: "a copy is stale" },
 };
 
+/** The health of a volume in words. Copies on lost bricks count as up to date until a write misses them. */
+export function healthMeaning(health: VolumeHealth, unreachableLegs: number): string {
+  if (health !== "in-sync" || unreachableLegs === 0) return HEALTH[health].meaning;
+  return "no copy has missed a write, but some legs are on lost bricks";
+}
+
 const RANKS: Record<Role, number> = { viewer: 0, operator: 1, admin: 2, cluster: 3 };
 
 /** Whether a role includes another one. */

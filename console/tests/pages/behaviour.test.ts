@@ -68,6 +68,26 @@ check("bricks are filtered by text and state, and the address keeps the filter",
   expect(await page.getByText(MARKUP).count()).toBeGreaterThan(0);
 });
 
+check("bricks are ordered by their figures, and the address keeps the order", { scenario: "large", path: "/bricks" }, async (page) => {
+  await page.getByText("rack-2", { exact: true }).waitFor();
+  await page.getByLabel("Order").selectOption("full");
+  await expect.poll(() => page.locator("tr.link .name").first().textContent()).toBe("node-3");
+  expect(await page.locator("tr.group").count()).toBe(0);
+  expect(page.url()).toContain("order=full");
+  await page.getByLabel("Order").selectOption("slow");
+  await page.reload();
+  const parse = (text: string) => Number.parseFloat(text) * (text.includes("ms") ? 1000 : 1);
+  await page.locator("td[data-head='write p99']", { hasText: "s" }).first().waitFor();
+  const slowest = await page.locator("td[data-head='write p99']").allTextContents();
+  const timed = slowest.filter((text) => text !== "–").map(parse);
+  expect(timed.length).toBeGreaterThan(50);
+  expect(timed).toEqual(timed.toSorted((a, b) => b - a));
+});
+
+check("the overview has the remaining time of a resync", {}, async (page) => {
+  await page.getByText(/39 %, about 9 min .*left\./).waitFor();
+});
+
 check("a scrub is started and stopped", { path: "/bricks/node-1", role: "operator" }, async (page) => {
   await button(page, "Scrub now").click();
   await dialog(page).getByText("corrects flipped bits").waitFor();
@@ -151,7 +171,7 @@ check("a volume grows; the manager's refusal shows its hint", { path: "/volumes/
   expect(await dialog(page).getByRole("button", { name: "Grow" }).isDisabled()).toBe(true);
   await dialog(page).getByRole("textbox").fill("4P");
   await dialog(page).getByRole("button", { name: "Grow" }).click();
-  await dialog(page).getByText("add a brick, or choose a smaller size").waitFor();
+  await dialog(page).getByText("Add a brick, or choose a smaller size.").waitFor();
   await dialog(page).getByRole("textbox").fill("200G");
   await dialog(page).getByRole("button", { name: "Grow" }).click();
   await page.getByText("4 segments").first().waitFor();

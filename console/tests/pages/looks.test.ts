@@ -7,6 +7,8 @@ interface Case extends Wanted {
   name: string;
   shows: string;
   press?: string;
+  /** Errors of the browser's console that belong to the case. */
+  expects?: RegExp;
 }
 const CASES: Case[] = [
   { name: "login", role: null, shows: "Token" },
@@ -15,6 +17,11 @@ const CASES: Case[] = [
   { name: "overview", shows: "Busiest volumes" },
   { name: "overview-healthy", scenario: "healthy", shows: "Healthy" },
   { name: "bricks", path: "/bricks", shows: "rack-2" },
+  { name: "overview-large", scenario: "large", shows: "Busiest volumes" },
+  { name: "bricks-large", scenario: "large", path: "/bricks?order=slow", shows: "node-77" },
+  { name: "volumes-large", scenario: "large", path: "/volumes", shows: "pg-ledger" },
+  { name: "banners", path: "/volumes", shows: "No live changes", expects: /503/, prepare: (mock) => Object.assign(mock, { refusesStreams: true, clockAheadMs: 7_200_000 }) },
+  { name: "search", shows: "Busiest volumes", press: "Search bricks and volumes" },
   { name: "brick", path: "/bricks/node-5", shows: "Operations of node-5" },
   { name: "brick-lost", path: "/bricks/node-6", shows: "No heartbeat" },
   { name: "volumes", path: "/volumes", shows: "pg-ledger" },
@@ -40,7 +47,7 @@ describe.each(CASES.filter((it) => !only || it.name.includes(only)))("$name", (w
   test.each(THEMES)("is legible and accessible in the %s theme", async (theme) => {
     await launch();
     const opened = await open({ ...wanted, theme, width: 1440 });
-    opened.expected.push(...(wanted.role === null ? [/401/] : []));
+    opened.expected.push(...(wanted.role === null ? [/401/] : []), ...(wanted.expects ? [wanted.expects] : []));
     try {
       const { page } = opened;
       await page.getByText(wanted.shows).first().waitFor();

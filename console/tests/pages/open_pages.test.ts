@@ -57,14 +57,14 @@ check("a role that was reduced under an open dialog is named by the refusal", { 
   await page.getByRole("button", { name: "Grow", exact: true }).click();
   mock.world.tokens.find((it) => it.secret === "pm_operator")!.role = "viewer";
   await page.getByRole("dialog").getByRole("button", { name: "Grow" }).click();
-  await page.getByRole("dialog").getByText("this needs the role operator; you are viewer").waitFor();
+  await page.getByRole("dialog").getByText("This needs the role operator; you are viewer.").waitFor();
 });
 
 const refuse = (mock: Mock) => void (mock.refusesStreams = true);
 check("a refused stream is named with its way out, and lists are asked for", { path: "/bricks", prepare: refuse }, async (page, { mock, expected }) => {
   expected.push(/503/);
   await page.getByText("No live changes:").waitFor();
-  await page.getByText("close a page or a").waitFor();
+  await page.getByText("Close a page or a").waitFor();
   await page.getByText("polling", { exact: true }).waitFor();
   mock.world.bricks[0]!.name = "renamed";
   await page.getByText("renamed").waitFor({ timeout: 15_000 });

@@ -1,6 +1,7 @@
 import { describe, expect, test } from "vitest";
-import type { FigureSeries, FigureValues } from "../../src/api/types.ts";
-import { resyncProgress, scrubSecondsLeft } from "../../src/text/progress.ts";
+import type { BrickInfo, FigureKind, FigureSeries, FigureValues } from "../../src/api/types.ts";
+import { ordered, brickOrder } from "../../src/text/order.ts";
+import { resyncHint, resyncProgress, scrubSecondsLeft } from "../../src/text/progress.ts";
 import { lastValue, rates, regularSeries, stageShares } from "../../src/text/series.ts";
 
 const none: FigureValues = { operations: [], kib: [], p50_ns: [], p99_ns: [] };
@@ -82,5 +83,30 @@ describe("progress", () => {
   test("a scrub below one percent has no estimate", () => {
     expect(scrubSecondsLeft(0, 10)).toBeNull();
     expect(scrubSecondsLeft(50, 10)).toBe(10);
+  });
+});
+
+describe("orders of bricks", () => {
+  const brick = (name: string, used: number) => ({ name, used_bytes: used, capacity_bytes: 100 }) as BrickInfo;
+  const kind = (operations: number, p99_ns: number | null): FigureKind => ({ kind: "write", operations, bytes: 0, p50_ns: null, p99_ns });
+  const figures: Record<string, FigureKind[]> = { a: [kind(5, 900)], b: [kind(50, 20)], c: [] };
+  const names = (order: string) => ordered([brick("c", 70), brick("a", 10), brick("b", 20)], brickOrder(order), (it) => figures[it.name!] ?? []).map((it) => it.name).join("");
+
+  test("the slowest, busiest and fullest come first, and bricks without figures last", () => {
+    expect([names("slow"), names("busy"), names("full"), names("")]).toEqual(["abc", "bac", "cba", "cab"]);
+  });
+
+  test("an unknown order is the one by failure domain", () => {
+    expect([brickOrder("toString"), brickOrder(null), brickOrder("slow")]).toEqual(["", "", "slow"]);
+  });
+});
+
+describe("hints of resyncs", () => {
+  test("the copy that is ready last counts, and no report gives no hint", () => {
+    const fast = { copy: 1, bytes_todo: 100, bytes_done: 90, elapsed_ms: 9000 };
+    const slow = { copy: 2, bytes_todo: 100, bytes_done: 25, elapsed_ms: 100_000 };
+    expect(resyncHint([fast, slow])).toBe("25 %, about 5 min left.");
+    expect(resyncHint([fast, { ...slow, bytes_done: 0 }])).toBe("0 %, waiting for a pace.");
+    expect(resyncHint([])).toBe(null);
   });
 });

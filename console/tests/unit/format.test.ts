@@ -1,5 +1,5 @@
 import { describe, expect, test } from "vitest";
-import { ago, bytes, commandSize, count, duration, latency, moment, parseSize, percent, plural, share } from "../../src/text/format.ts";
+import { ago, bytes, commandSize, count, duration, latency, moment, parseSize, percent, plural, sentence, share } from "../../src/text/format.ts";
 
 describe("numbers for people", () => {
   test.each([
@@ -46,4 +46,9 @@ describe("sizes from people", () => {
     expect(commandSize(value)).toBe(text);
     expect(parseSize(text)).toBe(value);
   });
+});
+
+describe("messages of the manager", () => {
+  test.each([["close a page", "Close a page."], ["Is it?", "Is it?"], ["", ""], [" no brick has room. ", "No brick has room."]])(
+    "%s", (text, shown) => expect(sentence(text)).toBe(shown));
 });

@@ -4,10 +4,10 @@ use crate::ConsoleFile;
 
 pub(crate) const FILES: &[ConsoleFile] = &[
     ConsoleFile {
-        path: "/assets/console-BDTyK6hB.js",
+        path: "/assets/console-uqEpi35b.js",
         content_type: "text/javascript; charset=utf-8",
-        etag: "\"4b09063a72793411a707f8b7050552fe\"",
-        bytes: include_bytes!("../assets/assets/console-BDTyK6hB.js"),
+        etag: "\"3b4f8bd148a3ceeeecde7c11c66d73e6\"",
+        bytes: include_bytes!("../assets/assets/console-uqEpi35b.js"),
     },
     ConsoleFile {
         path: "/assets/icon-WOU32JyF.svg",
@@ -16,15 +16,15 @@ pub(crate) const FILES: &[ConsoleFile] = &[
         bytes: include_bytes!("../assets/assets/icon-WOU32JyF.svg"),
     },
     ConsoleFile {
-        path: "/assets/style-CCsBs7y1.css",
+        path: "/assets/style-Bbl7m_yF.css",
         content_type: "text/css; charset=utf-8",
-        etag: "\"b23d9dfaa360aa90db16e9dc6e8fd436\"",
-        bytes: include_bytes!("../assets/assets/style-CCsBs7y1.css"),
+        etag: "\"36e28c0129168fa6982b83132bbece4e\"",
+        bytes: include_bytes!("../assets/assets/style-Bbl7m_yF.css"),
     },
     ConsoleFile {
         path: "/index.html",
         content_type: "text/html; charset=utf-8",
-        etag: "\"cbe8672166878fd475e3901402a3a16f\"",
+        etag: "\"b741635ba9974a9ad0f714ad271b843e\"",
         bytes: include_bytes!("../assets/index.html"),
     },
 ];
