@@ -4,7 +4,7 @@ use crate::call::RecordTag;
 use crate::fault::Fault;
 use crate::manager::Manager;
 use crate::records::{BrickRecord, VolumeRecord};
-use crate::volume_info::summary_info;
+use crate::volume_info::{summary_info, volume_content};
 use crate::wire::{BrickHealth, BrickInfo, ListBricks, ListVolumes, VolumeDetail, VolumeInfo};
 use pagemesh_base::brick_name::BrickRef;
 use pagemesh_base::layout::VolumeName;
@@ -24,8 +24,11 @@ impl Manager {
         let entries = entries.range::<VolumeName, _>((behind, Bound::Unbounded));
         let mut matching = entries.filter(|(name, entry)| {
             let health = asked.health.is_none_or(|it| it == entry.summary.health);
+            let content = asked
+                .content
+                .is_none_or(|it| it == volume_content(&entry.record));
             let search = asked.search.as_ref();
-            health && search.is_none_or(|text| name.as_str().contains(text))
+            health && content && search.is_none_or(|text| name.as_str().contains(text))
         });
         let page = matching.by_ref().take(asked.limit.unwrap_or(usize::MAX));
         let page = page

@@ -104,10 +104,7 @@ pub(crate) fn summary_info(record: &VolumeRecord, summary: &VolumeSummary) -> Vo
     VolumeInfo {
         name: layout.name.clone(),
         id: layout.volume,
-        content: match record.files_bytes {
-            None => VolumeContent::Blocks,
-            Some(_) => VolumeContent::Files,
-        },
+        content: volume_content(record),
         size_bytes: record.files_bytes.unwrap_or(summary.layout_bytes),
         layout: record.shape.kind,
         columns: record.shape.columns,
@@ -119,5 +116,13 @@ pub(crate) fn summary_info(record: &VolumeRecord, summary: &VolumeSummary) -> Vo
         attached: record.attachment.clone(),
         auto_promote: record.auto_promote,
         created_unix_s: record.created_unix_s,
+    }
+}
+
+/// The use of a volume.
+pub(crate) fn volume_content(record: &VolumeRecord) -> VolumeContent {
+    match record.files_bytes {
+        None => VolumeContent::Blocks,
+        Some(_) => VolumeContent::Files,
     }
 }

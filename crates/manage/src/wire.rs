@@ -407,6 +407,10 @@ pub struct ListVolumes {
     #[serde(default)]
     #[param(value_type = Option<String>)]
     pub health: Option<VolumeHealth>,
+    /// Volumes with this use: `blocks` or `files`.
+    #[serde(default)]
+    #[param(value_type = Option<String>)]
+    pub content: Option<VolumeContent>,
 }
 
 /// The bricks of a list.

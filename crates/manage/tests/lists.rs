@@ -5,7 +5,7 @@ mod cluster;
 use cluster::{Cluster, MIB, TestServer, create_request, name, named_registration};
 use pagemesh_manage::LayoutKind;
 use pagemesh_manage::token::token;
-use pagemesh_manage::wire::{BrickInfo, VolumeInfo};
+use pagemesh_manage::wire::{BrickInfo, VolumeContent, VolumeInfo};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
@@ -126,6 +126,35 @@ fn lists_are_cut_in_order_of_names() {
     }
     assert_eq!(served.client.volumes().expect("listed").len(), 5);
     assert_eq!(served.client.bricks().expect("listed").len(), 3);
+    served.handle.stop();
+}
+
+#[test]
+fn volumes_are_filtered_by_content() {
+    let (cluster, served) = cluster_with_volumes();
+    for files in ["a3", "f"] {
+        let mut request = create_request(files, LayoutKind::Mirror, MIB);
+        request.content = VolumeContent::Files;
+        served.client.create(&request).expect("made");
+    }
+    let names = |query: &str| {
+        let answer = get(&cluster, &served, &format!("/api/v1/volumes?{query}"), "");
+        assert_eq!(answer.status, 200, "{query}: {}", answer.body);
+        (volume_names(&answer.body), answer.next())
+    };
+    assert_eq!(names("content=files").0, ["a3", "f"]);
+    assert_eq!(
+        names("content=blocks").0,
+        ["a1", "a10", "a2", "b2", "c"],
+        "files are not blocks"
+    );
+    let (first, next) = names("content=files&limit=1");
+    assert_eq!(first, ["a3"]);
+    let next = next.expect("a next page");
+    let query = next.split_once('?').expect("a query").1;
+    assert_eq!(names(query), (vec!["f".to_owned()], None), "{next}");
+    let wrong = get(&cluster, &served, "/api/v1/volumes?content=x", "");
+    assert_eq!(wrong.status, 400);
     served.handle.stop();
 }
 

@@ -43,6 +43,7 @@ async fn list_volumes(
     let mut response = tagged_list(&headers, &volumes, &volumes);
     if let Some(last) = volumes.last().filter(|_| has_more) {
         let health = asked.health.map(|it| json_name(&it));
+        let content = asked.content.map(|it| json_name(&it));
         let link = next_page(
             "/api/v1/volumes",
             &[
@@ -50,6 +51,7 @@ async fn list_volumes(
                 ("limit", asked.limit.map(|it| it.to_string())),
                 ("search", asked.search),
                 ("health", health),
+                ("content", content),
             ],
         );
         response.headers_mut().extend(link);
