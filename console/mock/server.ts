@@ -234,6 +234,10 @@ export class Mock {
   port = 0;
   /** Answers the stream with 503, as a manager with too many of them. */
   refusesStreams = false;
+  /** Paths of the API that fail with 500. */
+  failing: RegExp | null = null;
+  /** Paths of the API that get no answer. */
+  silent: RegExp | null = null;
   /** The difference of the manager's clock from the browser's. */
   clockAheadMs = 0;
 
@@ -278,7 +282,9 @@ export class Mock {
       serveFile(this.#root, url.pathname, request, response);
       return;
     }
+    if (this.silent?.test(url.pathname)) return;
     try {
+      if (this.failing?.test(url.pathname)) throw new Refused(500, "internal", "the store cannot be read", "look at the manager's log: journalctl -u pagemesh-manager");
       await this.#api(request, response, url);
     } catch (error) {
       const refused = error instanceof Refused ? error : new Refused(500, "internal", String(error), "look at the mock");

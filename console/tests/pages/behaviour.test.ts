@@ -291,6 +291,17 @@ check("a deleted volume and a wrong address say what to do", { path: "/volumes/n
   await page.getByText("There is no brick none").waitFor();
 });
 
+check("events that cannot be read are no empty list", { path: "/bricks/node-1", prepare: (mock) => void (mock.failing = /events/) }, async (page, { mock, expected }) => {
+  expected.push(/500/);
+  await page.getByRole("region", { name: "Events of the brick" }).getByText("The store cannot be read.").waitFor();
+  await page.getByRole("link", { name: "Overview" }).click();
+  await page.getByRole("region", { name: "Latest events" }).getByText("The store cannot be read.").waitFor();
+  expect(await page.getByText("Nothing has happened yet").count()).toBe(0);
+  mock.failing = null;
+  mock.publish("event", addEvent(mock.world, "brick-returned", "info", { kind: "brick", name: "node-6" }, "The brick sends heartbeats again."));
+  await page.getByText("scrub found").waitFor();
+});
+
 check("search by keyboard finds bricks, volumes and pages", {}, async (page) => {
   await page.getByText("Busiest volumes").waitFor();
   await page.keyboard.press("/");

@@ -4,10 +4,10 @@ use crate::ConsoleFile;
 
 pub(crate) const FILES: &[ConsoleFile] = &[
     ConsoleFile {
-        path: "/assets/console-uqEpi35b.js",
+        path: "/assets/console-Bz8OlLUg.js",
         content_type: "text/javascript; charset=utf-8",
-        etag: "\"3b4f8bd148a3ceeeecde7c11c66d73e6\"",
-        bytes: include_bytes!("../assets/assets/console-uqEpi35b.js"),
+        etag: "\"a8212fce0c760f9a353bdb3b1eb92e04\"",
+        bytes: include_bytes!("../assets/assets/console-Bz8OlLUg.js"),
     },
     ConsoleFile {
         path: "/assets/icon-WOU32JyF.svg",
@@ -16,15 +16,15 @@ pub(crate) const FILES: &[ConsoleFile] = &[
         bytes: include_bytes!("../assets/assets/icon-WOU32JyF.svg"),
     },
     ConsoleFile {
-        path: "/assets/style-Bbl7m_yF.css",
+        path: "/assets/style-ChsfjvQ_.css",
         content_type: "text/css; charset=utf-8",
-        etag: "\"36e28c0129168fa6982b83132bbece4e\"",
-        bytes: include_bytes!("../assets/assets/style-Bbl7m_yF.css"),
+        etag: "\"b2205807e43ab8e3dc1d08cd3f625ba7\"",
+        bytes: include_bytes!("../assets/assets/style-ChsfjvQ_.css"),
     },
     ConsoleFile {
         path: "/index.html",
         content_type: "text/html; charset=utf-8",
-        etag: "\"b741635ba9974a9ad0f714ad271b843e\"",
+        etag: "\"ed78905bfa455a1fc62ada9fd2668d92\"",
         bytes: include_bytes!("../assets/index.html"),
     },
 ];
