@@ -14,6 +14,7 @@ pub mod mount;
 pub mod pool;
 pub mod replica;
 pub mod status;
+pub mod support_bundle;
 pub mod token;
 pub mod top;
 pub mod umount;
@@ -80,6 +81,7 @@ pub enum Command {
     /// Show, follow and acknowledge the events of the cluster.
     Events(events::EventsArgs),
     Doctor(doctor::DoctorArgs),
+    SupportBundle(support_bundle::SupportBundleArgs),
     /// Create, list and revoke tokens of the manager's API.
     #[command(subcommand)]
     Token(token::TokenCommand),
@@ -127,6 +129,7 @@ pub fn run(command: &Command) -> anyhow::Result<Verdict> {
         Command::Why(args) => why::run(args)?,
         Command::Events(args) => events::run(args)?,
         Command::Doctor(args) => return doctor::run(args),
+        Command::SupportBundle(args) => support_bundle::run(args)?,
         Command::Token(command) => token::run(command)?,
         Command::Bench(command) => bench::run(command)?,
         Command::Man => help::print_man()?,

@@ -330,6 +330,32 @@ impl ManagerClient {
             .map_err(|error| self.unreachable(&error))
     }
 
+    /// The text of the answer to a GET of this path, which begins with `/`, as the manager writes it.
+    ///
+    /// # Errors
+    /// When there is no answer within the time, the answer is longer than the limit, or a refusal.
+    pub fn text_at(
+        &self,
+        path: &str,
+        timeout: Duration,
+        bytes_max: u64,
+    ) -> Result<String, ManagerError> {
+        let request = Request::builder()
+            .uri(format!("{}{path}", self.url))
+            .header("authorization", &self.authorization);
+        let request = request.body(()).map_err(|error| ManagerError::BadUrl {
+            url: self.url.clone(),
+            cause: error.to_string(),
+        })?;
+        let request = self.agent.configure_request(request);
+        let request = request.timeout_global(Some(timeout)).build();
+        let sent = self.agent.run(request);
+        let mut answer = self.check_status(sent.map_err(|error| self.unreachable(&error))?)?;
+        let body = answer.body_mut().with_config().limit(bytes_max);
+        body.read_to_string()
+            .map_err(|error| self.unreachable(&error))
+    }
+
     pub(crate) fn send(
         &self,
         method: Method,

@@ -12,7 +12,7 @@ use crate::output;
 use checks::{Check, Finding};
 use clap::Args;
 use serde::Serialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Check this machine: kernel, FUSE, huge pages, DAX, limits, ports, clock, memory, manager and
 /// key. Each finding has its reason and the command that corrects it.
@@ -55,6 +55,11 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<Verdict> {
         Finding::Warning => Verdict::Warned,
         Finding::Error => Verdict::Damaged,
     })
+}
+
+/// The report for people, of this machine and the named manager.
+pub fn report(manager: Option<&str>, key: Option<&Path>) -> String {
+    people(&checks::all(&facts::HostFacts::gather(manager, key)))
 }
 
 /// A line for each check, with reason and correction below a finding.
