@@ -58,7 +58,7 @@ function published(call: Call, kind: string, text: string): void {
 
 const listVolumes: Handler = ({ world, query }) => {
   const limit = Number(query.get("limit") ?? 0);
-  const matching = world.volumes.map((it) => it.info).filter((it) => it.name > (query.get("after") ?? "") && it.name.includes(query.get("search") ?? "") && (!query.get("health") || it.health === query.get("health")));
+  const matching = world.volumes.map((it) => it.info).filter((it) => it.name > (query.get("after") ?? "") && it.name.includes(query.get("search") ?? "") && ["health", "content"].every((key) => !query.get(key) || it[key as "health" | "content"] === query.get(key)));
   const body = limit > 0 ? matching.slice(0, limit) : matching;
   const next = new URLSearchParams(query);
   next.set("after", body.at(-1)?.name ?? "");

@@ -30,7 +30,7 @@ export const status = () => get<ClusterStatus>("/status");
 
 /** Entries of the longest page of the API. */
 const PAGE_MAX = 1000;
-/** Pages that one list reads at most: bounds the work of a filter that matches little. */
+/** Pages of bricks that are read at most. */
 const PAGES_MAX = 50;
 
 export async function bricks(): Promise<BrickInfo[]> {
@@ -61,27 +61,13 @@ export interface VolumePage {
   after: string | null;
 }
 
-function matches(volume: VolumeInfo, filter: VolumeFilter): boolean {
-  const named = !filter.search || volume.name.toLowerCase().includes(filter.search.toLowerCase());
-  const healthy = !filter.health || volume.health === filter.health;
-  const contains = !filter.content || volume.content === filter.content;
-  return named && healthy && contains;
-}
-
-/** A page of volumes. The API does not filter by content, so this reads on until the page is full. */
+/** A page of volumes, filtered by the manager. It asks for one more than it shows, which tells whether a page follows. */
 export async function volumes(filter: VolumeFilter, signal?: AbortSignal): Promise<VolumePage> {
-  const asked = filter.content ? PAGE_MAX : Math.min(PAGE_MAX, filter.limit + 1);
-  const query = queryText({ limit: asked, after: filter.after, search: filter.search, health: filter.health });
-  let next: string | null = `${V1}/volumes${query}`;
-  const found: VolumeInfo[] = [];
-  for (let page = 0; next && page < PAGES_MAX && found.length <= filter.limit; page += 1) {
-    const answer: Answer<VolumeInfo[]> = await send<VolumeInfo[]>(next, signal ? { signal } : {});
-    found.push(...answer.body.filter((volume) => matches(volume, filter)));
-    next = answer.next;
-  }
-  const shown = found.slice(0, filter.limit);
-  const isLast = found.length <= filter.limit;
-  return { volumes: shown, after: isLast ? null : (shown.at(-1)?.name ?? null) };
+  const { limit, ...wanted } = filter;
+  const query = queryText({ limit: Math.min(PAGE_MAX, limit + 1), ...wanted });
+  const found = await get<VolumeInfo[]>(`/volumes${query}`, signal);
+  const shown = found.slice(0, limit);
+  return { volumes: shown, after: found.length > limit ? (shown.at(-1)?.name ?? null) : null };
 }
 
 export const volume = (of: string, signal?: AbortSignal) => get<VolumeDetail>(`/volumes/${name(of)}`, signal);

@@ -132,8 +132,14 @@ check("a thousand volumes are paged, searched and filtered by the manager", { sc
 check("file systems are found among many volumes", { scenario: "many", path: "/files" }, async (page) => {
   await page.getByText("tenant-0000").waitFor();
   expect(await page.getByText("tenant-0001", { exact: true }).count()).toBe(0);
+  const asked: string[] = [];
+  page.on("request", (request) => asked.push(request.url()));
   await button(page, "Next").click();
   await page.getByText("50 rows after").waitFor();
+  await expect.poll(() => page.getByText("tenant-0000").count()).toBe(0);
+  const lists = asked.filter((url) => url.includes("/api/v1/volumes?"));
+  expect(lists).toHaveLength(1);
+  expect(lists[0]).toContain("content=files");
 });
 
 check("a volume is created, after the errors of the form and of the manager", { path: "/volumes", role: "operator" }, async (page, { expected }) => {

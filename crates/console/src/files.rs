@@ -4,10 +4,10 @@ use crate::ConsoleFile;
 
 pub(crate) const FILES: &[ConsoleFile] = &[
     ConsoleFile {
-        path: "/assets/console-Bz8OlLUg.js",
+        path: "/assets/console-B_HoyREP.js",
         content_type: "text/javascript; charset=utf-8",
-        etag: "\"a8212fce0c760f9a353bdb3b1eb92e04\"",
-        bytes: include_bytes!("../assets/assets/console-Bz8OlLUg.js"),
+        etag: "\"d4c1a8e294f68653aa14e5f202df7929\"",
+        bytes: include_bytes!("../assets/assets/console-B_HoyREP.js"),
     },
     ConsoleFile {
         path: "/assets/icon-WOU32JyF.svg",
@@ -24,7 +24,7 @@ pub(crate) const FILES: &[ConsoleFile] = &[
     ConsoleFile {
         path: "/index.html",
         content_type: "text/html; charset=utf-8",
-        etag: "\"ed78905bfa455a1fc62ada9fd2668d92\"",
+        etag: "\"819286c5efd69b0624b56815ecbee984\"",
         bytes: include_bytes!("../assets/index.html"),
     },
 ];
