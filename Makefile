@@ -2,7 +2,7 @@
 # missing packages.
 CARGO ?= cargo
 
-.PHONY: all install console test quick check deny nextest setup demo bench sim storm kills direct-clients direct-client-histories guests guest-lives natives crowd databases mapped flips fsx doors pjdfstest programs docs dist deb image
+.PHONY: all install console test quick check deny nextest setup demo bench sim storm kills direct-clients direct-client-histories guests guest-lives natives crowd databases mapped flips fsx doors pjdfstest programs docs dist deb image fresh-host
 all:
 	$(CARGO) build --release --locked -p pagemesh -p pagemesh-preload
 
@@ -35,6 +35,12 @@ deb: dist
 # target/package/pagemesh-oci.tar, or skopeo copy oci-archive:target/package/pagemesh-oci.tar DESTINATION.
 image: dist
 	@scripts/image target/package/root target/package/pagemesh-oci.tar
+# The package on a fresh Debian with systemd, from `dpkg -i` to verified I/O, and each unit restarted and
+# killed. Needs root.
+fresh-host: deb
+	@command -v mmdebstrap systemd-nspawn >/dev/null || apt-get install -y mmdebstrap systemd-container
+	@scripts/fresh-host target/package/pagemesh_*_amd64.deb --units
+
 # Builds the web console into crates/console, and tests it in a browser over a mock of the manager. Needs
 # Node.js 20.19 or later and Chromium (CHROMIUM=PATH, by default /usr/bin/chromium). Cargo needs neither: the built
 # files are committed.

@@ -87,6 +87,7 @@ fn expand(
         return Ok((words, None));
     };
     let given = Given::read(command, &words[head..]);
+    let words = without_flag_values(command, words, head);
     let Some(path) = given.config.as_deref() else {
         return Ok((words, None));
     };
@@ -121,6 +122,43 @@ fn expand(
         expanded.extend(positionals);
     }
     Ok((expanded, Some(source)))
+}
+
+/// The command line without the values of flags: `--direct-io=false` takes back a `true` of the file, and
+/// `--direct-io=true` is the flag itself.
+fn without_flag_values(command: &Command, words: Vec<OsString>, head: usize) -> Vec<OsString> {
+    let mut kept = vec![];
+    let mut words = words.into_iter();
+    kept.extend(words.by_ref().take(head));
+    while let Some(word) = words.next() {
+        let text = word.to_string_lossy().into_owned();
+        if text == "--" {
+            kept.push(word);
+            break;
+        }
+        match text
+            .strip_prefix("--")
+            .and_then(|long| long.split_once('='))
+        {
+            Some((long, "false")) if is_flag(command, long) => {}
+            Some((long, "true")) if is_flag(command, long) => kept.push(format!("--{long}").into()),
+            _ => {
+                let has_value = text
+                    .strip_prefix("--")
+                    .is_some_and(|it| takes_next_word(command, it));
+                kept.push(word);
+                kept.extend(has_value.then(|| words.next()).flatten());
+            }
+        }
+    }
+    kept.extend(words);
+    kept
+}
+
+/// Whether an option is a flag that a file can set.
+fn is_flag(command: &Command, long: &str) -> bool {
+    let found = keys(command).find(|it| it.get_long() == Some(long));
+    found.is_some_and(|it| !it.get_action().takes_values())
 }
 
 /// The daemon that a command line starts, and the number of words that name it.

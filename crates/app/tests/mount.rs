@@ -194,6 +194,25 @@ fn killed_mount_process_leaves_disconnected_mount(fuse: &'static str) {
 }
 
 #[test]
+fn mount_clears_dead_mount_and_keeps_stopped_one() {
+    let Some(cluster) = mounted::cluster(&[64, 64], "50M") else {
+        return;
+    };
+    let mut mount = TestMount::new(&cluster, "files", "auto");
+    let dir = mount.dir.to_str().unwrap().to_owned();
+    let open = File::create(mount.path("open")).unwrap();
+    mount.daemon.as_ref().unwrap().signal("STOP");
+    cluster.refused(&["mount", "files", &dir], &["busy", "umount"]);
+    mount.daemon.as_ref().unwrap().signal("CONT");
+    mount.daemon.take().unwrap().kill();
+    // A process has a file of the dead mount open still.
+    mount.remount(&cluster, "files", "auto");
+    assert_eq!(fs::read(mount.path("open")).unwrap(), b"");
+    drop(open);
+    mount.stop(&cluster);
+}
+
+#[test]
 fn missing_io_uring_falls_back_or_is_refused() {
     let Some(cluster) = mounted::cluster(&[64, 64], "50M") else {
         return;

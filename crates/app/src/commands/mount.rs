@@ -6,6 +6,7 @@ pub mod mount_table;
 pub mod serve;
 pub mod waiters;
 
+mod dead;
 mod free_space;
 pub mod status;
 

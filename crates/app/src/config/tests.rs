@@ -51,6 +51,25 @@ fn file_sets_options_of_each_type() {
 }
 
 #[test]
+fn flag_of_file_is_taken_back() {
+    let file = "name = \"home\"\ndirect-io = true\n";
+    gives(
+        "pagemesh mount --config FILE --direct-io=false",
+        file,
+        "pagemesh mount --config FILE -- home",
+    );
+    gives(
+        "pagemesh mount --config FILE --direct-io=true --key --direct-io=false -- --allow-other=false",
+        "direct-io = false\n",
+        "pagemesh mount --config FILE --direct-io --key --direct-io=false -- --allow-other=false",
+    );
+    for wrong in ["--direct-io=maybe", "--threads=false", "--help=false"] {
+        let line = format!("pagemesh mount {wrong} home /mnt");
+        gives(&line, "", &line);
+    }
+}
+
+#[test]
 fn command_line_precedes_file() {
     let file = "pool = \"/a\"\nlisten = \"1.1.1.1:1\"\n";
     gives(

@@ -5,6 +5,7 @@
 use crate::args::FuseTransport;
 use crate::client::{DetachGuard, attach, expect_content, manager_client};
 use crate::commands::mount::MountArgs;
+use crate::commands::mount::dead;
 use crate::commands::mount::end::{UnmountSequence, serve_until_end};
 use crate::commands::mount::free_space::{self, raise_limit};
 use crate::commands::mount::mount_table::{find_mount_at, resolve_parent};
@@ -39,9 +40,14 @@ const MEMORY_MIN: u64 = 64 << 20;
 /// an address may also be no mount.
 const ADDRESS_TIMEOUT: Duration = Duration::from_secs(40);
 
-/// Refuses an unusable mount point, before the attach fences another client.
+/// Refuses an unusable mount point, before the attach fences another client. Clears the mount that a killed
+/// process of the same user has left, so that a service can restart.
 pub fn check_dir(dir: &Path) -> anyhow::Result<PathBuf> {
-    if find_mount_at(&resolve_parent(dir)?)?.is_some() {
+    let at = resolve_parent(dir)?;
+    while let Some(known) = find_mount_at(&at)? {
+        if dead::clear(&at, &known)? {
+            continue;
+        }
         let dir = dir.display();
         bail!("{dir} is busy: a file system is mounted there; unmount it: pagemesh umount {dir}");
     }
