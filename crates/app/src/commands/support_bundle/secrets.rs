@@ -30,14 +30,14 @@ pub struct Known {
 
 /// The texts and the files of secrets.
 #[derive(Default)]
-struct CollectedFile {
+struct SecretSources {
     texts: Vec<Vec<u8>>,
     files: BTreeSet<PathBuf>,
 }
 
 /// Finds the secrets of this host.
 pub fn find(args: &SupportBundleArgs) -> Known {
-    let mut found = CollectedFile::default();
+    let mut found = SecretSources::default();
     found.add_environment(
         &mut std::env::vars_os()
             .map(|(name, value)| (name.as_bytes().to_vec(), value.as_bytes().to_vec())),
@@ -63,7 +63,7 @@ pub fn find(args: &SupportBundleArgs) -> Known {
     found.read()
 }
 
-impl CollectedFile {
+impl SecretSources {
     fn add_environment(&mut self, pairs: &mut dyn Iterator<Item = (Vec<u8>, Vec<u8>)>) {
         for (name, value) in pairs {
             let is_one_of = |names: &[&str]| names.iter().any(|it| it.as_bytes() == name);
