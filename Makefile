@@ -2,7 +2,7 @@
 # missing packages.
 CARGO ?= cargo
 
-.PHONY: all install console test quick check deny nextest setup demo bench sim storm kills direct-clients direct-client-histories guests guest-lives natives crowd databases mapped flips fsx doors pjdfstest programs docs dist deb image fresh-host
+.PHONY: all install console test quick check deny nextest setup demo bench sim storm kills direct-clients direct-client-histories guests guest-lives natives crowd databases mapped flips fsx doors pjdfstest programs docs dist deb image fresh-host bench-api
 all:
 	$(CARGO) build --release --locked -p pagemesh -p pagemesh-preload
 
@@ -197,6 +197,10 @@ TRANSPORT ?= auto
 FILES ?= 1000000
 programs: setup all
 	@scripts/programs target/release/pagemesh $(TRANSPORT) $(FILES)
+
+# Times of the manager's API with 100 simulated bricks and 4096 volumes, and its memory.
+bench-api:
+	$(CARGO) test --release --locked -p pagemesh-manage --test scale -- --ignored --nocapture
 
 # Every number of docs/performance/measurements.md; raw results go to bench/runs/.
 bench: setup all
