@@ -599,6 +599,18 @@ const MANAGER: &[Limit] = &[
         "TOKENS_MAX",
     ),
     (
+        "Answers to calls with an `Idempotency-Key` that are kept; the oldest go first.",
+        Unit::Count,
+        "manage",
+        "KEYS_MAX",
+    ),
+    (
+        "Bodies of these answers together.",
+        Unit::Bytes,
+        "manage",
+        "KEPT_BYTES_MAX",
+    ),
+    (
         "Wrong tokens of an address in the time of the next row. Further ones are answered with 429.",
         Unit::Count,
         "manage/src/access",

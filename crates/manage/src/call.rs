@@ -1,6 +1,7 @@
-//! The request for which a handle of the manager acts: its actor, and the state that it expects.
+//! The request for which a handle of the manager acts: its actor, the state that it expects, and its key.
 
 use crate::access::Identity;
+use crate::call_key::ScopedKey;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 use std::fmt;
@@ -13,6 +14,8 @@ pub struct CallContext {
     pub actor: Arc<str>,
     /// The states of which the changed thing must have one; any if missing.
     pub expected: Option<Arc<[RecordTag]>>,
+    /// The `Idempotency-Key` of the request, if it has one.
+    pub key: Option<ScopedKey>,
 }
 
 impl Default for CallContext {
@@ -20,6 +23,7 @@ impl Default for CallContext {
         CallContext {
             actor: Identity::cluster_key().name,
             expected: None,
+            key: None,
         }
     }
 }
@@ -49,6 +53,11 @@ impl fmt::Display for RecordTag {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:016x}", self.0)
     }
+}
+
+/// The entity tag of one thing: of its record, and of the answer about it without its ages.
+pub(crate) fn etag_text(record: RecordTag, view: &impl Serialize) -> String {
+    format!("\"{record}.{:016x}\"", hash(view))
 }
 
 /// The first bytes of the SHA-256 of a value's JSON.

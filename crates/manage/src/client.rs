@@ -1,11 +1,12 @@
 //! A blocking client of the manager: connections, time-outs and errors. Its calls are in `api::endpoints`, each beside the
 //! handler that answers it.
 //!
-//! Invariants: every call ends within its time-out; the client never retries, because only the
-//! caller knows whether a call may be repeated. It never follows redirects or proxies, which would
+//! Invariants: every call ends within its time-out. The client repeats only calls with an
+//! `Idempotency-Key`, because of others only the caller knows whether they may be repeated. It never follows redirects or proxies, which would
 //! show the token to others.
 
 use crate::access::TokenSecret;
+use crate::call_key::KEY_HEADER;
 use crate::token::token;
 use crate::wire::{ErrorBody, ErrorCode};
 use pagemesh_base::key::Key;
@@ -18,6 +19,7 @@ use ureq::http::{Method, Request, Response, Uri};
 use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
 use ureq::unversioned::transport::{DefaultConnector, NextTimeout};
 use ureq::{Agent, Body};
+use uuid::Uuid;
 
 /// Limit of connecting.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -37,6 +39,14 @@ const ANSWER_BYTES_MAX: u64 = 16 << 20;
 const PAGE_ENTRIES: usize = 1000;
 /// Pages of the longest list, with a margin.
 const PAGES_MAX: usize = 16;
+
+/// Pauses before the repetitions of a call whose answer was lost: long enough for a manager that
+/// restarts.
+const REPEAT_PAUSES: [Duration; 3] = [
+    Duration::from_millis(200),
+    Duration::from_secs(1),
+    Duration::from_secs(2),
+];
 
 /// Why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -293,6 +303,69 @@ impl ManagerClient {
         self.read(answer)
     }
 
+    /// A call that creates something, once. If the answer is lost, the client repeats the call with
+    /// the same key, and the manager answers the first one again.
+    pub(crate) fn create_with_key<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<T, ManagerError> {
+        let body = serde_json::to_string(body).map_err(|error| self.malformed(&error))?;
+        let key = Uuid::new_v4().to_string();
+        let attempt = || {
+            let answer = self.send_with_key(path, body.clone(), &key)?;
+            self.read(answer)
+        };
+        let mut last = attempt();
+        let mut takes_keys = false;
+        for pause in REPEAT_PAUSES {
+            if !may_repeat(&last) {
+                break;
+            }
+            std::thread::sleep(pause);
+            match self.takes_keys() {
+                _ if takes_keys => {}
+                Ok(true) => takes_keys = true,
+                // A manager of an earlier version would create a second thing.
+                Ok(false) => break,
+                Err(_) => continue,
+            }
+            last = attempt();
+        }
+        last
+    }
+
+    /// Whether the manager knows keys: its OpenAPI document names their header.
+    fn takes_keys(&self) -> Result<bool, ManagerError> {
+        let document: serde_json::Value = self.get("openapi.json")?;
+        let parameters = &document["paths"]["/api/v1/volumes"]["post"]["parameters"];
+        let mut parameters = parameters.as_array().into_iter().flatten();
+        Ok(parameters.any(|it| it["name"] == KEY_HEADER))
+    }
+
+    fn send_with_key(
+        &self,
+        path: &str,
+        body: String,
+        key: &str,
+    ) -> Result<Response<Body>, ManagerError> {
+        let request = Request::builder()
+            .method(Method::POST)
+            .uri(format!("{}/api/v1/{path}", self.url))
+            .header("authorization", &self.authorization)
+            .header("content-type", "application/json")
+            .header(KEY_HEADER, key);
+        let request = request.body(body).map_err(|error| ManagerError::BadUrl {
+            url: self.url.clone(),
+            cause: error.to_string(),
+        })?;
+        let request = self.agent.configure_request(request);
+        let request = request.timeout_global(Some(LONG_CALL_TIMEOUT)).build();
+        self.agent
+            .run(request)
+            .map_err(|error| self.unreachable(&error))
+    }
+
     /// A call whose answer has no body.
     pub(crate) fn call_without_answer(
         &self,
@@ -432,6 +505,16 @@ impl ManagerClient {
             url: self.url.clone(),
             cause: cause.to_string(),
         }
+    }
+}
+
+/// Whether a call with a key may succeed when it is repeated: its answer was lost, or its first
+/// attempt still runs.
+fn may_repeat<T>(last: &Result<T, ManagerError>) -> bool {
+    match last {
+        Err(ManagerError::Unreachable { .. }) => true,
+        Err(ManagerError::Refused { code, .. }) => *code == ErrorCode::StillRunning,
+        _ => false,
     }
 }
 

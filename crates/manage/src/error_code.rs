@@ -29,6 +29,10 @@ pub enum ErrorCode {
     InUse,
     /// The thing has changed since the state that `If-Match` names.
     ChangedMeanwhile,
+    /// The first call with this `Idempotency-Key` still runs.
+    StillRunning,
+    /// Another call had this `Idempotency-Key`.
+    KeyReused,
     /// The layout has another epoch than the expected one.
     EpochConflict,
     /// Another client has attached.
@@ -58,9 +62,12 @@ impl ErrorCode {
             ErrorCode::ChangedMeanwhile => 412,
             ErrorCode::TooLarge => 413,
             ErrorCode::NotJson => 415,
-            ErrorCode::Exists | ErrorCode::InUse | ErrorCode::EpochConflict | ErrorCode::Fenced => {
-                409
-            }
+            ErrorCode::Exists
+            | ErrorCode::InUse
+            | ErrorCode::StillRunning
+            | ErrorCode::EpochConflict
+            | ErrorCode::Fenced => 409,
+            ErrorCode::KeyReused => 422,
             ErrorCode::RateLimited => 429,
             ErrorCode::Internal => 500,
             ErrorCode::BrickFailed => 502,
@@ -88,6 +95,8 @@ impl ErrorCode {
             ErrorCode::InUse => "in-use",
             ErrorCode::EpochConflict => "epoch-conflict",
             ErrorCode::ChangedMeanwhile => "changed-meanwhile",
+            ErrorCode::StillRunning => "still-running",
+            ErrorCode::KeyReused => "key-reused",
             ErrorCode::Fenced => "fenced",
             ErrorCode::NoRoom => "no-room",
             ErrorCode::BrickFailed => "brick-failed",
@@ -113,6 +122,8 @@ impl ErrorCode {
             ErrorCode::InUse => "The present state does not permit it",
             ErrorCode::EpochConflict => "The layout has another epoch",
             ErrorCode::ChangedMeanwhile => "The thing has changed meanwhile",
+            ErrorCode::StillRunning => "The first call with this key still runs",
+            ErrorCode::KeyReused => "Another call had this key",
             ErrorCode::Fenced => "Another client has attached",
             ErrorCode::NoRoom => "There is no room",
             ErrorCode::BrickFailed => "A brick failed",

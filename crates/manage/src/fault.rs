@@ -1,6 +1,7 @@
 //! The manager's errors, and the way out of each.
 
 use crate::access::TokenName;
+use crate::call_key::{BadKey, IdempotencyKey};
 use crate::error_code::ErrorCode;
 use crate::layout_state::LayoutChangeError;
 use crate::placement::PlacementError;
@@ -85,6 +86,15 @@ pub enum Fault {
     /// The thing has changed since the state that the request names.
     #[error("{0} has changed since it was read")]
     ChangedMeanwhile(String),
+    /// The header is no key.
+    #[error(transparent)]
+    BadKey(#[from] BadKey),
+    /// The first call with the key still runs.
+    #[error("the first call with the Idempotency-Key {0} still runs")]
+    KeyRunning(IdempotencyKey),
+    /// Another call had the key.
+    #[error("another call had the Idempotency-Key {0}")]
+    KeyReused(IdempotencyKey),
     /// The brick holds slices of volumes.
     #[error("the brick {brick} holds slices of {volumes}")]
     BrickInUse {
@@ -182,9 +192,10 @@ impl Fault {
     #[must_use]
     pub fn code(&self) -> ErrorCode {
         match self {
-            Fault::InvalidField { .. } | Fault::Shape(_) | Fault::BrickAmbiguous(_) => {
-                ErrorCode::BadRequest
-            }
+            Fault::InvalidField { .. }
+            | Fault::Shape(_)
+            | Fault::BrickAmbiguous(_)
+            | Fault::BadKey(_) => ErrorCode::BadRequest,
             Fault::Placement(_) => ErrorCode::NoRoom,
             Fault::LayoutChange(change) => match change {
                 LayoutChangeError::Conflict { .. } => ErrorCode::EpochConflict,
@@ -204,6 +215,8 @@ impl Fault {
                 ErrorCode::Exists
             }
             Fault::ChangedMeanwhile(_) => ErrorCode::ChangedMeanwhile,
+            Fault::KeyRunning(_) => ErrorCode::StillRunning,
+            Fault::KeyReused(_) => ErrorCode::KeyReused,
             Fault::Fenced { .. } => ErrorCode::Fenced,
             Fault::VolumeBusy(_)
             | Fault::Attached { .. }
@@ -259,6 +272,9 @@ impl Fault {
             Fault::Store(_) => "look at the manager's log and the disk of its store",
             Fault::NoSuchVolume(_) => "list what there is with: pagemesh volume list",
             Fault::ChangedMeanwhile(_) => "read it again, and decide anew",
+            Fault::BadKey(_) => "send one random key with each new call, such as a UUID",
+            Fault::KeyRunning(_) => "repeat the call when that one has ended",
+            Fault::KeyReused(_) => "send a new key with each new call",
             Fault::NoSuchEvent(_) => {
                 "list what there is with: pagemesh events; a repetition has replaced it, or it was dropped"
             }

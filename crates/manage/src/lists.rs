@@ -116,10 +116,11 @@ pub(crate) fn brick_key(brick: &BrickInfo) -> String {
     name.map_or_else(|| brick.brick.to_string(), ToString::to_string)
 }
 
-/// The used bytes change with heartbeats, and are no change of the brick.
+/// The used bytes and the reported loss change with heartbeats, and are no change of the brick.
 fn brick_tag(record: &BrickRecord) -> RecordTag {
     RecordTag::new(&BrickRecord {
         used_bytes: 0,
+        reported_lost: false,
         ..record.clone()
     })
 }

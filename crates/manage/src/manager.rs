@@ -10,6 +10,7 @@ use crate::clock::Clock;
 use crate::events::{EventRing, Feed};
 use crate::fault::Fault;
 use crate::figure_history::Figures;
+use crate::key_index::KeyIndex;
 use crate::placement::{BrickCandidate, OVERPROVISION_FACTOR};
 use crate::records::{BrickRecord, PendingDelete, VolumeRecord};
 use crate::slices::{SliceLocation, slice_locations};
@@ -174,6 +175,8 @@ pub(crate) struct ManagerState {
     /// The last reports of clients about their copies, and the time of each. A restarted manager
     /// has no use for them, so the store does not hold them.
     pub replication_reports: BTreeMap<VolumeName, (Duration, ReportReplication)>,
+    /// The kept answers of calls with keys.
+    pub keys: KeyIndex,
 }
 
 impl ManagerState {
@@ -246,6 +249,7 @@ impl Manager {
                 .map(|record| (record.brick, brick(record)))
                 .collect(),
             volumes: VolumeTable::new(contents.volumes),
+            keys: KeyIndex::new(&contents.answers),
             pending_deletes: contents.pending_deletes.into_iter().map(doom).collect(),
             ..ManagerState::default()
         };

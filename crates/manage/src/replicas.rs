@@ -2,6 +2,7 @@
 
 use crate::events::EventDraft;
 use crate::fault::Fault;
+use crate::idempotency::{CallStart, CreateAnswer};
 use crate::layout_state::{LayoutChange, LayoutChangeError, is_up_to_date};
 use crate::manager::{BrickState, Manager, ManagerState};
 use crate::placement::{BrickCandidate, ColumnRequest, place_leg};
@@ -28,6 +29,24 @@ impl Manager {
         name: &VolumeName,
         request: AttachReplica,
     ) -> Result<VolumeDetail, Fault> {
+        let attached = self.attach_replica_keyed(name, request);
+        attached.map(|answer| answer.reply)
+    }
+
+    /// The same, with the entity tag of the volume. A repetition of a call with an `Idempotency-Key`
+    /// gets the first answer again.
+    ///
+    /// # Errors
+    /// The same; also when the key belongs to another call, or the first call still runs.
+    pub fn attach_replica_keyed(
+        &self,
+        name: &VolumeName,
+        request: AttachReplica,
+    ) -> Result<CreateAnswer<VolumeDetail>, Fault> {
+        let running = match self.begin_call(&("replicas", name, &request))? {
+            CallStart::Run(running) => running,
+            CallStart::Repeated(answer) => return Ok(answer),
+        };
         let plan = {
             let mut book = self.state();
             check_not_busy(&book, name)?;
@@ -55,7 +74,7 @@ impl Manager {
             columns.flat_map(|column| column.legs.clone()).collect()
         });
         let change = LayoutChange::AddLeg(copy.collect());
-        self.publish(&plan.segments, |book| {
+        let record = |book: &ManagerState| {
             let mut record = book.volume(name)?.clone();
             record.layout_state = record.layout_state.apply(&change)?;
             record.shape = record.shape.with_copies(record.shape.copies + 1)?;
@@ -64,7 +83,8 @@ impl Manager {
             let labels: Vec<_> = places.map(|place| book.label(place.brick)).collect();
             let event = EventDraft::replica_attached(name, &self.actor(), &labels);
             Ok((record, event))
-        })
+        };
+        self.publish(&plan.segments, running.as_ref(), record, |detail| detail)
     }
 
     /// Removes a copy of a volume and deletes its slices. Later copies move up by one, so a client

@@ -5,12 +5,15 @@
 //! accepts no write until it is opened again. A file that is not a manager store is never written.
 //!
 //! Tables: `meta` (purpose and schema version of the file), `bricks` by UUID, `volumes` by name,
-//! `pending_deletes` by the UUIDs of brick and slice, `events` by sequence number, `tokens` by UUID. A
-//! store of an earlier version has no `events` and `tokens`; the first of each makes its table.
+//! `pending_deletes` by the UUIDs of brick and slice, `events` by sequence number, `tokens` by UUID,
+//! `answers` by number. A store of an earlier version has no `events`, `tokens` and `answers`; the first of each makes its
+//! table.
 
+mod answers;
 mod tokens;
 
 use crate::access::TokenRecord;
+use crate::call_key::KeptAnswer;
 use crate::events::EventRecord;
 use crate::records::{BrickRecord, PendingDelete, VolumeRecord};
 use crate::slices::slice_locations;
@@ -112,6 +115,10 @@ pub enum StoreWrite<'a> {
     PutToken(&'a TokenRecord),
     /// Forgets a token.
     RemoveToken(Uuid),
+    /// Adds the answer of a call with a key.
+    PutAnswer(&'a KeptAnswer),
+    /// Forgets an answer.
+    RemoveAnswer(u64),
     /// Replaces the mark of token time, in seconds since 1970.
     SetTokenMark(u64),
     /// Notes that the first admin token was made.
@@ -131,6 +138,8 @@ pub struct StoreContents {
     pub events: Vec<EventRecord>,
     /// Every token.
     pub tokens: Vec<TokenRecord>,
+    /// Every kept answer, by number.
+    pub answers: Vec<KeptAnswer>,
     /// The last mark of token time, in seconds since 1970; 0 if there is none.
     pub token_mark_unix_s: u64,
     /// Whether the first admin token was made.
@@ -272,6 +281,7 @@ impl Store {
         }
         contents.events = self.load_events(&transaction)?;
         self.load_tokens(&transaction, &mut contents)?;
+        contents.answers = self.load_answers(&transaction)?;
         self.check_slices_unique(&contents)?;
         Ok(contents)
     }
@@ -372,7 +382,7 @@ impl Store {
             .map_err(|error| self.damage_error(&format!("{what} cannot be read: {error}")))
     }
 
-    fn damage_error(&self, what: &str) -> StoreError {
+    pub(crate) fn damage_error(&self, what: &str) -> StoreError {
         StoreError::Damaged {
             path: self.path.clone(),
             what: what.to_owned(),
@@ -422,6 +432,8 @@ fn apply_write(transaction: &WriteTransaction, write: &StoreWrite<'_>) -> Result
         }
         StoreWrite::PutToken(record) => tokens::put(transaction, record)?,
         StoreWrite::RemoveToken(id) => tokens::remove(transaction, *id)?,
+        StoreWrite::PutAnswer(answer) => answers::put(transaction, answer)?,
+        StoreWrite::RemoveAnswer(seq) => answers::remove(transaction, *seq)?,
         StoreWrite::SetTokenMark(mark_unix_s) => tokens::set_mark(transaction, *mark_unix_s)?,
         StoreWrite::NoteAdminTokenMade => tokens::note_admin_token(transaction)?,
     }

@@ -222,6 +222,7 @@ impl Manager {
     /// pending deletes.
     pub fn sweep(&self) {
         self.store_expired_tokens();
+        self.forget_expired_answers();
         self.log_liveness_changes();
         self.report_liveness_changes();
         let pending = self.next_pending_deletes();

@@ -215,6 +215,11 @@ impl Manager {
         }
     }
 
+    /// Token time now, in seconds since 1970.
+    pub(crate) fn token_time_now(&self) -> u64 {
+        self.token_time(&mut self.access.book())
+    }
+
     fn token_time(&self, book: &mut TokenBook) -> u64 {
         book.now(self.clock.elapsed(), self.clock.unix_s())
     }

@@ -4,10 +4,12 @@
 //! publishes the slice removes it from that list. After any failure in between, the sweep finds the
 //! slice.
 
+use crate::call::RecordTag;
 use crate::events::{EventDraft, leg_drafts};
 use crate::fault::Fault;
 use crate::figure_history::FigureSubject;
 use crate::files::{check_files, set_address_space};
+use crate::idempotency::{CallStart, CreateAnswer, RunningCall};
 use crate::layout_state::{LayoutChange, LayoutState, LegTransition, is_up_to_date};
 use crate::manager::{Manager, ManagerState, PENDING_DELETES_MAX, TrackedDelete, VOLUMES_MAX};
 use crate::placement::{PlacedSegment, Placement, PlacementRequest, place};
@@ -24,6 +26,7 @@ use pagemesh_base::layout::{
     BrickId, Column, EpochNumber, LEGS_MAX, Layout, Leg, LegState, SEGMENTS_MAX, Segment, SliceId,
     VolumeName,
 };
+use serde::Serialize;
 use uuid::Uuid;
 
 /// Bytes of the longest label of a client.
@@ -38,6 +41,22 @@ impl Manager {
     /// # Errors
     /// When the request is invalid, has no placement, or a brick fails.
     pub fn create(&self, request: &CreateVolume) -> Result<VolumeSizeReply, Fault> {
+        self.create_keyed(request).map(|answer| answer.reply)
+    }
+
+    /// The same, with the entity tag of the volume. A repetition of a call with an `Idempotency-Key`
+    /// gets the first answer again.
+    ///
+    /// # Errors
+    /// The same; also when the key belongs to another call, or the first call still runs.
+    pub fn create_keyed(
+        &self,
+        request: &CreateVolume,
+    ) -> Result<CreateAnswer<VolumeSizeReply>, Fault> {
+        let running = match self.begin_call(&("volumes", request))? {
+            CallStart::Run(running) => running,
+            CallStart::Repeated(answer) => return Ok(answer),
+        };
         let shape = Shape::new(request.layout, request.columns, request.copies)?;
         let bytes = shape.fit(request.size_bytes)?;
         let files_bytes = match request.content {
@@ -79,8 +98,9 @@ impl Manager {
             auto_promote: false,
         };
         let created = EventDraft::volume_created(&request.name, &self.actor(), bytes);
-        let volume = self.publish(&plan.segments, |_| Ok((record, created)))?;
-        Ok(size_reply(volume, request.size_bytes, bytes))
+        let reply = |volume| size_reply(volume, request.size_bytes, bytes);
+        let running = running.as_ref();
+        self.publish(&plan.segments, running, |_| Ok((record, created)), reply)
     }
 
     /// Grows a volume by a segment of the same shape, attached or not. For files it raises the
@@ -128,12 +148,14 @@ impl Manager {
         };
         self.create_slices(&plan.segments)?;
         let change = LayoutChange::Grow(plan.segments.clone());
-        let volume = self.publish(&plan.segments, |book| {
+        let record = |book: &ManagerState| {
             let mut record = book.volume(name)?.clone();
             record.layout_state = record.layout_state.apply(&change)?;
             Ok((record, EventDraft::volume_grown(name, &self.actor(), size)))
-        })?;
-        Ok(size_reply(volume, request.size_bytes, size))
+        };
+        let reply = |volume| size_reply(volume, request.size_bytes, size);
+        let grown = self.publish(&plan.segments, None, record, reply);
+        grown.map(|answer| answer.reply)
     }
 
     /// The details of a volume.
@@ -397,26 +419,34 @@ impl Manager {
         book.pending_deletes.extend(pending.iter().map(doom));
     }
 
-    /// Publishes a volume with its slices and its event in one transaction. `record` runs under the
-    /// lock, because clients may have changed the volume since the placement.
-    pub(crate) fn publish(
+    /// Publishes a volume with its slices, its event and the answer of a running call with a key in
+    /// one transaction. `record` runs under the lock, because clients may have changed the volume since
+    /// the placement.
+    pub(crate) fn publish<T: Serialize>(
         &self,
         built: &[Segment],
+        running: Option<&RunningCall<'_>>,
         record: impl FnOnce(&ManagerState) -> Result<(VolumeRecord, EventDraft), Fault>,
-    ) -> Result<VolumeDetail, Fault> {
+        reply: impl FnOnce(VolumeDetail) -> T,
+    ) -> Result<CreateAnswer<T>, Fault> {
         let mut book = self.state();
         let (record, event) = record(&book)?;
+        let detail = self.volume_detail(&book, &record);
+        let etag = detail.etag(RecordTag::new(&record));
+        let reply = reply(detail);
+        let kept = self.plan_answer(&book, running, &etag, &reply);
         let mut writes: Vec<_> = slice_locations(built)
             .map(|place| StoreWrite::RemovePendingDelete(place.brick, place.slice))
             .collect();
         writes.push(StoreWrite::PutVolume(&record));
+        writes.extend(kept.writes());
         self.commit(&mut book, &writes, vec![event])?;
+        self.apply_key_change(&mut book, &kept);
         for place in slice_locations(built) {
             book.pending_deletes.remove(&(place.brick, place.slice));
         }
-        let detail = self.volume_detail(&book, &record);
         self.put_volume(&mut book, record);
-        Ok(detail)
+        Ok(CreateAnswer { reply, etag })
     }
 }
 

@@ -22,6 +22,7 @@ pub use figures::{
     ReportBrickFigures, ReportFigures, SpanParam, StageFigures, StageParams, SubjectFigures,
 };
 
+use crate::call::{RecordTag, etag_text};
 use crate::shape::LayoutKind;
 use pagemesh_base::brick_name::{BrickLabel, BrickName, BrickRef};
 use pagemesh_base::defect::{self, Defect};
@@ -292,6 +293,17 @@ pub struct VolumeDetail {
     /// The last report of its client about asynchronous and resyncing copies.
     #[serde(default, alias = "told")]
     pub replication: Option<ReplicationStatus>,
+}
+
+impl VolumeDetail {
+    /// The entity tag of the details of a volume with this record: `"RECORD.VIEW"`. The view has no ages.
+    pub(crate) fn etag(&self, record: RecordTag) -> String {
+        let mut view = self.clone();
+        if let Some(replication) = &mut view.replication {
+            replication.reported_us_ago = 0;
+        }
+        etag_text(record, &view)
+    }
 }
 
 /// The report of a client about its copies, sent when it asks for the layout.

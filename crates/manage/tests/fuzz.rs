@@ -3,59 +3,21 @@
 //!
 //! `pagemesh_fuzz` describes how the targets run, `docs/rfd/004-fuzzing.md` why they exist.
 
+mod fuzzing;
+
+use fuzzing::{check_decoded, check_plain, decodes, json, kept_answer, target, token_record};
 use pagemesh_base::brick_name::{BrickName, BrickRef};
 use pagemesh_base::layout::*;
-use pagemesh_fuzz::{FuzzTarget, measure_allocation};
 use pagemesh_manage::Role;
-use pagemesh_manage::access::{TokenRecord, TokenRole, TokenSecret};
+use pagemesh_manage::access::{TokenRecord, TokenRole};
 use pagemesh_manage::durability::Durability;
+use pagemesh_manage::idempotency::{KEY_BYTES_MAX, KeptAnswer};
 use pagemesh_manage::layout_state::LayoutState;
 use pagemesh_manage::records::{BrickRecord, PendingDelete, VolumeRecord};
 use pagemesh_manage::shape::{LayoutKind, Shape};
 use pagemesh_manage::wire::*;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
-use std::fmt::Debug;
 use uuid::Uuid;
-
-/// Bytes that decoding may allocate for each byte of a body. The smallest element of a list, `{}`,
-/// can become a structure of a few words, in a vector that doubles.
-const ALLOCATED_MAX: u64 = 128;
-/// Bytes that decoding may allocate in addition, for an error message.
-const SPARE_BYTES: u64 = 16 << 10;
-
-fn target(name: &'static str) -> FuzzTarget {
-    FuzzTarget::new(name, env!("CARGO_MANIFEST_DIR"))
-}
-
-/// Asserts that the type decodes from at least one seed.
-fn decodes<T: DeserializeOwned + Serialize + PartialEq + Debug>(seeds: &[Vec<u8>]) {
-    let any = seeds.iter().any(|seed| check_decoded::<T>(seed).is_some());
-    assert!(any, "no seed is a {}", std::any::type_name::<T>());
-}
-
-/// Decodes a body as one type. A decoded value must encode to an equal value, and must not decode
-/// with a word appended.
-fn check_decoded<T: DeserializeOwned + Serialize + PartialEq + Debug>(bytes: &[u8]) -> Option<T> {
-    let (decoded, took) = measure_allocation(|| serde_json::from_slice::<T>(bytes));
-    let most = ALLOCATED_MAX * bytes.len() as u64 + SPARE_BYTES;
-    assert!(took <= most, "{took} bytes for {}", bytes.len());
-    let value = decoded.ok()?;
-    let again = serde_json::to_vec(&value).expect("it has only what JSON has");
-    let decoded = serde_json::from_slice::<T>(&again);
-    assert_eq!(decoded.expect("its own words"), value);
-    let longer = [bytes, b"0"].concat();
-    assert!(
-        serde_json::from_slice::<T>(&longer).is_err(),
-        "a word too many"
-    );
-    Some(value)
-}
-
-fn json(value: &impl Serialize) -> Vec<u8> {
-    serde_json::to_vec(value).expect("JSON")
-}
 
 fn name() -> BrickName {
     "brick-1".parse().expect("a name")
@@ -231,6 +193,19 @@ fn bodies() -> Vec<Vec<u8>> {
         json(&LoginRequest {
             token: "pm_x".into(),
         }),
+        json(&ListVolumes {
+            limit: Some(10),
+            after: Some("a".parse().expect("a name")),
+            search: Some("v".into()),
+            health: Some(VolumeHealth::Syncing),
+            content: Some(VolumeContent::Files),
+        }),
+        json(&ListBricks {
+            limit: Some(10),
+            after: Some("a".into()),
+            search: None,
+            health: Some(BrickHealth::Dead),
+        }),
         b"{}".to_vec(),
     ]
 }
@@ -254,12 +229,6 @@ fn token_info() -> TokenInfo {
     }
 }
 
-/// Checks that a decoded name is safe in paths and logs.
-fn check_plain(name: &str) {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-    assert!((1..=NAME_BYTES_MAX).contains(&name.len()) && name.chars().all(plain));
-}
-
 #[test]
 fn fuzz_rest_request() {
     let seeds = bodies();
@@ -277,6 +246,8 @@ fn fuzz_rest_request() {
     decodes::<CreateToken>(&seeds);
     decodes::<LoginRequest>(&seeds);
     decodes::<EventFilter>(&seeds);
+    decodes::<ListVolumes>(&seeds);
+    decodes::<ListBricks>(&seeds);
     target("rest_request")
         .seeds(bodies())
         .cases(30_000)
@@ -312,6 +283,13 @@ fn fuzz_rest_request() {
                         .map(|body| (body.brick.is_some(), body.asynchronous)),
                     check_decoded::<ChooseReplica>(bytes).map(|body| body.expected.is_some()),
                     check_decoded::<ReportReplication>(bytes).map(|body| body.resyncs.len().min(4)),
+                    check_decoded::<ListVolumes>(bytes).map(|body| {
+                        body.after
+                            .iter()
+                            .for_each(|name| check_plain(name.as_str()));
+                        (body.content.is_some(), body.health.map(|it| it as u8))
+                    }),
+                    check_decoded::<ListBricks>(bytes).map(|body| body.health.map(|it| it as u8)),
                     check_decoded::<LoginRequest>(bytes).is_some(),
                     check_decoded::<CreateToken>(bytes).map(|body| {
                         check_plain(body.name.as_str());
@@ -459,6 +437,11 @@ fn answers() -> Vec<Vec<u8>> {
             role: Role::Cluster,
             expires_unix_s: None,
         }),
+        json(&Hello {
+            version: "0.0.1".into(),
+            started_unix_ms: 5,
+            last_seq: 7,
+        }),
         json(&layout()),
         json(&two_segments(0, 4 << 20)),
         json(&two_segments(2, u64::MAX)),
@@ -481,6 +464,7 @@ fn fuzz_rest_answer() {
     decodes::<TokenInfo>(&seeds);
     decodes::<CreatedToken>(&seeds);
     decodes::<WhoAmI>(&seeds);
+    decodes::<Hello>(&seeds);
     decodes::<Layout>(&seeds);
     target("rest_answer")
         .seeds(seeds)
@@ -501,7 +485,10 @@ fn fuzz_rest_answer() {
                 check_decoded::<CreatedToken>(bytes).map(|body| body.info.role as u8),
                 check_decoded::<WhoAmI>(bytes).map(|body| body.role),
                 check_decoded::<BrickInfo>(bytes).map(|body| body.scrub.is_some()),
-                check_decoded::<ClusterStatus>(bytes).is_some(),
+                (
+                    check_decoded::<ClusterStatus>(bytes).is_some(),
+                    check_decoded::<Hello>(bytes).is_some(),
+                ),
                 check_decoded::<EventRecord>(bytes).map(|event| event.kind),
             )
         });
@@ -563,10 +550,12 @@ fn fuzz_store_record() {
         json(&pending),
         json(&event()),
         json(&token_record()),
+        json(&kept_answer()),
     ];
     decodes::<VolumeRecord>(&seeds);
     decodes::<TokenRecord>(&seeds);
     decodes::<EventRecord>(&seeds);
+    decodes::<KeptAnswer>(&seeds);
     target("store_record")
         .seeds(seeds)
         .cases(10_000)
@@ -579,19 +568,11 @@ fn fuzz_store_record() {
                 check_decoded::<PendingDelete>(bytes).map(|pending| pending.uncertain),
                 check_decoded::<EventRecord>(bytes).map(|event| event.severity),
                 check_decoded::<TokenRecord>(bytes).map(|token| token.is_expired(65)),
+                check_decoded::<KeptAnswer>(bytes).map(|answer| {
+                    let key = answer.key.text.to_string();
+                    assert!((1..=KEY_BYTES_MAX).contains(&key.len()), "{key}");
+                    answer.key.token.is_some()
+                }),
             )
         });
-}
-
-fn token_record() -> TokenRecord {
-    let token = format!("pm_{}", "A".repeat(43));
-    TokenRecord {
-        id: Uuid::from_u128(7),
-        name: "backup".parse().expect("a name"),
-        role: TokenRole::Admin,
-        hash: TokenSecret::parse(&token).expect("a token").hash(),
-        created_unix_s: 5,
-        expires_unix_s: Some(65),
-        expired: true,
-    }
 }

@@ -136,9 +136,14 @@ impl TokenBook {
     /// Whether the store should get a new mark of token time.
     #[must_use]
     pub fn needs_mark(&self, now_unix_s: u64) -> bool {
-        let is_old = now_unix_s >= self.mark_unix_s.saturating_add(MARK_INTERVAL_S);
         let can_expire = |it: &TokenRecord| it.expires_unix_s.is_some() && !it.expired;
-        is_old && self.records.values().any(can_expire)
+        self.is_mark_old(now_unix_s) && self.records.values().any(can_expire)
+    }
+
+    /// Whether the last stored mark is older than [`MARK_INTERVAL_S`].
+    #[must_use]
+    pub fn is_mark_old(&self, now_unix_s: u64) -> bool {
+        now_unix_s >= self.mark_unix_s.saturating_add(MARK_INTERVAL_S)
     }
 
     /// Notes the mark that the store has now.

@@ -2,14 +2,18 @@
 //! of the request.
 
 use super::ApiState;
+use super::reply::Refusal;
 use crate::access::Identity;
 use crate::call::{CallContext, RecordTag};
+use crate::call_key::{BadKey, IdempotencyKey, KEY_HEADER, ScopedKey};
+use crate::fault::Fault;
 use axum::extract::FromRequestParts;
 use axum::http::HeaderMap;
 use axum::http::header::IF_MATCH;
 use axum::http::request::Parts;
 use std::convert::Infallible;
 use std::sync::Arc;
+use utoipa::IntoParams;
 
 /// An extractor of [`ApiState`] for handlers that change state.
 pub(super) struct CallerApi(pub ApiState);
@@ -32,6 +36,60 @@ impl FromRequestParts<ApiState> for CallerApi {
             manager,
             ..state.clone()
         }))
+    }
+}
+
+/// An extractor of [`ApiState`] for handlers that create something: the call may have a key.
+pub(super) struct CreatorApi(pub ApiState);
+
+/// The header of the key, for the OpenAPI document.
+#[derive(IntoParams)]
+#[into_params(parameter_in = Header)]
+#[expect(dead_code, reason = "it describes the header; the extractor reads it")]
+pub(super) struct KeyHeader {
+    /// A random name of the call, such as a UUID: 1 to 64 visible characters of ASCII. It counts for
+    /// the token that sends it, for 24 hours.
+    #[param(
+        rename = "Idempotency-Key",
+        min_length = 1,
+        max_length = 64,
+        pattern = "^[!-~]+$"
+    )]
+    idempotency_key: Option<String>,
+}
+
+impl FromRequestParts<ApiState> for CreatorApi {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(
+        parts: &mut Parts,
+        state: &ApiState,
+    ) -> Result<CreatorApi, Refusal> {
+        let Ok(CallerApi(api)) = CallerApi::from_request_parts(parts, state).await;
+        let Some(text) = idempotency_key(&parts.headers)? else {
+            return Ok(CreatorApi(api));
+        };
+        let identity = parts.extensions.get::<Identity>();
+        let mut call = api.manager.call.clone();
+        call.key = Some(ScopedKey {
+            token: identity.and_then(|it| it.token),
+            text,
+        });
+        let manager = Arc::new(api.manager.acting_for(call));
+        Ok(CreatorApi(ApiState { manager, ..api }))
+    }
+}
+
+/// The key of the request, if it has one.
+fn idempotency_key(headers: &HeaderMap) -> Result<Option<IdempotencyKey>, Fault> {
+    let mut values = headers.get_all(KEY_HEADER).iter();
+    match (values.next(), values.next()) {
+        (None, _) => Ok(None),
+        (Some(value), None) => {
+            let text = value.to_str().map_err(|_| BadKey)?;
+            Ok(Some(text.parse()?))
+        }
+        (Some(_), Some(_)) => Err(BadKey.into()),
     }
 }
 

@@ -228,6 +228,8 @@ fn meaning_of_status(status: &str) -> &'static str {
         "400" => "the request is invalid",
         "404" => "the named thing does not exist",
         "409" => "the present state does not permit it",
+        "412" => "the thing has changed meanwhile",
+        "422" => "another call had the key",
         "502" => "a brick failed or did not answer",
         "507" => "no bricks have the space",
         _ => "",

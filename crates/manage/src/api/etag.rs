@@ -4,7 +4,9 @@
 //! answer. `If-None-Match` compares both. `If-Match` compares RECORD only: a heartbeat or a dead
 //! brick must not fail a change that an operator has decided on.
 
-use crate::call::{RecordTag, hash};
+use crate::call::{RecordTag, etag_text, hash};
+use crate::idempotency::CreateAnswer;
+use crate::wire::VolumeDetail;
 use axum::Json;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -17,7 +19,25 @@ pub(super) fn tagged(
     view: &impl Serialize,
     answer: impl Serialize,
 ) -> Response {
-    tagged_with(request, format!("\"{record}.{:016x}\"", hash(view)), answer)
+    tagged_with(request, etag_text(record, view), answer)
+}
+
+/// The answer with a volume.
+pub(super) fn tagged_volume(
+    request: &HeaderMap,
+    record: RecordTag,
+    detail: VolumeDetail,
+) -> Response {
+    tagged_with(request, detail.etag(record), detail)
+}
+
+/// The answer to a call that created something.
+pub(super) fn created<T: Serialize>(answer: CreateAnswer<T>) -> Response {
+    let mut response = (StatusCode::CREATED, Json(answer.reply)).into_response();
+    if let Ok(tag) = HeaderValue::from_str(&answer.etag) {
+        response.headers_mut().insert(header::ETAG, tag);
+    }
+    response
 }
 
 /// The answer with a list; 304 if the client has it. `view` is the list without its ages.

@@ -33,6 +33,7 @@ pub(crate) fn create_at_first_start(manager: &Manager, store: &Path, output: Adm
     let path = store.with_file_name(ADMIN_TOKEN_FILE);
     let manager = manager.acting_for(CallContext {
         expected: None,
+        key: None,
         actor: "manager".into(),
     });
     let made = manager.create_first_admin_token(|token| match output {

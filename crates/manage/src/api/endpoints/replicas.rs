@@ -3,12 +3,14 @@
 use super::JsonResult;
 use crate::Manager;
 use crate::api::ApiState;
-use crate::api::caller::CallerApi;
+use crate::api::caller::{CallerApi, CreatorApi, KeyHeader};
+use crate::api::etag::created;
 use crate::api::reply::{JsonBody, PathParam, Refusal};
 use crate::client::{CALL_TIMEOUT, LONG_CALL_TIMEOUT, ManagerClient, ManagerError};
 use crate::wire::{AttachReplica, ChooseReplica, ErrorBody, VolumeDetail};
 use axum::Json;
-use axum::http::{Method, StatusCode};
+use axum::http::Method;
+use axum::response::Response;
 use pagemesh_base::layout::VolumeName;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -20,20 +22,21 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
         .routes(routes!(promote_replica))
 }
 
-/// Adds a copy to every column of a volume, attached or not.
+/// Adds a copy to every column of a volume, attached or not. A repetition with the same
+/// `Idempotency-Key` gets the first answer again.
 #[utoipa::path(post, path = "/api/v1/volumes/{name}/replicas", tag = "volumes",
     security(("token" = ["operator"])),
-    params(("name" = String, Path, description = "The volume")), request_body = AttachReplica,
+    params(("name" = String, Path, description = "The volume"), KeyHeader), request_body = AttachReplica,
     responses((status = 201, body = VolumeDetail), (status = 400, body = ErrorBody),
         (status = 404, body = ErrorBody), (status = 409, body = ErrorBody),
-        (status = 502, body = ErrorBody), (status = 507, body = ErrorBody)))]
+        (status = 422, body = ErrorBody), (status = 502, body = ErrorBody), (status = 507, body = ErrorBody)))]
 async fn attach_replica(
-    CallerApi(api): CallerApi,
+    CreatorApi(api): CreatorApi,
     PathParam(name): PathParam<VolumeName>,
     JsonBody(request): JsonBody<AttachReplica>,
-) -> Result<(StatusCode, Json<VolumeDetail>), Refusal> {
-    let attach = move |manager: &Manager| manager.attach_replica(&name, request);
-    Ok((StatusCode::CREATED, Json(api.run_brick_work(attach).await?)))
+) -> Result<Response, Refusal> {
+    let attach = move |manager: &Manager| manager.attach_replica_keyed(&name, request);
+    Ok(created(api.run_brick_work(attach).await?))
 }
 
 /// Removes a copy of a volume; with `force` also while a client has attached it.
@@ -68,15 +71,15 @@ async fn promote_replica(
 }
 
 impl ManagerClient {
-    /// Adds a copy to every column of a volume, on the given brick or where there is room.
+    /// Adds a copy to every column of a volume, on the given brick or where there is room. The client sends a
+    /// key, and repeats the call if its answer was lost.
     #[allow(clippy::missing_errors_doc)]
     pub fn attach_replica(
         &self,
         name: &VolumeName,
         request: AttachReplica,
     ) -> Result<VolumeDetail, ManagerError> {
-        let path = format!("volumes/{name}/replicas");
-        self.call(Method::POST, &path, LONG_CALL_TIMEOUT, &request)
+        self.create_with_key(&format!("volumes/{name}/replicas"), &request)
     }
 
     /// Removes a copy of a volume.

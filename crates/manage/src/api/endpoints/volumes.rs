@@ -3,8 +3,8 @@
 use super::JsonResult;
 use crate::Manager;
 use crate::api::ApiState;
-use crate::api::caller::CallerApi;
-use crate::api::etag::{tagged, tagged_list};
+use crate::api::caller::{CallerApi, CreatorApi, KeyHeader};
+use crate::api::etag::{created, tagged_list, tagged_volume};
 use crate::api::paging::{check_limit, json_name, next_page};
 use crate::api::reply::{JsonBody, PathParam, QueryParam, Refusal};
 use crate::client::{LONG_CALL_TIMEOUT, ManagerClient, ManagerError};
@@ -14,7 +14,7 @@ use crate::wire::{
 };
 use axum::Json;
 use axum::extract::State;
-use axum::http::{HeaderMap, Method, StatusCode};
+use axum::http::{HeaderMap, Method};
 use axum::response::Response;
 use pagemesh_base::layout::VolumeName;
 use utoipa_axum::router::OpenApiRouter;
@@ -59,20 +59,18 @@ async fn list_volumes(
     Ok(response)
 }
 
-/// Creates a volume.
+/// Creates a volume. A repetition with the same `Idempotency-Key` gets the first answer again.
 #[utoipa::path(post, path = "/api/v1/volumes", tag = "volumes", security(("token" = ["operator"])),
-    request_body = CreateVolume,
+    params(KeyHeader), request_body = CreateVolume,
     responses((status = 201, body = VolumeSizeReply), (status = 400, body = ErrorBody),
-        (status = 409, body = ErrorBody), (status = 502, body = ErrorBody),
-        (status = 507, body = ErrorBody)))]
+        (status = 409, body = ErrorBody), (status = 422, body = ErrorBody),
+        (status = 502, body = ErrorBody), (status = 507, body = ErrorBody)))]
 async fn create_volume(
-    CallerApi(api): CallerApi,
+    CreatorApi(api): CreatorApi,
     JsonBody(request): JsonBody<CreateVolume>,
-) -> Result<(StatusCode, Json<VolumeSizeReply>), Refusal> {
-    let created = api
-        .run_brick_work(move |manager| manager.create(&request))
-        .await?;
-    Ok((StatusCode::CREATED, Json(created)))
+) -> Result<Response, Refusal> {
+    let create = api.run_brick_work(move |manager| manager.create_keyed(&request));
+    Ok(created(create.await?))
 }
 
 /// The details of a volume, its layout included. `ETag` names its state for `If-Match`.
@@ -87,11 +85,7 @@ async fn show_volume(
 ) -> Result<Response, Refusal> {
     let show = api.run_store_work(move |manager| manager.show_tagged(&name));
     let (detail, tag) = show.await?;
-    let mut view = detail.clone();
-    if let Some(replication) = &mut view.replication {
-        replication.reported_us_ago = 0;
-    }
-    Ok(tagged(&headers, tag, &view, detail))
+    Ok(tagged_volume(&headers, tag, detail))
 }
 
 /// Deletes a volume; with `force` also while a client has attached it.
@@ -133,10 +127,10 @@ impl ManagerClient {
         self.all_pages("volumes", |volume: &VolumeInfo| volume.name.to_string())
     }
 
-    /// Creates a volume.
+    /// Creates a volume, once: the client sends a key, and repeats the call if its answer was lost.
     #[allow(clippy::missing_errors_doc)]
     pub fn create(&self, request: &CreateVolume) -> Result<VolumeSizeReply, ManagerError> {
-        self.call(Method::POST, "volumes", LONG_CALL_TIMEOUT, request)
+        self.create_with_key("volumes", request)
     }
 
     /// The details of a volume.
