@@ -2,7 +2,7 @@
 # missing packages.
 CARGO ?= cargo
 
-.PHONY: all install console test quick check deny nextest setup demo bench sim storm kills direct-clients direct-client-histories guests guest-lives natives crowd databases mapped flips fsx doors pjdfstest programs docs dist deb image fresh-host bench-api
+.PHONY: all install console test quick check deny nextest setup demo bench sim storm kills direct-clients direct-client-histories guests guest-lives natives crowd databases mapped flips fsx doors pjdfstest programs docs dist deb image fresh-host bench-api metrics-check
 all:
 	$(CARGO) build --release --locked -p pagemesh -p pagemesh-preload
 
@@ -83,6 +83,10 @@ docs:
 # Packages of the clients that tests, the demo and the benchmarks use.
 setup:
 	@scripts/setup
+
+# The alert rules of contrib, their tests, and the metrics of running processes, if promtool is there.
+metrics-check: all
+	@scripts/metrics-check target/release/pagemesh
 
 demo: setup all
 	@scripts/demo target/release/pagemesh

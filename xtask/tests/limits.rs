@@ -636,12 +636,32 @@ const MANAGER: &[Limit] = &[
     ),
 ];
 
-const METRICS: &[Limit] = &[(
-    "Volumes with series of their own in the manager's metrics, by default.",
-    Unit::Count,
-    "manage",
-    "METRIC_VOLUMES",
-)];
+const METRICS: &[Limit] = &[
+    (
+        "Volumes with series of their own in the manager's metrics, by default.",
+        Unit::Count,
+        "manage",
+        "METRIC_VOLUMES",
+    ),
+    (
+        "Connections to the metrics of a process. Further ones wait.",
+        Unit::Count,
+        "metrics",
+        "CONNECTIONS_MAX",
+    ),
+    (
+        "Such a connection ends after",
+        Unit::Time,
+        "metrics",
+        "CONNECTION_TIMEOUT",
+    ),
+    (
+        "Head of a request for the metrics of a process.",
+        Unit::Bytes,
+        "metrics",
+        "HEAD_BYTES_MAX",
+    ),
+];
 
 const SECTIONS: &[(&str, &[Limit])] = &[
     ("Pools", POOLS),

@@ -142,11 +142,16 @@ pub fn thread_count_parser() -> RangedU64ValueParser<usize> {
 
 /// Parses a listen address, as `host:port`.
 pub fn listen_address(address: &str) -> anyhow::Result<std::net::SocketAddr> {
-    const WAY_OUT: &str = "write --listen as host:port, as in 127.0.0.1:7071";
+    address_of("--listen", address)
+}
+
+/// Parses the address of an option, as `host:port`.
+pub fn address_of(option: &str, address: &str) -> anyhow::Result<std::net::SocketAddr> {
+    let way_out = || format!("write {option} as host:port, as in 127.0.0.1:7071");
     let found = address.to_socket_addrs();
     let mut found =
-        found.map_err(|cause| anyhow!("cannot listen on '{address}': {cause}; {WAY_OUT}"))?;
+        found.map_err(|cause| anyhow!("cannot listen on '{address}': {cause}; {}", way_out()))?;
     found
         .next()
-        .with_context(|| format!("'{address}' names no address; {WAY_OUT}"))
+        .with_context(|| format!("'{address}' names no address; {}", way_out()))
 }

@@ -14,6 +14,7 @@ mod config;
 mod fence_watch;
 mod figure_reporter;
 mod key;
+mod metrics_pages;
 mod output;
 #[cfg(test)]
 mod reference;

@@ -309,8 +309,7 @@ fn metrics() -> String {
              the series `_bucket`, `_sum` and `_count`; its bounds are the powers of two of nanoseconds from 256 ns to 17 s, in seconds.\n\
              The label `kind` is `read`, `write` or `flush`; `stage` is one of `queue`, `lock`, `fabric`, `brick`, `media`, `finish`\n\
              ([their meaning](../operations/figures.md#where-the-time-of-an-operation-goes)).\n";
-    let programs = [("The manager", pagemesh_metrics::catalogue::manager::ALL)];
-    for (program, metrics) in programs {
+    for (program, metrics) in pagemesh_metrics::catalogue::PROGRAMS {
         page +=
             &format!("\n## {program}\n\n| metric | kind | labels | meaning |\n|---|---|---|---|\n");
         for metric in metrics {

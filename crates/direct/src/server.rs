@@ -137,6 +137,15 @@ impl DirectServer {
         }
     }
 
+    /// Counts the direct clients; none once the server has ended.
+    pub fn client_counter(&self) -> impl Fn() -> usize + Send + Sync + use<> {
+        let shared = Arc::downgrade(&self.shared);
+        move || {
+            let shared = shared.upgrade();
+            shared.map_or(0, |shared| shared.clients.client_count())
+        }
+    }
+
     /// Stops waiting for clients, as the mount is being unmounted. Its files may be served for a
     /// while yet, so direct access is closed for good, and clients leave their operations first.
     pub fn stop(&self) {

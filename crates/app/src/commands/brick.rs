@@ -5,6 +5,7 @@ pub mod serve;
 
 use crate::args::{Interval, ManagerArgs};
 use crate::config::ConfigArgs;
+use crate::metrics_pages::MetricsArgs;
 use clap::{Args, Subcommand};
 use pagemesh_base::brick_name::{BrickName, BrickRef};
 use std::path::PathBuf;
@@ -46,6 +47,8 @@ pub struct BrickArgs {
     /// start or stop a scrub; SIGUSR1 and `pagemesh brick list` show the findings.
     #[arg(long, default_value = "1d", value_name = "TIME")]
     pub scrub_every: Interval,
+    #[command(flatten)]
+    pub metrics: MetricsArgs,
     #[command(flatten)]
     pub config: ConfigArgs,
     /// Exit when standard input ends.

@@ -5,6 +5,7 @@ use crate::client::{DetachGuard, attach, expect_content, manager_client};
 use crate::config::ConfigArgs;
 use crate::fence_watch::{self, FencedError};
 use crate::figure_reporter::FigureReporter;
+use crate::metrics_pages::{self, MetricsArgs};
 use crate::service;
 use crate::shutdown::{Shutdown, ShutdownTrigger};
 use crate::status_signals::StatusSignals;
@@ -50,6 +51,8 @@ pub enum ExportCommand {
         no_keep_awake: bool,
         #[command(flatten)]
         scrubs: ScrubArgs,
+        #[command(flatten)]
+        metrics: MetricsArgs,
         #[command(flatten)]
         config: ConfigArgs,
         /// Exit when standard input ends.
@@ -131,6 +134,7 @@ pub fn run(command: &ExportCommand) -> anyhow::Result<()> {
         read_only,
         no_keep_awake,
         scrubs,
+        metrics,
         transport,
         client,
         until_stdin_ends,
@@ -144,12 +148,9 @@ pub fn run(command: &ExportCommand) -> anyhow::Result<()> {
     let ending = Shutdown::listen(*until_stdin_ends)?;
     let asked = StatusSignals::listen()?;
     let exports = Exports::new();
-    // Check the address before the attach: an address in use must not fence a client.
-    let limits = Limits {
-        may_keep_cpus_awake: !no_keep_awake,
-        ..Limits::default()
-    };
-    let server = Server::bind_with(listen, exports.clone(), limits)?;
+    // Check the addresses before the attach: an address in use must not fence a client.
+    let server = Server::bind_with(listen, exports.clone(), limits(*no_keep_awake))?;
+    let metrics = metrics.bind()?;
     for name in volumes {
         expect_content(client, name, VolumeContent::Blocks)?;
     }
@@ -167,7 +168,9 @@ pub fn run(command: &ExportCommand) -> anyhow::Result<()> {
     }
     let reported = attached.iter().zip(volumes);
     let reported = reported.map(|(volume, name)| (name.clone(), volume.clone()));
-    let _reporter = FigureReporter::of_volumes(manager_client(client)?, reported.collect())?;
+    let reported: Vec<_> = reported.collect();
+    let _reporter = FigureReporter::of_volumes(manager_client(client)?, reported.clone())?;
+    let _metrics = metrics_pages::serve(metrics, move || metrics_pages::client_page(&reported))?;
     let fenced = FencedVolumes::watch(volumes, &attached, &exports, &ending.trigger())?;
     asked.handle(attached)?;
     for name in volumes {
@@ -182,6 +185,13 @@ pub fn run(command: &ExportCommand) -> anyhow::Result<()> {
         exports.remove(&name.to_string());
     }
     fenced.check()
+}
+
+fn limits(no_keep_awake: bool) -> Limits {
+    Limits {
+        may_keep_cpus_awake: !no_keep_awake,
+        ..Limits::default()
+    }
 }
 
 /// The exported volumes that other clients have taken over.

@@ -12,6 +12,7 @@ pub mod status;
 
 use crate::args::{FuseTransport, ManagerArgs, ScrubArgs, Transport, thread_count_parser};
 use crate::config::ConfigArgs;
+use crate::metrics_pages::MetricsArgs;
 use clap::{Args, Subcommand};
 use pagemesh_base::layout::VolumeName;
 use std::path::PathBuf;
@@ -67,6 +68,8 @@ pub struct MountArgs {
     pub direct_io: bool,
     #[command(flatten)]
     pub scrubs: ScrubArgs,
+    #[command(flatten)]
+    pub metrics: MetricsArgs,
     #[command(flatten)]
     pub client: ManagerArgs,
 }

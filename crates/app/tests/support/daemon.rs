@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 pub struct Daemon {
     /// Its `ready` lines.
     pub ready: Vec<String>,
+    /// Its output before the last of them.
+    before_ready: Vec<String>,
     name: String,
     child: Child,
     log: PathBuf,
@@ -44,6 +46,7 @@ impl Daemon {
             .unwrap();
         let mut daemon = Daemon {
             ready: Vec::new(),
+            before_ready: Vec::new(),
             name: name.to_owned(),
             child,
             log,
@@ -54,7 +57,7 @@ impl Daemon {
         while daemon.ready.len() < ready {
             match lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
                 Ok(line) if line.starts_with("ready ") => daemon.ready.push(line),
-                Ok(_) => {}
+                Ok(line) => daemon.before_ready.push(line),
                 Err(mpsc::RecvTimeoutError::Timeout) => panic!("{name} is not ready in time"),
                 Err(mpsc::RecvTimeoutError::Disconnected) => {
                     return Err(Output {
@@ -115,6 +118,14 @@ impl Daemon {
                 .map(std::fs::read_to_string)
                 .all(|stat| stat.is_ok_and(is_stopped))
         });
+    }
+
+    /// The line that names its metrics.
+    #[track_caller]
+    pub fn metrics_line(&self) -> String {
+        let lines = &self.before_ready;
+        let found = lines.iter().find(|line| line.starts_with("metrics "));
+        found.expect("a process with --metrics").clone()
     }
 
     /// The next line of its standard output after `ready`.

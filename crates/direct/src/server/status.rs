@@ -175,6 +175,15 @@ impl ClientRegistry {
         client
     }
 
+    /// The number of direct clients. A process without counters only asks, and is none.
+    pub(crate) fn client_count(&self) -> usize {
+        let all = lock(&self.all);
+        let clients = all.iter().filter_map(Weak::upgrade);
+        clients
+            .filter(|client| client.counters.get().is_some())
+            .count()
+    }
+
     pub(crate) fn count_refusal(&self, refusals: RefusalReason) {
         self.refused[refusals as usize].fetch_add(1, Ordering::Relaxed);
     }

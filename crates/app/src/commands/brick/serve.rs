@@ -5,6 +5,7 @@ use crate::client::host_name;
 use crate::commands::brick::BrickArgs;
 use crate::figure_reporter::FigureReporter;
 use crate::key;
+use crate::metrics_pages;
 use crate::service;
 use crate::shutdown::Shutdown;
 use anyhow::{Context, bail};
@@ -37,6 +38,7 @@ pub fn run(args: &BrickArgs) -> anyhow::Result<()> {
     let manager = ManagerClient::new(&args.client.manager, &key)?;
     let ending = Shutdown::listen(args.until_stdin_ends)?;
     let listen = listen_address(&args.listen)?;
+    let metrics = args.metrics.bind()?;
     // Register before any slow operation: an unregistered signal would kill this process.
     let asked = Signals::new([SIGUSR1, SIGUSR2]).context("cannot listen for signals")?;
     service::notify_status("opening the pool");
@@ -75,7 +77,11 @@ pub fn run(args: &BrickArgs) -> anyhow::Result<()> {
         registered_name,
     };
     let reporter = FigureReporter::of_brick(registrar.manager.clone(), &Arc::downgrade(&brick))?;
+    let (measured, name) = (Arc::downgrade(&brick), registrar.registered_name.clone());
+    let metrics =
+        metrics_pages::serve(metrics, move || metrics_pages::brick_page(&measured, &name))?;
     let ended = registrar.serve(&ending);
+    drop(metrics);
     drop(reporter);
     drop(map);
     if let Err(left) = tcp.stop() {

@@ -14,6 +14,7 @@ use crate::commands::mount::waiters::{
 };
 use crate::fence_watch::{self, FencedError};
 use crate::figure_reporter::FigureReporter;
+use crate::metrics_pages;
 use crate::service;
 use crate::shutdown::{Shutdown, ShutdownTrigger};
 use crate::status_signals::StatusSignals;
@@ -25,6 +26,7 @@ use pagemesh_direct::server::{DirectServer, IsMounted};
 use pagemesh_fs::{Fs, FsError};
 use pagemesh_fuse::{Caching, FuseMount, MountOptions, Transport};
 use pagemesh_manage::wire::{VolumeContent, VolumeDetail};
+use pagemesh_metrics::{BoundResponder, Responder};
 use pagemesh_volume::Volume;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -71,6 +73,7 @@ pub fn run(args: &MountArgs) -> anyhow::Result<()> {
     }
     let dir = check_dir(dir)?;
     resource_limits::check_memory(MEMORY_MIN).with_context(|| format!("cannot mount {name}"))?;
+    let metrics = args.metrics.bind()?;
     let ending = Shutdown::listen(args.until_stdin_ends)?;
     service::notify_status("attaching the volume and reading the file system");
     let (volume, detail) = attach_volume(args, name)?;
@@ -95,13 +98,14 @@ pub fn run(args: &MountArgs) -> anyhow::Result<()> {
         files,
         fenced: &fenced,
     };
+    let metrics = serve_metrics(metrics, name, &process);
     println!("ready {}", dir.display());
     service::notify_ready(&format!("{name} on {}", dir.display()));
     let served = process.serve(mounted, &ending);
     let Endpoints {
         waiters, direct, ..
     } = process.endpoints;
-    drop(direct);
+    drop((direct, metrics));
     if fenced.is_set() {
         return Err(fenced_error(name, &dir).into());
     }
@@ -113,6 +117,27 @@ pub fn run(args: &MountArgs) -> anyhow::Result<()> {
         notify_complete(&waiters);
     }
     Ok(())
+}
+
+/// Serves the metrics of the mount. If it fails, the mount goes on without.
+fn serve_metrics(
+    bound: Option<BoundResponder>,
+    name: &VolumeName,
+    process: &MountProcess<'_>,
+) -> Option<Responder> {
+    let volumes = [(name.clone(), Arc::downgrade(process.volume))];
+    let direct = process.endpoints.direct.as_ref();
+    let count_clients = direct.map(DirectServer::client_counter);
+    metrics_pages::serve(bound, move || {
+        let mut page = metrics_pages::client_page(&volumes);
+        if let Some(count) = &count_clients {
+            metrics_pages::add_direct_clients(&mut page, &volumes[0].0, count());
+        }
+        page
+    })
+    .inspect_err(|cause| tracing::warn!(%cause, "the mount serves no metrics"))
+    .ok()
+    .flatten()
 }
 
 /// Attaches the volume, with its scrubs and its status signals.
@@ -289,7 +314,7 @@ fn start_direct_server(
 struct MountProcess<'a> {
     endpoints: Endpoints,
     dir: &'a Path,
-    volume: &'a Volume,
+    volume: &'a Arc<Volume>,
     files: Weak<Fs>,
     fenced: &'a FenceFlag,
 }

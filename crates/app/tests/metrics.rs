@@ -1,0 +1,144 @@
+//! The metrics of running processes: documented, equal to the manager's, and off by default.
+
+#![allow(clippy::unwrap_used)] // Tests.
+
+mod support;
+
+use pagemesh_metrics::Metric;
+use pagemesh_metrics::catalogue::{client, pool};
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use support::mounted::cluster;
+use support::program::qemu_io;
+use support::{Cluster, Pools};
+
+/// The page at a URL that a process printed.
+fn page(line: &str) -> String {
+    let url = line.strip_prefix("metrics http://").unwrap();
+    let address = url.strip_suffix("/metrics").unwrap();
+    let mut stream = TcpStream::connect(address).unwrap();
+    let head = format!("GET /metrics HTTP/1.1\r\nHost: {address}\r\n\r\n");
+    stream.write_all(head.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+    body.to_owned()
+}
+
+#[track_caller]
+fn value(page: &str, sample: &str) -> u64 {
+    let start = format!("{sample} ");
+    let found = page.lines().find_map(|line| line.strip_prefix(&start));
+    let found = found.unwrap_or_else(|| panic!("no {sample} in\n{page}"));
+    found.parse().unwrap()
+}
+
+/// Asserts that the page has all metrics of the catalogue but these, and no others.
+#[track_caller]
+fn check_names(page: &str, catalogue: &[&Metric], missing: &[&Metric]) {
+    let help = page.lines().filter_map(|it| it.strip_prefix("# HELP "));
+    let found: BTreeSet<&str> = help.map(|it| it.split(' ').next().unwrap()).collect();
+    let expected = catalogue.iter().filter(|it| !missing.contains(it));
+    let expected: BTreeSet<&str> = expected.map(|metric| metric.name).collect();
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn export_and_brick_count_the_same_operations() {
+    let cluster = Cluster::new(Pools::Memory, 1);
+    let pool_path = cluster.dir().join("measured.pool");
+    let path = pool_path.to_str().unwrap();
+    cluster.ok(&["pool", "create", path, "--size", "64M"]);
+    let args = ["brick", "--pool", path, "--name", "measured"];
+    let remote = ["--metrics", "0.0.0.0:0", "--metrics-allow-remote"];
+    let args = [&args[..], &remote].concat();
+    let brick = cluster.try_daemon("measured", &args, 1).unwrap();
+    cluster.create("demo", "8M", &["--copies", "2"]);
+    let socket = cluster.dir().join("demo.sock");
+    let place = ["--socket", socket.to_str().unwrap()];
+    let place = [&place[..], &["--metrics", "127.0.0.1:0"]].concat();
+    let export = cluster.export_at(&["demo"], "tcp", &place);
+    let writes: Vec<String> = (0..20)
+        .map(|at| format!("write {} 4k", at * 4096))
+        .collect();
+    let writes: Vec<&str> = writes.iter().map(String::as_str).collect();
+    qemu_io(&export.uri, &writes);
+    let exported = page(&export.daemon.metrics_line());
+    check_names(&exported, client::ALL, &[&client::DIRECT_CLIENTS]);
+    let labels = "{volume=\"demo\",kind=\"write\"}";
+    let operations = format!("pagemesh_client_operations_total{labels}");
+    assert_eq!(value(&exported, &operations), 20);
+    let bytes = format!("pagemesh_client_operation_bytes_total{labels}");
+    assert_eq!(value(&exported, &bytes), 20 * 4096);
+    let healthy = "pagemesh_client_volume_state{volume=\"demo\",state=\"healthy\"}";
+    assert_eq!(value(&exported, healthy), 1);
+    let served = page(&brick.metrics_line());
+    check_names(
+        &served,
+        pool::ALL,
+        &[&pool::SCRUB_PROGRESS, &pool::SCRUB_AGE],
+    );
+    assert_eq!(
+        value(&served, "pagemesh_pool_requests_total{kind=\"write\"}"),
+        20
+    );
+    let warning = "readable from other machines without a token";
+    assert!(brick.log().contains(warning), "{}", brick.log());
+    assert!(!export.daemon.log().contains(warning));
+    export.stop();
+    // The client reported at its end, so the manager has the same.
+    let reported = cluster.json(&["why", "demo", "--kind", "write"]);
+    assert_eq!(reported["operations"], 20);
+    brick.stop();
+}
+
+#[test]
+fn wrong_metrics_address_is_refused_before_the_attach() {
+    let cluster = Cluster::new(Pools::Memory, 2);
+    cluster.create("demo", "8M", &[]);
+    let socket = cluster.dir().join("demo.sock");
+    let export = [
+        "export",
+        "nbd",
+        "demo",
+        "--socket",
+        socket.to_str().unwrap(),
+    ];
+    let check = |metrics: &[&str], says: &[&str]| {
+        cluster.refused(&[&export, metrics].concat(), says);
+    };
+    check(&["--metrics", "nowhere"], &["--metrics", "host:port"]);
+    check(&["--metrics", "0.0.0.0:0"], &["--metrics-allow-remote"]);
+    let manager = cluster.manager_address();
+    let manager = manager.strip_prefix("http://").unwrap_or(manager);
+    check(&["--metrics", manager], &["another address"]);
+    let shown = cluster.json(&["volume", "show", "demo"]);
+    assert!(shown["info"]["attached"].is_null(), "{shown}");
+}
+
+#[test]
+fn mount_shows_operations_and_direct_clients() {
+    let Some(cluster) = cluster(&[64, 64], "16M") else {
+        return;
+    };
+    let dir = cluster.dir().join("mnt");
+    std::fs::create_dir_all(&dir).unwrap();
+    let args = ["mount", "files", dir.to_str().unwrap()];
+    let args = [&args[..], &["--metrics", "127.0.0.1:0"]].concat();
+    let mount = cluster.try_daemon("mount-mnt", &args, 1).unwrap();
+    std::fs::write(dir.join("file"), [1; 4096]).unwrap();
+    std::fs::File::open(dir.join("file"))
+        .unwrap()
+        .sync_all()
+        .unwrap();
+    let shown = page(&mount.metrics_line());
+    check_names(&shown, client::ALL, &[]);
+    let clients = "pagemesh_client_direct_clients{volume=\"files\"}";
+    assert_eq!(value(&shown, clients), 0);
+    let writes = "pagemesh_client_operations_total{volume=\"files\",kind=\"write\"}";
+    assert!(value(&shown, writes) > 0);
+    cluster.ok(&["umount", dir.to_str().unwrap()]);
+    mount.stop();
+}
