@@ -9,6 +9,7 @@ use pagemesh_base::layout::{BrickId, EpochNumber, VolumeName};
 use pagemesh_brick::brick::Brick;
 use pagemesh_manage::wire::{ReportBrickFigures, ReportFigures};
 use pagemesh_manage::{ManagerClient, ManagerError};
+use pagemesh_pmem::Media;
 use pagemesh_telemetry::{Report, Totals};
 use pagemesh_volume::Volume;
 use std::sync::Weak;
@@ -61,7 +62,10 @@ impl FigureReporter {
     }
 
     /// Reports the brick of this process.
-    pub fn of_brick(manager: ManagerClient, brick: &Weak<Brick>) -> anyhow::Result<FigureReporter> {
+    pub fn of_brick<M: Media + Send + Sync + 'static>(
+        manager: ManagerClient,
+        brick: &Weak<Brick<M>>,
+    ) -> anyhow::Result<FigureReporter> {
         let Some(id) = brick.upgrade().map(|brick| brick.id()) else {
             return FigureReporter::start(Vec::new());
         };

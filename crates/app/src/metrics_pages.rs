@@ -12,6 +12,7 @@ use pagemesh_brick::brick::Brick;
 use pagemesh_brick::scrub::{ScrubState, ScrubStatus};
 use pagemesh_metrics::catalogue::{client, pool};
 use pagemesh_metrics::{BoundResponder, MetricPage, OpSums, Responder};
+use pagemesh_pmem::Media;
 use pagemesh_volume::{Counters, LegStatus, Volume, VolumeState, VolumeStatus};
 use std::sync::{OnceLock, Weak};
 use std::time::Instant;
@@ -61,7 +62,10 @@ pub fn serve(
 }
 
 /// The metrics of a brick; an empty page once it is gone.
-pub fn brick_page(brick: &Weak<Brick>, name: &OnceLock<BrickName>) -> MetricPage {
+pub fn brick_page<M: Media + Send + Sync + 'static>(
+    brick: &Weak<Brick<M>>,
+    name: &OnceLock<BrickName>,
+) -> MetricPage {
     let mut page = MetricPage::default();
     let Some(brick) = brick.upgrade() else {
         return page;

@@ -12,13 +12,14 @@ mod owner_requests;
 
 pub(crate) use barrier::{OPERATION_LIMIT, RESUME_AFTER};
 
+use crate::disk_file;
 use crate::file::{self, FileError};
 use crate::scrub::ScrubSchedule;
 use crate::stalled_sessions::StalledSessions;
 use pagemesh_base::layout::{BrickId, SliceId};
 use pagemesh_base::poison::lock;
 use pagemesh_base::slice::SliceError;
-use pagemesh_pmem::{Durability, MappedMedia, Media};
+use pagemesh_pmem::{DiskMedia, Durability, MappedMedia, Media};
 use pagemesh_store::pool::{ObjectError, Pool};
 use pagemesh_store::pool_mapping::PoolMapping;
 use pagemesh_store::recovery::RecoverySummary;
@@ -52,8 +53,8 @@ pub struct Brick<M = MappedMedia> {
 }
 
 /// The thread that checkpoints and grants frames. Dropping it ends the brick.
-pub struct MaintenanceThread {
-    brick: Arc<Brick>,
+pub struct MaintenanceThread<M: Media = MappedMedia> {
+    brick: Arc<Brick<M>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -81,9 +82,9 @@ impl Brick {
     fn start(
         path: &Path,
         (media, claim): (MappedMedia, file::OwnerLock),
-    ) -> Result<(Arc<Brick>, MaintenanceThread, RecoverySummary), FileError> {
-        let media = Arc::new(media);
+    ) -> Result<OpenedBrick<MappedMedia>, FileError> {
         let durability = media.durability();
+        let media = Arc::new(media);
         let overlay = if file::needs_sync(durability) {
             Arc::new(media.overlay().map_err(|cause| FileError::Map {
                 path: path.into(),
@@ -92,6 +93,38 @@ impl Brick {
         } else {
             media.clone()
         };
+        Brick::recover(path, [media, overlay], durability, claim)
+    }
+}
+
+impl Brick<DiskMedia> {
+    /// Opens a pool of class `file-sync` by requests to its disk instead of a mapping. The pages of its data take
+    /// `cache_bytes` of memory.
+    ///
+    /// # Errors
+    /// As [`Brick::open`], and when the pool has another class.
+    pub fn open_disk(path: &Path, cache_bytes: usize) -> Result<OpenedBrick<DiskMedia>, FileError> {
+        let (media, claim) = disk_file::open(path, cache_bytes)?;
+        let overlay = media.disk().overlay().map_err(|cause| FileError::Map {
+            path: path.into(),
+            cause,
+        })?;
+        let views = [media, overlay].map(Arc::new);
+        Brick::recover(path, views, Durability::FileSync, claim)
+    }
+}
+
+/// A brick, its maintenance thread, and the findings of its recovery.
+pub type OpenedBrick<M> = (Arc<Brick<M>>, MaintenanceThread<M>, RecoverySummary);
+
+impl<M: Media + Send + Sync + 'static> Brick<M> {
+    /// Recovers a pool from its data view and its overlay, and starts the maintenance thread.
+    fn recover(
+        path: &Path,
+        [media, overlay]: [Arc<M>; 2],
+        durability: Durability,
+        claim: file::OwnerLock,
+    ) -> Result<OpenedBrick<M>, FileError> {
         let bad = |cause| FileError::Pool {
             path: path.into(),
             cause,
@@ -271,7 +304,7 @@ impl<M: Media> Brick<M> {
     }
 }
 
-impl MaintenanceThread {
+impl<M: Media> MaintenanceThread<M> {
     /// Ends the brick: refuses every session, and leaves a checkpoint.
     pub fn stop(mut self) {
         self.end();
@@ -293,7 +326,7 @@ impl MaintenanceThread {
     }
 }
 
-impl Drop for MaintenanceThread {
+impl<M: Media> Drop for MaintenanceThread<M> {
     fn drop(&mut self) {
         self.end();
     }

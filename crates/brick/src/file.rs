@@ -97,6 +97,14 @@ pub enum FileError {
         /// The cause.
         cause: MapError,
     },
+    /// A pool in memory, which needs no engine for disks.
+    #[error("{path} is of class {class}; the disk engine serves pools of class file-sync only")]
+    NoDisk {
+        /// The file.
+        path: PathBuf,
+        /// The class.
+        class: Durability,
+    },
     /// The file cannot be mapped.
     #[error("{path}: {cause}{}", map_hint(cause))]
     Map {
@@ -237,7 +245,7 @@ fn check_is_free(path: &Path, file: &File) -> Result<(), FileError> {
 }
 
 /// Refuses a medium shorter than the pool: every access beyond its end would be a SIGBUS.
-fn check_length(path: &Path, file: &File, wanted: u64) -> Result<(), FileError> {
+pub(crate) fn check_length(path: &Path, file: &File, wanted: u64) -> Result<(), FileError> {
     match length(path, file)? {
         Some(found) if found < wanted => Err(FileError::Pool {
             path: path.into(),
@@ -345,7 +353,7 @@ fn open_file(path: &Path) -> Result<File, FileError> {
     file.map_err(system("open", path))
 }
 
-fn open_locked(path: &Path) -> Result<(File, OwnerLock), FileError> {
+pub(crate) fn open_locked(path: &Path) -> Result<(File, OwnerLock), FileError> {
     let claim = take_owner_lock(path)?;
     let file = open_file(path)?;
     let began = Instant::now();
@@ -432,7 +440,7 @@ fn open_with(path: &Path, space: Allocation) -> Result<(MappedMedia, OwnerLock),
 }
 
 /// Allocates the holes of a plain file, as left by a copy that skips zeroes.
-fn fill_holes(path: &Path, file: &File, size_bytes: u64) -> Result<(), FileError> {
+pub(crate) fn fill_holes(path: &Path, file: &File, size_bytes: u64) -> Result<(), FileError> {
     let found = file.metadata().map_err(system("look at", path))?;
     // An estimate: file systems count blocks of their own among the file's.
     let missing_bytes = size_bytes.saturating_sub(found.blocks() * STAT_BLOCK_BYTES);
@@ -461,7 +469,11 @@ fn fill_holes(path: &Path, file: &File, size_bytes: u64) -> Result<(), FileError
 }
 
 /// Maps a pool with the class in its superblock.
-fn map_pool(path: &Path, file: File, block: &Superblock) -> Result<MappedMedia, FileError> {
+pub(crate) fn map_pool(
+    path: &Path,
+    file: File,
+    block: &Superblock,
+) -> Result<MappedMedia, FileError> {
     let size_bytes = block.geometry.pool_bytes;
     check_length(path, &file, size_bytes)?;
     let media = map(path, file, size_bytes)?;
@@ -549,7 +561,7 @@ pub fn read_superblock(path: &Path) -> Result<Superblock, FileError> {
     read_superblock_of(path, &file)
 }
 
-fn read_superblock_of(path: &Path, file: &File) -> Result<Superblock, FileError> {
+pub(crate) fn read_superblock_of(path: &Path, file: &File) -> Result<Superblock, FileError> {
     use std::os::unix::fs::FileExt;
     let mut pages = [[0; 4096]; 2];
     let found = file.metadata().map_err(system("look at", path))?;

@@ -6,6 +6,8 @@
 #![forbid(unsafe_code)]
 
 pub mod brick;
+mod device_requests;
+mod disk_file;
 mod error_hints;
 pub mod file;
 mod new_file;

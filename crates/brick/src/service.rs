@@ -13,9 +13,9 @@ use pagemesh_base::slice::{BrickControl, ServiceTime, SliceError, SliceRequest};
 use pagemesh_fabric::map::{MapPeer, MapService, MapSession};
 use pagemesh_fabric::message::MessageKind;
 use pagemesh_fabric::message::reply::AttachReply;
-use pagemesh_fabric::service::{Handler, Outcome, PeerInfo, Service};
+use pagemesh_fabric::service::{FinishedTicket, Handler, Outcome, PeerInfo, Service};
 use pagemesh_pmem::{MappedMedia, Media};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 /// The service of a brick.
@@ -44,7 +44,20 @@ impl<M: Media + Send + Sync + 'static> Handler for Worker<M> {
     }
 
     fn execute(&mut self, handle: u32, request: SliceRequest) -> Outcome {
-        Outcome::Done(Worker::execute(self, handle, request))
+        self.start(handle, request)
+    }
+
+    fn end_batch(&mut self) -> Result<(), SliceError> {
+        Worker::end_batch(self);
+        Ok(())
+    }
+
+    fn poll(&mut self, done: &mut Vec<FinishedTicket>) {
+        self.finish(done);
+    }
+
+    fn poll_fds<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
+        self.device_fds(fds);
     }
 
     fn record_served(&mut self, kind: MessageKind, bytes: usize, service: ServiceTime) {

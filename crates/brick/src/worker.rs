@@ -4,16 +4,21 @@
 //! the in-flight table.
 
 use crate::brick::Brick;
+use crate::device_requests::{
+    DeviceRequests, LOADS_MAX, SliceResult, Step, WaitingRequest, pages_to_read,
+};
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{ServiceTime, SliceError, SliceReply, SliceRequest};
 use pagemesh_fabric::message::MessageKind;
-use pagemesh_pmem::{MappedMedia, Media};
+use pagemesh_fabric::service::{FinishedTicket, Outcome, Ticket};
+use pagemesh_pmem::{MapError, MappedMedia, Media};
 use pagemesh_store::pool_mapping::Handle;
 use pagemesh_store::requests::{ExecuteOutcome, execute};
 use pagemesh_store::session::Session;
 use pagemesh_telemetry::{OpKind, OpenMeter, StageTimes};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 /// Slices that one connection can attach.
@@ -25,6 +30,8 @@ pub struct Worker<M: Media = MappedMedia> {
     session: Session<M>,
     attached: Vec<WorkerAttachment>,
     meter: OpenMeter,
+    /// For a medium with a device below.
+    device: Option<DeviceRequests>,
 }
 
 #[derive(Clone, Copy)]
@@ -53,8 +60,10 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
     /// # Errors
     /// When all sessions are in use.
     pub fn open(brick: &Arc<Brick<M>>, pid: u32, start_time: u64) -> Result<Self, SliceError> {
+        let device = DeviceRequests::open(&**brick.mapping().media())?;
         let number = brick.open_session(pid, start_time)?;
         Ok(Worker {
+            device,
             brick: brick.clone(),
             session: brick.session(number),
             meter: brick.meters().open(),
@@ -146,6 +155,129 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
             SliceError::NoSuchSlice(_) => SliceError::NoSuchSlice(slice),
             cause => cause,
         })
+    }
+
+    /// Executes a request that waits for no device, or starts what it waits for.
+    pub fn start(&mut self, number: u32, request: SliceRequest) -> Outcome {
+        let Some(mut device) = self.device.take() else {
+            return Outcome::Done(self.execute(number, request));
+        };
+        let outcome = self.start_on(&mut device, number, request, 0);
+        self.device = Some(device);
+        outcome.map_or_else(Outcome::Deferred, Outcome::Done)
+    }
+
+    /// Executes the requests whose loads and syncs have ended.
+    pub fn finish(&mut self, done: &mut Vec<FinishedTicket>) {
+        let Some(mut device) = self.device.take() else {
+            return;
+        };
+        loop {
+            let ended = device.take_ended();
+            // What ends at once has no descriptor that reports it.
+            if ended.is_empty() {
+                break;
+            }
+            for (ticket, result, waiting) in ended {
+                match self.advance(&mut device, waiting, result) {
+                    Ok(result) => done.push((ticket, result)),
+                    Err(again) => device.rename(again, ticket),
+                }
+            }
+            device.submit();
+        }
+        self.device = Some(device);
+    }
+
+    /// The next step of a request whose wait has ended.
+    fn advance(
+        &mut self,
+        device: &mut DeviceRequests,
+        waiting: WaitingRequest,
+        ended: Result<(), MapError>,
+    ) -> Result<SliceResult, Ticket> {
+        if let Err(cause) = ended {
+            // What the device holds is unknown, so the pool must be recovered.
+            self.brick.fail(&cause);
+            return Ok(Err(SliceError::Lost(cause.to_string())));
+        }
+        match waiting.step {
+            Step::Answer(result) => Ok(result),
+            Step::Execute { request, loads } => {
+                self.start_on(device, waiting.number, request, loads)
+            }
+        }
+    }
+
+    /// Starts the writes and syncs of the batch of requests.
+    pub fn end_batch(&mut self) {
+        if let Some(device) = &mut self.device {
+            device.submit();
+        }
+    }
+
+    /// Executes a request, or starts what it waits for. A request that an order binds is executed at once, and
+    /// may block: another one would overtake it.
+    fn start_on(
+        &mut self,
+        device: &mut DeviceRequests,
+        number: u32,
+        request: SliceRequest,
+        loads: u8,
+    ) -> Result<SliceResult, Ticket> {
+        if matches!(request, SliceRequest::Flush) && self.attached(number).is_ok() {
+            return Err(device.answer_synced(number));
+        }
+        let is_change = request.is_change();
+        if !is_change || !self.keeps_order(number) {
+            let step = |request, loads| WaitingRequest {
+                number,
+                step: Step::Execute { request, loads },
+            };
+            if is_change && !self.session.mapping().media().has_room() {
+                return Err(device.wait_for_room(step(request, loads)));
+            }
+            let missing = self.missing_pages(number, &request);
+            if !missing.is_empty() && loads < LOADS_MAX {
+                return Err(device.load(step(request, loads + 1), &missing));
+            }
+        }
+        let result = self.execute(number, request);
+        match (&result, is_change) {
+            (Ok(SliceReply::Done), true) => Err(device.answer_written(number)),
+            _ => Ok(result),
+        }
+    }
+
+    fn keeps_order(&mut self, number: u32) -> bool {
+        let attached = self.attached(number);
+        attached.is_ok_and(|attached| attached.order != ChangeOrder::Free)
+    }
+
+    /// The places of pages that a request would wait for. None for one that will be refused.
+    fn missing_pages(&mut self, number: u32, request: &SliceRequest) -> Vec<usize> {
+        let mut missing = Vec::new();
+        let Ok(attached) = self.attached(number) else {
+            return missing;
+        };
+        let WorkerAttachment { handle, epoch, .. } = *attached;
+        let epoch = request.epoch().map_or(epoch, |it| it.max(epoch));
+        for pages in pages_to_read(request) {
+            let found = self
+                .session
+                .missing_pages(&handle, pages, epoch, &mut missing);
+            if found.is_err() {
+                return Vec::new();
+            }
+        }
+        missing
+    }
+
+    /// Descriptors that become readable when [`Worker::finish`] may have results.
+    pub fn device_fds<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
+        if let Some(device) = &self.device {
+            device.poll_fds(fds);
+        }
     }
 
     fn run(

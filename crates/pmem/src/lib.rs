@@ -1,4 +1,4 @@
-//! Mapped persistent memory: the only code that flushes and fences.
+//! Media of pools: mapped persistent memory, the only code that flushes and fences, and disks.
 //!
 //! Invariants:
 //! - Every store to persistent bytes goes through [`Media`], so that
@@ -7,11 +7,13 @@
 //!   [`Media::fence`] turns it into a [`FenceProof`].
 //! - Every offset is checked against the length before it is used.
 //!
-//! This crate never allocates frames, does not depend on a format and never blocks, except in
-//! [`MappedMedia::sync`].
+//! This crate never allocates frames and does not depend on a format. It blocks in [`Media::sync`], and where a
+//! page of a [`DiskMedia`] must be read or has no room.
 
+mod async_io;
 pub mod copy;
 pub mod cpu;
+mod disk;
 mod durability;
 mod map_error;
 mod mapped_media;
@@ -23,6 +25,8 @@ mod shared_segment;
 pub mod test_api;
 pub mod unreadable;
 
+pub use async_io::AsyncIo;
+pub use disk::{Device, DeviceFacts, Disk, DiskMedia, DiskOptions};
 pub use durability::{Durability, StatedClass, UnknownDurability};
 pub use map_error::MapError;
 pub use mapped_media::MappedMedia;

@@ -1,5 +1,6 @@
 //! The trait that mapped memory and the crash recorder implement.
 
+use crate::async_io::AsyncIo;
 use crate::map_error::MapError;
 use pagemesh_base::checksum::{PageChecksums, crc32c};
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
@@ -141,6 +142,25 @@ pub trait Media {
     /// The first bytes of all unreadable pages found.
     fn unreadable_pages(&self) -> Vec<usize> {
         Vec::new()
+    }
+
+    /// Whether a read of the page of this byte does not wait for a device.
+    fn is_cached(&self, _offset: usize) -> bool {
+        true
+    }
+
+    /// Whether a change does not wait for the medium to write earlier ones.
+    fn has_room(&self) -> bool {
+        true
+    }
+
+    /// A new user of the medium's asynchronous requests. None: no page is ever missing, and a sync returns at
+    /// once or blocks.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    fn async_io(&self) -> Result<Option<Box<dyn AsyncIo>>, MapError> {
+        Ok(None)
     }
 
     /// Makes all stores so far durable on media where a fence does not (`file-sync`). Blocks;

@@ -8,6 +8,7 @@ use crate::config::ConfigArgs;
 use crate::metrics_pages::MetricsArgs;
 use clap::{Args, Subcommand};
 use pagemesh_base::brick_name::{BrickName, BrickRef};
+use pagemesh_base::units::Size;
 use std::path::PathBuf;
 
 /// Run the brick of a pool; list bricks and scrub their pools.
@@ -42,6 +43,10 @@ pub struct BrickArgs {
     /// Keep a sparse pool sparse; for benchmarks only.
     #[arg(long, hide = true)]
     pub sparse: bool,
+    /// Serve a pool of class file-sync by requests to its disk, with a cache of this size. Not proven against power
+    /// loss yet: for measurements only.
+    #[arg(long, hide = true, value_name = "SIZE")]
+    pub disk_cache: Option<Size>,
     /// Interval of pool scrubs, as `12h` or `7d`, or `never`. A scrub compares the metadata of the
     /// pool with the brick's state in memory, and corrects it. SIGUSR2 and `pagemesh brick scrub`
     /// start or stop a scrub; SIGUSR1 and `pagemesh brick list` show the findings.

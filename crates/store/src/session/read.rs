@@ -1,6 +1,7 @@
 //! Reads, each page checked against its checksum.
 
 use super::{Page, Session};
+use crate::format::geometry::frame_at;
 use crate::format::slot::Slot;
 use crate::format::table::NODE_SLOTS;
 use crate::shared::error::StoreError;
@@ -58,6 +59,30 @@ impl<M: Media> Session<M> {
             rest = after;
         }
         Ok(())
+    }
+
+    /// Adds the places of the pages in a range whose read would wait for a device.
+    ///
+    /// # Errors
+    /// As [`Session::read`].
+    pub fn missing_pages(
+        &mut self,
+        handle: &Handle,
+        pages: std::ops::Range<u64>,
+        epoch: Epoch,
+        missing: &mut Vec<usize>,
+    ) -> Result<(), StoreError> {
+        const PAGE: u64 = PAGE_BYTES as u64;
+        let len = pages.end.saturating_sub(pages.start).saturating_mul(PAGE);
+        let offset = pages.start.saturating_mul(PAGE);
+        self.mapping.check_range(handle, offset, len)?;
+        let data = self.mapping.data.clone();
+        let visited = self.visit_slots(handle, pages, epoch, |_, _, slot| {
+            let frame = slot.and_then(|slot| slot.frame());
+            missing.extend(frame.map(frame_at).filter(|&at| !data.is_cached(at)));
+            true
+        });
+        visited.map(drop)
     }
 
     /// Reads and checks each page of a run, and returns the CRC32C of each.

@@ -10,17 +10,21 @@ use crate::service;
 use crate::shutdown::Shutdown;
 use anyhow::{Context, bail};
 use pagemesh_base::brick_name::BrickName;
+use pagemesh_base::key::Key;
 use pagemesh_base::layout::BrickId;
 use pagemesh_base::slice::BrickControl;
-use pagemesh_brick::brick::Brick;
+use pagemesh_brick::brick::{Brick, OpenedBrick};
 use pagemesh_brick::scrub::{ScrubState, ScrubStatus};
 use pagemesh_brick::service::BrickService;
 use pagemesh_fabric::{map, tcp};
 use pagemesh_manage::wire::{self, BrickRegistration, BrickScrub, ErrorCode, ScrubRequest};
 use pagemesh_manage::{ManagerClient, ManagerError};
+use pagemesh_metrics::BoundResponder;
+use pagemesh_pmem::Media;
 use signal_hook::consts::{SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 use std::io::Write;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -35,64 +39,107 @@ pub fn run(args: &BrickArgs) -> anyhow::Result<()> {
         bail!("no pool is named; name it with --pool");
     };
     let key = key::find(args.client.key.as_deref(), &args.client.manager)?;
-    let manager = ManagerClient::new(&args.client.manager, &key)?;
-    let ending = Shutdown::listen(args.until_stdin_ends)?;
-    let listen = listen_address(&args.listen)?;
-    let metrics = args.metrics.bind()?;
-    // Register before any slow operation: an unregistered signal would kill this process.
-    let asked = Signals::new([SIGUSR1, SIGUSR2]).context("cannot listen for signals")?;
+    let process = BrickProcess {
+        args,
+        manager: ManagerClient::new(&args.client.manager, &key)?,
+        key,
+        ending: Shutdown::listen(args.until_stdin_ends)?,
+        listen: listen_address(&args.listen)?,
+        metrics: args.metrics.bind()?,
+        // Register before any slow operation: an unregistered signal would kill this process.
+        asked: Signals::new([SIGUSR1, SIGUSR2]).context("cannot listen for signals")?,
+    };
     service::notify_status("opening the pool");
-    let (brick, keeper, recovered) = match args.sparse {
+    if let Some(cache) = args.disk_cache {
+        let cache_bytes = usize::try_from(cache.0).unwrap_or(usize::MAX);
+        let opened = Brick::open_disk(pool, cache_bytes)?;
+        // Clients cannot map such a pool.
+        return process.serve(opened, |_| Ok(None));
+    }
+    let opened = match args.sparse {
         false => Brick::open(pool)?,
         true => Brick::open_sparse(pool)?,
     };
-    brick.plan_scrubs(args.scrub_every.0, Instant::now());
-    let obeys = Arc::downgrade(&brick);
-    let registered_name = Arc::new(OnceLock::new());
-    let name = registered_name.clone();
-    std::thread::Builder::new()
-        .name("status".into())
-        .spawn(move || handle_signals(asked, &obeys, &name))?;
-    tracing::info!(?recovered, pool = %pool.display(), "recovered");
-    let served = Arc::new(BrickService(brick.clone()));
-    let tcp = tcp::TcpServer::bind(listen, key, served.clone(), tcp::ServerOptions::default())?;
-    let map = match &args.map {
-        Some(path) => Some(map::MapServer::bind(&absolute_path(path)?, served)?),
-        None => None,
-    };
-    let registrar = Registrar {
-        brick: &brick,
-        manager,
-        address: args
-            .advertise
-            .clone()
-            .unwrap_or_else(|| tcp.address().to_string()),
-        map_socket: map.as_ref().map(|map| map.path().display().to_string()),
-        domain: args.domain.clone().unwrap_or_else(host_name),
-        name: args.name.clone(),
-        default_name: match &args.default_name {
-            Some(name) => name.clone(),
-            None => BrickName::from_host_name(&host_name()),
-        },
-        registered_name,
-    };
-    let reporter = FigureReporter::of_brick(registrar.manager.clone(), &Arc::downgrade(&brick))?;
-    let (measured, name) = (Arc::downgrade(&brick), registrar.registered_name.clone());
-    let metrics =
-        metrics_pages::serve(metrics, move || metrics_pages::brick_page(&measured, &name))?;
-    let ended = registrar.serve(&ending);
-    drop(metrics);
-    drop(reporter);
-    drop(map);
-    if let Err(left) = tcp.stop() {
-        tracing::warn!(%left, "ending with open connections");
+    process.serve(opened, |served| {
+        let Some(path) = &args.map else {
+            return Ok(None);
+        };
+        Ok(Some(map::MapServer::bind(&absolute_path(path)?, served)?))
+    })
+}
+
+/// A brick's process, before its pool is open.
+struct BrickProcess<'a> {
+    args: &'a BrickArgs,
+    manager: ManagerClient,
+    key: Key,
+    ending: Shutdown,
+    listen: SocketAddr,
+    metrics: Option<BoundResponder>,
+    asked: Signals,
+}
+
+impl BrickProcess<'_> {
+    /// Serves a brick until a shutdown. `bind_map` starts the map transport.
+    fn serve<M: Media + Send + Sync + 'static>(
+        self,
+        (brick, keeper, recovered): OpenedBrick<M>,
+        bind_map: impl FnOnce(Arc<BrickService<M>>) -> anyhow::Result<Option<map::MapServer>>,
+    ) -> anyhow::Result<()> {
+        let args = self.args;
+        brick.plan_scrubs(args.scrub_every.0, Instant::now());
+        let obeys = Arc::downgrade(&brick);
+        let registered_name = Arc::new(OnceLock::new());
+        let name = registered_name.clone();
+        let asked = self.asked;
+        std::thread::Builder::new()
+            .name("status".into())
+            .spawn(move || handle_signals(asked, &obeys, &name))?;
+        let pool = args.pool.as_deref().unwrap_or(Path::new("")).display();
+        tracing::info!(?recovered, %pool, "recovered");
+        let served = Arc::new(BrickService(brick.clone()));
+        let options = tcp::ServerOptions::default();
+        let tcp = tcp::TcpServer::bind(self.listen, self.key, served.clone(), options)?;
+        let map = bind_map(served)?;
+        let registrar = Registrar {
+            brick: &*brick,
+            manager: self.manager,
+            address: args
+                .advertise
+                .clone()
+                .unwrap_or_else(|| tcp.address().to_string()),
+            map_socket: map.as_ref().map(|map| map.path().display().to_string()),
+            domain: args.domain.clone().unwrap_or_else(host_name),
+            name: args.name.clone(),
+            default_name: match &args.default_name {
+                Some(name) => name.clone(),
+                None => BrickName::from_host_name(&host_name()),
+            },
+            registered_name,
+        };
+        let reporter =
+            FigureReporter::of_brick(registrar.manager.clone(), &Arc::downgrade(&brick))?;
+        let (measured, name) = (Arc::downgrade(&brick), registrar.registered_name.clone());
+        let page = move || metrics_pages::brick_page(&measured, &name);
+        let metrics = metrics_pages::serve(self.metrics, page)?;
+        let ended = registrar.serve(&self.ending);
+        drop(metrics);
+        drop(reporter);
+        drop(map);
+        if let Err(left) = tcp.stop() {
+            tracing::warn!(%left, "ending with open connections");
+        }
+        keeper.stop();
+        ended
     }
-    keeper.stop();
-    ended
 }
 
 /// Handles status and scrub signals.
-fn handle_signals(mut asked: Signals, brick: &Weak<Brick>, name: &OnceLock<BrickName>) {
+fn handle_signals<M: Media>(
+    mut asked: Signals,
+    brick: &Weak<Brick<M>>,
+    name: &OnceLock<BrickName>,
+) {
     for signal in asked.forever() {
         let Some(brick) = brick.upgrade() else {
             return;
@@ -145,8 +192,8 @@ fn is_name_taken(cause: &ManagerError) -> bool {
 }
 
 /// Keeps a brick registered with the manager.
-struct Registrar<'a> {
-    brick: &'a Brick,
+struct Registrar<'a, M> {
+    brick: &'a Brick<M>,
     manager: ManagerClient,
     address: String,
     map_socket: Option<String>,
@@ -159,7 +206,7 @@ struct Registrar<'a> {
     registered_name: Arc<OnceLock<BrickName>>,
 }
 
-impl Registrar<'_> {
+impl<M: Media + Send + Sync + 'static> Registrar<'_, M> {
     fn registration(&self, fulfilled: Option<Uuid>) -> anyhow::Result<BrickRegistration> {
         let status = self.brick.status()?;
         let scrubs = self.brick.scrub_status(Instant::now());

@@ -1,0 +1,297 @@
+//! The cache of the data view's pages behind the head.
+//!
+//! The pages of a part of the cache are under the part's lock, so a copy is never torn. A load from the device
+//! runs without the lock: it is discarded if the page was written meanwhile.
+//!
+//! Invariants: a dirty page, and one that is being written, is not evicted. One that is stored to while it is being written
+//! is dirty again afterwards.
+
+use super::memory::Memory;
+use super::queue::EvictionQueue;
+use crate::map_error::MapError;
+use pagemesh_base::checksum::PageChecksums;
+use pagemesh_base::poison::lock;
+use pagemesh_base::units::PAGE_BYTES;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard};
+
+/// Parts of the cache, each with a lock of its own.
+const PARTS_MAX: usize = 64;
+/// Dirty pages before changes wait: what a slow disk writes in a second, so that a sync takes no longer.
+const DIRTY_PAGES_MAX: usize = 8192;
+/// Fewest pages of a part.
+const PART_PAGES_MIN: usize = 16;
+
+/// Pages in memory, by number in the pool.
+pub(super) struct PageCache {
+    memory: Memory,
+    parts: Vec<Mutex<Part>>,
+    /// Dirty pages and pages that are being written.
+    dirty: AtomicUsize,
+}
+
+struct Part {
+    slots: HashMap<usize, u32>,
+    first_slot: u32,
+    entries: Vec<Entry>,
+    free: Vec<u32>,
+    queue: EvictionQueue,
+    /// Pages that became dirty since the writer last asked.
+    dirty: Vec<usize>,
+    /// Pages that are being loaded: by how many, and whether the page was written meanwhile.
+    loads: HashMap<usize, Load>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Load {
+    count: u32,
+    is_stale: bool,
+}
+
+#[derive(Clone, Copy)]
+struct Entry {
+    page: usize,
+    is_dirty: bool,
+    is_being_written: bool,
+}
+
+/// A page is not in the cache, and there is no slot for it: every page is dirty.
+#[derive(Debug)]
+pub(super) struct CacheFull;
+
+impl PageCache {
+    /// A cache of at least 16 pages.
+    pub(super) fn new(bytes: usize) -> Result<PageCache, MapError> {
+        let pages = (bytes / PAGE_BYTES).max(PART_PAGES_MIN);
+        let parts = (pages / PART_PAGES_MIN).clamp(1, PARTS_MAX);
+        let each = pages / parts;
+        let part = |number| Mutex::new(Part::new((number * each) as u32, each));
+        Ok(PageCache {
+            memory: Memory::new(parts * each * PAGE_BYTES)?,
+            parts: (0..parts).map(part).collect(),
+            dirty: AtomicUsize::new(0),
+        })
+    }
+
+    /// Pages that the cache holds at most.
+    fn capacity(&self) -> usize {
+        self.memory.len() / PAGE_BYTES
+    }
+
+    /// Whether the writer should begin to write without a sync.
+    pub(super) fn is_filling(&self) -> bool {
+        self.dirty.load(Ordering::Relaxed) > (self.capacity() / 4).min(DIRTY_PAGES_MAX / 2)
+    }
+
+    /// Whether changes need not wait for the writer.
+    pub(super) fn has_room(&self) -> bool {
+        self.dirty.load(Ordering::Relaxed) < (self.capacity() / 2).min(DIRTY_PAGES_MAX)
+    }
+
+    fn part(&self, page: usize) -> MutexGuard<'_, Part> {
+        // Neighbours lie in different parts, so that a run does not wait for one lock.
+        lock(&self.parts[page % self.parts.len()])
+    }
+
+    fn at(slot: u32) -> usize {
+        slot as usize * PAGE_BYTES
+    }
+
+    fn count_dirty(&self, became_dirty: bool) {
+        if became_dirty {
+            self.dirty.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the page is in the cache.
+    pub(super) fn contains(&self, page: usize) -> bool {
+        self.part(page).slots.contains_key(&page)
+    }
+
+    /// Calls `use_page` with the place of a cached page.
+    pub(super) fn access<T>(
+        &self,
+        page: usize,
+        use_page: impl FnOnce(&Memory, usize) -> T,
+    ) -> Option<T> {
+        let mut part = self.part(page);
+        let slot = *part.slots.get(&page)?;
+        part.queue.touch(slot);
+        Some(use_page(&self.memory, Self::at(slot)))
+    }
+
+    /// The same for a change of the page.
+    pub(super) fn change<T>(
+        &self,
+        page: usize,
+        change_page: impl FnOnce(&Memory, usize) -> T,
+    ) -> Option<T> {
+        let mut part = self.part(page);
+        let slot = *part.slots.get(&page)?;
+        part.queue.touch(slot);
+        self.count_dirty(part.mark_dirty(slot));
+        Some(change_page(&self.memory, Self::at(slot)))
+    }
+
+    /// Replaces a whole page.
+    pub(super) fn replace(
+        &self,
+        page: usize,
+        bytes: &[u8; PAGE_BYTES],
+    ) -> Result<PageChecksums, CacheFull> {
+        let mut part = self.part(page);
+        let slot = part.slot_for(page)?;
+        if let Some(load) = part.loads.get_mut(&page) {
+            load.is_stale = true;
+        }
+        self.count_dirty(part.mark_dirty(slot));
+        Ok(self.memory.stream_page(Self::at(slot), bytes))
+    }
+
+    /// Announces a load of a page from the device.
+    pub(super) fn begin_load(&self, page: usize) {
+        self.part(page).loads.entry(page).or_default().count += 1;
+    }
+
+    /// Ends a load, and puts its page into the cache.
+    pub(super) fn end_load(&self, page: usize, bytes: &[u8; PAGE_BYTES]) -> LoadEnd {
+        let mut part = self.part(page);
+        let is_stale = part.end_load(page);
+        if part.slots.contains_key(&page) {
+            return LoadEnd::Cached;
+        }
+        if is_stale {
+            return LoadEnd::Stale;
+        }
+        match part.slot_for(page) {
+            Ok(slot) => {
+                self.memory.write(Self::at(slot), bytes);
+                LoadEnd::Cached
+            }
+            Err(CacheFull) => LoadEnd::Full,
+        }
+    }
+
+    /// Moves the numbers of all dirty pages to `into`.
+    pub(super) fn take_dirty(&self, into: &mut Vec<usize>) {
+        for part in &self.parts {
+            into.append(&mut lock(part).dirty);
+        }
+    }
+
+    /// Copies a dirty page for the writer. None: it is no longer dirty.
+    pub(super) fn begin_write(&self, page: usize, into: &mut [u8]) -> bool {
+        let mut part = self.part(page);
+        let Some(&slot) = part.slots.get(&page) else {
+            return false;
+        };
+        let entry = part.entry(slot);
+        if !entry.is_dirty {
+            return false;
+        }
+        entry.is_dirty = false;
+        entry.is_being_written = true;
+        self.memory.read(Self::at(slot), into);
+        true
+    }
+
+    /// Ends the write of a page.
+    pub(super) fn end_write(&self, page: usize) {
+        let mut part = self.part(page);
+        let Some(&slot) = part.slots.get(&page) else {
+            return;
+        };
+        part.entry(slot).is_being_written = false;
+        self.dirty.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The end of a load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LoadEnd {
+    /// The page is in the cache, loaded or written by another.
+    Cached,
+    /// It was written and evicted meanwhile: it must be loaded again.
+    Stale,
+    /// Every slot is dirty. The bytes are right, but not cached.
+    Full,
+}
+
+impl Part {
+    /// Whether the page was written since the load began.
+    fn end_load(&mut self, page: usize) -> bool {
+        let Some(load) = self.loads.get_mut(&page) else {
+            return true;
+        };
+        load.count -= 1;
+        let Load { count, is_stale } = *load;
+        if count == 0 {
+            self.loads.remove(&page);
+        }
+        is_stale
+    }
+
+    fn new(first_slot: u32, slots: usize) -> Part {
+        let entry = Entry {
+            page: usize::MAX,
+            is_dirty: false,
+            is_being_written: false,
+        };
+        Part {
+            slots: HashMap::new(),
+            first_slot,
+            entries: vec![entry; slots],
+            free: (first_slot..first_slot + slots as u32).collect(),
+            queue: EvictionQueue::new(first_slot, slots),
+            dirty: Vec::new(),
+            loads: HashMap::new(),
+        }
+    }
+
+    fn entry(&mut self, slot: u32) -> &mut Entry {
+        &mut self.entries[(slot - self.first_slot) as usize]
+    }
+
+    /// Whether the page became dirty.
+    fn mark_dirty(&mut self, slot: u32) -> bool {
+        let entry = self.entry(slot);
+        if entry.is_dirty {
+            return false;
+        }
+        entry.is_dirty = true;
+        let page = entry.page;
+        self.dirty.push(page);
+        true
+    }
+
+    /// The slot of a page, which is evicted from another page if the page has none.
+    fn slot_for(&mut self, page: usize) -> Result<u32, CacheFull> {
+        if let Some(&slot) = self.slots.get(&page) {
+            self.queue.touch(slot);
+            return Ok(slot);
+        }
+        let slot = match self.free.pop() {
+            Some(slot) => slot,
+            None => self.evict().ok_or(CacheFull)?,
+        };
+        *self.entry(slot) = Entry {
+            page,
+            is_dirty: false,
+            is_being_written: false,
+        };
+        self.slots.insert(page, slot);
+        self.queue.push(slot, page);
+        Ok(slot)
+    }
+
+    fn evict(&mut self) -> Option<u32> {
+        let (entries, first) = (&self.entries, self.first_slot);
+        let entry = |slot: u32| entries[(slot - first) as usize];
+        let can_evict = |slot| !entry(slot).is_dirty && !entry(slot).is_being_written;
+        let slot = self.queue.evict(can_evict, |slot| entry(slot).page)?;
+        let page = self.entry(slot).page;
+        self.slots.remove(&page);
+        Some(slot)
+    }
+}

@@ -1,0 +1,127 @@
+//! The head of the data view: the pages before the frames, in memory as a whole.
+//!
+//! Invariants: a page is loaded from the device before its first access. A store marks its page dirty after
+//! it, and the writer takes the mark before it copies the page: a later store marks it again.
+
+use super::memory::Memory;
+use crate::map_error::MapError;
+use pagemesh_base::poison::lock;
+use pagemesh_base::units::PAGE_BYTES;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Locks of pages that are being loaded.
+const LOAD_LOCKS: usize = 64;
+
+/// Pages that are loaded at their first access.
+pub(super) struct LoadedPages {
+    pub(super) memory: Memory,
+    loaded: Vec<AtomicU64>,
+    loading: [Mutex<()>; LOAD_LOCKS],
+}
+
+impl LoadedPages {
+    pub(super) fn new(len: usize) -> Result<LoadedPages, MapError> {
+        Ok(LoadedPages {
+            memory: Memory::new(len)?,
+            loaded: bits(len),
+            loading: [const { Mutex::new(()) }; LOAD_LOCKS],
+        })
+    }
+
+    /// Loads each page of a range that was not loaded yet.
+    #[inline]
+    pub(super) fn ensure(
+        &self,
+        offset: usize,
+        len: usize,
+        load: impl Fn(usize, &mut [u8; PAGE_BYTES]),
+    ) {
+        let last = (offset + len.max(1) - 1) / PAGE_BYTES;
+        for page in offset / PAGE_BYTES..=last {
+            let is_loaded = self.loaded[page / 64].load(Ordering::Acquire) >> (page % 64) & 1 == 1;
+            if !is_loaded {
+                self.load_page(page, &load);
+            }
+        }
+    }
+
+    #[cold]
+    fn load_page(&self, page: usize, load: &impl Fn(usize, &mut [u8; PAGE_BYTES])) {
+        let _loading = lock(&self.loading[page % LOAD_LOCKS]);
+        let (word, bit) = (&self.loaded[page / 64], 1 << (page % 64));
+        if word.load(Ordering::Acquire) & bit != 0 {
+            return;
+        }
+        let mut bytes = [0; PAGE_BYTES];
+        load(page, &mut bytes);
+        self.memory.write(page * PAGE_BYTES, &bytes);
+        word.fetch_or(bit, Ordering::Release);
+    }
+}
+
+/// The resident pages of the data view.
+pub(super) struct Head {
+    pages: LoadedPages,
+    dirty: Vec<AtomicU64>,
+}
+
+impl Head {
+    pub(super) fn new(len: usize) -> Result<Head, MapError> {
+        Ok(Head {
+            pages: LoadedPages::new(len)?,
+            dirty: bits(len),
+        })
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.pages.memory.len()
+    }
+
+    /// The memory, with a range of it loaded.
+    #[inline]
+    pub(super) fn loaded(
+        &self,
+        offset: usize,
+        len: usize,
+        load: impl Fn(usize, &mut [u8; PAGE_BYTES]),
+    ) -> &Memory {
+        self.pages.ensure(offset, len, load);
+        &self.pages.memory
+    }
+
+    /// Marks the pages of a range that was stored to.
+    #[inline]
+    pub(super) fn mark_dirty(&self, offset: usize, len: usize) {
+        let last = (offset + len.max(1) - 1) / PAGE_BYTES;
+        for page in offset / PAGE_BYTES..=last {
+            // Always, not only if the mark is missing: the writer may take it at this moment, before it can
+            // see the stores.
+            self.dirty[page / 64].fetch_or(1 << (page % 64), Ordering::AcqRel);
+        }
+    }
+
+    /// Takes the marks of all dirty pages, in rising order.
+    pub(super) fn take_dirty(&self, into: &mut Vec<usize>) {
+        for (number, word) in self.dirty.iter().enumerate() {
+            if word.load(Ordering::Relaxed) == 0 {
+                continue;
+            }
+            let mut taken = word.swap(0, Ordering::AcqRel);
+            while taken != 0 {
+                into.push(number * 64 + taken.trailing_zeros() as usize);
+                taken &= taken - 1;
+            }
+        }
+    }
+
+    /// Copies a page of the head for the writer.
+    pub(super) fn copy_page(&self, page: usize, into: &mut [u8]) {
+        self.pages.memory.read(page * PAGE_BYTES, into);
+    }
+}
+
+fn bits(len: usize) -> Vec<AtomicU64> {
+    let words = (len / PAGE_BYTES).div_ceil(64);
+    (0..words).map(|_| AtomicU64::new(0)).collect()
+}

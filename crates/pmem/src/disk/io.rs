@@ -1,0 +1,263 @@
+//! A user's requests to the disk: loads on a ring of its own, and syncs by the writer.
+//!
+//! Invariants: neighbouring pages are loaded by one request. A buffer belongs to a request until its
+//! completion was reaped, also while the user ends.
+
+use super::media::Disk;
+use super::memory::Memory;
+use super::writer::{GroupEnd, GroupNo};
+use crate::async_io::AsyncIo;
+use crate::map_error::MapError;
+use crate::mapped_media::system;
+use io_uring::{IoUring, opcode, types};
+use pagemesh_base::event_fd::EventFd;
+use pagemesh_base::units::PAGE_BYTES;
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::Arc;
+
+/// Requests in flight.
+const REQUESTS_MAX: usize = 128;
+/// Pages of one request.
+const REQUEST_PAGES_MAX: usize = 32;
+
+/// See the module.
+pub(super) struct DiskIo {
+    disk: Arc<Disk>,
+    ring: IoUring,
+    buffers: Memory,
+    free: Vec<usize>,
+    in_flight: Vec<Option<PageRun>>,
+    /// Runs that wait for a buffer.
+    waiting: VecDeque<PageRun>,
+    /// Runs of each tag that have not ended.
+    runs_left: HashMap<u64, usize>,
+    ended: Vec<u64>,
+    failed: Vec<u64>,
+    /// Writes and syncs that were not submitted yet.
+    new_groups: Vec<(u64, GroupEnd)>,
+    groups: Vec<(u64, GroupNo)>,
+    /// Tags that wait for room.
+    rooms: Vec<u64>,
+    /// Signaled by the writer.
+    written: Arc<EventFd>,
+}
+
+#[derive(Clone, Copy)]
+struct PageRun {
+    tag: u64,
+    first: usize,
+    pages: usize,
+}
+
+impl DiskIo {
+    pub(super) fn new(disk: Arc<Disk>) -> Result<DiskIo, MapError> {
+        let ring = IoUring::new(REQUESTS_MAX as u32).map_err(system("set up io_uring"))?;
+        let written = EventFd::new().map_err(system("make an event descriptor"))?;
+        Ok(DiskIo {
+            disk,
+            ring,
+            buffers: Memory::new(REQUESTS_MAX * REQUEST_PAGES_MAX * PAGE_BYTES)?,
+            free: (0..REQUESTS_MAX).rev().collect(),
+            in_flight: vec![None; REQUESTS_MAX],
+            waiting: VecDeque::new(),
+            runs_left: HashMap::new(),
+            ended: Vec::new(),
+            failed: Vec::new(),
+            groups: Vec::new(),
+            new_groups: Vec::new(),
+            rooms: Vec::new(),
+            written: Arc::new(written),
+        })
+    }
+
+    /// Submits waiting runs while there are buffers.
+    fn submit_loads(&mut self) {
+        let mut is_pushed = false;
+        while let (Some(&run), Some(&buffer)) = (self.waiting.front(), self.free.last()) {
+            self.waiting.pop_front();
+            self.free.pop();
+            let parts = self.disk.parts();
+            (run.first..run.first + run.pages).for_each(|page| parts.cache.begin_load(page));
+            let len = run.pages * PAGE_BYTES;
+            let address = self
+                .buffers
+                .address(buffer * REQUEST_PAGES_MAX * PAGE_BYTES, len);
+            let fd = types::Fd(parts.device.file().as_raw_fd());
+            let read = opcode::Read::new(fd, address, len as u32)
+                .offset((run.first * PAGE_BYTES) as u64)
+                .build()
+                .user_data(buffer as u64);
+            self.in_flight[buffer] = Some(run);
+            // SAFETY: the buffer belongs to this request until its completion is reaped; `drop` waits for all.
+            let pushed = unsafe { self.ring.submission().push(&read) };
+            pushed.expect("the ring has an entry for each buffer");
+            is_pushed = true;
+        }
+        if is_pushed && let Err(cause) = self.ring.submit() {
+            // The requests stay in the ring, and the next call submits them.
+            tracing::warn!(%cause, "cannot submit reads of the disk; trying again");
+        }
+    }
+
+    fn reap(&mut self) {
+        let ended: Vec<(u64, i32)> = self
+            .ring
+            .completion()
+            .map(|entry| (entry.user_data(), entry.result()))
+            .collect();
+        for (buffer, result) in ended {
+            let buffer = buffer as usize;
+            let Some(run) = self.in_flight[buffer].take() else {
+                continue;
+            };
+            self.end_run(buffer, run, usize::try_from(result).unwrap_or(0));
+            self.free.push(buffer);
+        }
+    }
+
+    /// Puts the pages of a run into the cache. Pages that were not read are loaded one by one, which finds
+    /// the bad one.
+    fn end_run(&mut self, buffer: usize, run: PageRun, read: usize) {
+        let parts = self.disk.parts();
+        for number in 0..run.pages {
+            let page = run.first + number;
+            let mut bytes = [0; PAGE_BYTES];
+            if (number + 1) * PAGE_BYTES <= read {
+                let at = (buffer * REQUEST_PAGES_MAX + number) * PAGE_BYTES;
+                self.buffers.read(at, &mut bytes);
+            } else {
+                parts.read_device(page, &mut bytes);
+            }
+            parts.cache.end_load(page, &bytes);
+        }
+        if let Some(left) = self.runs_left.get_mut(&run.tag) {
+            *left -= 1;
+            if *left == 0 {
+                self.runs_left.remove(&run.tag);
+                self.ended.push(run.tag);
+            }
+        }
+    }
+}
+
+impl AsyncIo for DiskIo {
+    fn load(&mut self, tag: u64, offsets: &[usize]) {
+        let mut pages: Vec<usize> = offsets.iter().map(|offset| offset / PAGE_BYTES).collect();
+        pages.sort_unstable();
+        pages.dedup();
+        let mut runs = 0;
+        let mut rest = &pages[..];
+        while let Some(&first) = rest.first() {
+            let numbered = rest.iter().enumerate().take(REQUEST_PAGES_MAX);
+            let count = numbered.take_while(|&(i, &page)| page == first + i).count();
+            rest = &rest[count..];
+            self.waiting.push_back(PageRun {
+                tag,
+                first,
+                pages: count,
+            });
+            runs += 1;
+        }
+        match runs {
+            0 => self.ended.push(tag),
+            _ => drop(self.runs_left.insert(tag, runs)),
+        }
+        self.submit_loads();
+    }
+
+    fn write(&mut self, tag: u64) {
+        self.new_groups.push((tag, GroupEnd::Written));
+    }
+
+    fn sync(&mut self, tag: u64) {
+        self.new_groups.push((tag, GroupEnd::Flush));
+    }
+
+    fn submit(&mut self) {
+        let Some(&(_, first)) = self.new_groups.first() else {
+            return;
+        };
+        let is_alone = self.new_groups.len() == 1
+            && self.groups.is_empty()
+            && self.runs_left.is_empty()
+            && self.rooms.is_empty();
+        let parts = self.disk.parts();
+        if is_alone && parts.try_write_inline(first) {
+            let (tag, _) = self.new_groups.remove(0);
+            match parts.queue.has_failed() {
+                false => self.ended.push(tag),
+                true => self.failed.push(tag),
+            }
+            return;
+        }
+        let is_flush = |&(_, end): &(u64, GroupEnd)| end == GroupEnd::Flush;
+        let end = match self.new_groups.iter().any(is_flush) {
+            true => GroupEnd::Flush,
+            false => GroupEnd::Written,
+        };
+        let group = parts.queue.request(end, &self.written);
+        let tags = self.new_groups.drain(..).map(|(tag, _)| (tag, group));
+        self.groups.extend(tags);
+    }
+
+    fn wait_for_room(&mut self, tag: u64) {
+        self.rooms.push(tag);
+        self.disk.parts().queue.request_room(&self.written);
+    }
+
+    fn poll(&mut self, ended: &mut Vec<(u64, Result<(), MapError>)>) {
+        self.reap();
+        self.submit_loads();
+        ended.extend(self.ended.drain(..).map(|tag| (tag, Ok(()))));
+        let failed = self.failed.drain(..);
+        ended.extend(failed.map(|tag| (tag, Err(MapError::SyncFailed))));
+        if self.groups.is_empty() && self.rooms.is_empty() {
+            return;
+        }
+        self.written.drain();
+        let parts = self.disk.parts();
+        let queue = &parts.queue;
+        if !self.rooms.is_empty() {
+            if parts.cache.has_room() || queue.has_failed() {
+                ended.extend(self.rooms.drain(..).map(|tag| (tag, Ok(()))));
+            } else {
+                queue.request_room(&self.written);
+            }
+        }
+        self.groups
+            .retain(|&(tag, group)| match queue.result(group) {
+                Some(result) => {
+                    ended.push((tag, result));
+                    false
+                }
+                None => true,
+            });
+    }
+
+    fn poll_fds<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
+        if !self.runs_left.is_empty() {
+            // SAFETY: the ring is open as long as `self`.
+            fds.push(unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) });
+        }
+        if !self.groups.is_empty() || !self.rooms.is_empty() {
+            fds.push(self.written.as_fd());
+        }
+    }
+}
+
+impl Drop for DiskIo {
+    fn drop(&mut self) {
+        self.waiting.clear();
+        while self.in_flight.iter().any(Option::is_some) {
+            if let Err(cause) = self.ring.submit_and_wait(1)
+                && cause.raw_os_error() != Some(libc::EINTR)
+            {
+                // The kernel may still write to the buffers: they must stay.
+                tracing::error!(%cause, "cannot wait for reads of the disk");
+                std::process::abort();
+            }
+            self.reap();
+        }
+    }
+}

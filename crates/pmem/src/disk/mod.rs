@@ -1,0 +1,30 @@
+//! A file or block device as a medium, read and written by requests instead of a mapping (RFD 027).
+//!
+//! [`DiskMedia`] is a view of a [`Disk`]. The data view has what the disk holds after the next sync. The
+//! overlay holds words of this process alone.
+//!
+//! ```text
+//!  data view:  head (resident)  │  pages (cache) ──── writer ──── device
+//!  overlay:    each page that was touched, in memory
+//! ```
+//!
+//! Invariants:
+//! - a page of the data view differs from the device only while it is dirty; a dirty page stays in
+//!   memory, and the next group of the writer contains it;
+//! - a sync returns after a group that began after the call: its pages and, on a device with a volatile write
+//!   cache, a FLUSH after them;
+//! - a page that cannot be read has the bytes of [`PATTERN`](crate::unreadable::PATTERN), and is listed;
+//! - after a failed write or FLUSH each sync fails.
+
+mod cache;
+mod device;
+mod head;
+mod io;
+mod media;
+mod memory;
+mod overlay;
+mod queue;
+mod writer;
+
+pub use device::{Device, DeviceFacts};
+pub use media::{Disk, DiskMedia, DiskOptions};

@@ -1,0 +1,454 @@
+//! The writer: one thread that writes dirty pages in groups.
+//!
+//! A group contains each page that is dirty when it begins. Its requests are in flight together, in any
+//! order. If somebody waits for durability, a FLUSH ends the group.
+//!
+//! Invariants: groups do not overlap, so a page has at most one request. A failed request or FLUSH fails this group
+//! and each later one.
+
+use super::cache::PageCache;
+use super::device::Device;
+use super::head::Head;
+use super::memory::Memory;
+use crate::map_error::MapError;
+use crate::mapped_media::system;
+use io_uring::{IoUring, opcode, types};
+use pagemesh_base::event_fd::EventFd;
+use pagemesh_base::poison::{lock, recover};
+use pagemesh_base::units::PAGE_BYTES;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+/// Requests in flight.
+const REQUESTS_MAX: usize = 64;
+/// A FLUSH of a device that takes longer is left to the writer: the caller has other requests to serve.
+const INLINE_FLUSH_MAX: Duration = Duration::from_micros(500);
+/// Pages of one request.
+const REQUEST_PAGES_MAX: usize = 32;
+
+/// A group's number. Groups end in their order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct GroupNo(u64);
+
+/// The end of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum GroupEnd {
+    /// Its pages are on the device.
+    Written,
+    /// A FLUSH has followed.
+    Flush,
+}
+
+/// What the writer is asked for, and what it has done.
+#[derive(Default)]
+pub(super) struct WriterQueue {
+    state: Mutex<WriterState>,
+    /// The writer waits here.
+    work: Condvar,
+    /// Callers wait here.
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct WriterState {
+    started: u64,
+    ended: u64,
+    /// The last group that somebody waits for.
+    wanted: u64,
+    /// The last group that must end with a FLUSH.
+    flush_wanted: u64,
+    /// Whether a group without FLUSH is wanted, because the cache fills up.
+    is_cleaning_wanted: bool,
+    is_stopping: bool,
+    has_failed: bool,
+    /// The time of recent groups with a FLUSH.
+    flush_took: Duration,
+    signals: Vec<(GroupNo, Arc<EventFd>)>,
+    /// Signaled when pages were written.
+    room_signals: Vec<Arc<EventFd>>,
+}
+
+impl WriterQueue {
+    /// Asks for a group that begins after this call and ends with a FLUSH.
+    pub(super) fn request_flush(&self) -> GroupNo {
+        let mut state = lock(&self.state);
+        let group = state.started + 1;
+        state.wanted = state.wanted.max(group);
+        state.flush_wanted = state.flush_wanted.max(group);
+        self.work.notify_one();
+        GroupNo(group)
+    }
+
+    /// Asks for a group that begins after this call, and signals `ended` at its end.
+    pub(super) fn request(&self, ends_with: GroupEnd, ended: &Arc<EventFd>) -> GroupNo {
+        let mut state = lock(&self.state);
+        let group = state.started + 1;
+        state.wanted = state.wanted.max(group);
+        if ends_with == GroupEnd::Flush {
+            state.flush_wanted = state.flush_wanted.max(group);
+        }
+        if state.has_failed {
+            ended.signal();
+        } else {
+            state.signals.push((GroupNo(group), ended.clone()));
+        }
+        self.work.notify_one();
+        GroupNo(group)
+    }
+
+    /// The result of a group that [`WriterQueue::request_flush`] returned, once it has ended.
+    pub(super) fn result(&self, group: GroupNo) -> Option<Result<(), MapError>> {
+        let state = lock(&self.state);
+        result_of(&state, group)
+    }
+
+    /// Waits for the end of a group.
+    pub(super) fn wait(&self, group: GroupNo) -> Result<(), MapError> {
+        let mut state = lock(&self.state);
+        loop {
+            if let Some(result) = result_of(&state, group) {
+                return result;
+            }
+            state = recover(self.ended.wait(state));
+        }
+    }
+
+    /// Asks for a group without FLUSH.
+    pub(super) fn request_cleaning(&self) {
+        let mut state = lock(&self.state);
+        if !state.is_cleaning_wanted {
+            state.is_cleaning_wanted = true;
+            self.work.notify_one();
+        }
+    }
+
+    /// Asks for a group without FLUSH, and signals `written` when some pages were written.
+    pub(super) fn request_room(&self, written: &Arc<EventFd>) {
+        let mut state = lock(&self.state);
+        if state.has_failed {
+            written.signal();
+            return;
+        }
+        state.room_signals.push(written.clone());
+        state.is_cleaning_wanted = true;
+        self.work.notify_one();
+    }
+
+    /// Signals those who wait for room.
+    fn signal_room(&self) {
+        let signals = std::mem::take(&mut lock(&self.state).room_signals);
+        signals.iter().for_each(|signal| signal.signal());
+    }
+
+    /// Asks for a group, and waits until one has ended. False: the writer has failed.
+    pub(super) fn wait_for_cleaning(&self) -> bool {
+        let mut state = lock(&self.state);
+        let seen = state.ended;
+        state.is_cleaning_wanted = true;
+        self.work.notify_one();
+        while state.ended == seen && !state.has_failed {
+            state = recover(self.ended.wait(state));
+        }
+        !state.has_failed
+    }
+
+    /// Whether every later sync fails.
+    pub(super) fn has_failed(&self) -> bool {
+        lock(&self.state).has_failed
+    }
+
+    /// Ends the writer after its current group.
+    pub(super) fn stop(&self) {
+        lock(&self.state).is_stopping = true;
+        self.work.notify_one();
+    }
+
+    /// Waits for work, and begins a group. None: the writer ends.
+    pub(super) fn next(&self) -> Option<GroupEnd> {
+        let mut state = lock(&self.state);
+        loop {
+            let is_idle = state.started == state.ended;
+            if is_idle && (state.wanted > state.ended || state.is_cleaning_wanted) {
+                return Some(state.begin());
+            }
+            if is_idle && state.is_stopping {
+                return None;
+            }
+            state = recover(self.work.wait(state));
+        }
+    }
+
+    /// Begins a group for the caller to write, if none is running. It saves the hand-over to the writer and back.
+    pub(super) fn try_begin(&self, end: GroupEnd) -> Option<GroupEnd> {
+        let mut state = lock(&self.state);
+        if state.started != state.ended || state.has_failed || state.is_stopping {
+            return None;
+        }
+        if end == GroupEnd::Flush {
+            if state.flush_took > INLINE_FLUSH_MAX {
+                return None;
+            }
+            state.flush_wanted = state.started + 1;
+        }
+        Some(state.begin())
+    }
+
+    fn record_flush(&self, took: Duration) {
+        let mut state = lock(&self.state);
+        state.flush_took = (state.flush_took * 7 + took) / 8;
+    }
+
+    fn end_group(&self, result: &Result<(), MapError>) {
+        let mut state = lock(&self.state);
+        state.ended = state.started;
+        state.has_failed |= result.is_err();
+        if state.wanted > state.ended || state.is_cleaning_wanted || state.is_stopping {
+            self.work.notify_one();
+        }
+        let ended = GroupNo(state.ended);
+        let waiting = |(group, _): &mut (GroupNo, Arc<EventFd>)| *group > ended && result.is_ok();
+        let signals = &mut state.signals;
+        let over: Vec<_> = signals.extract_if(.., |signal| !waiting(signal)).collect();
+        let room = std::mem::take(&mut state.room_signals);
+        self.ended.notify_all();
+        drop(state);
+        room.iter().for_each(|signal| signal.signal());
+        over.iter().for_each(|(_, signal)| signal.signal());
+    }
+}
+
+impl WriterState {
+    /// Begins the next group.
+    fn begin(&mut self) -> GroupEnd {
+        let wants_flush = self.flush_wanted > self.ended;
+        self.started += 1;
+        self.is_cleaning_wanted = false;
+        match wants_flush {
+            true => GroupEnd::Flush,
+            false => GroupEnd::Written,
+        }
+    }
+}
+
+fn result_of(state: &WriterState, group: GroupNo) -> Option<Result<(), MapError>> {
+    if state.has_failed {
+        return Some(Err(MapError::SyncFailed));
+    }
+    (state.ended >= group.0).then_some(Ok(()))
+}
+
+/// A run of neighbouring pages, written by one request.
+#[derive(Clone, Copy)]
+struct DirtyRun {
+    first: usize,
+    pages: usize,
+}
+
+/// The writer's ring and buffers.
+pub(super) struct Writer {
+    ring: IoUring,
+    /// A buffer for each request in flight: the pages are copied, because others may store to them.
+    buffers: Memory,
+    free: Vec<usize>,
+    in_flight: Vec<Option<DirtyRun>>,
+    pages: Vec<usize>,
+}
+
+/// The parts of a disk that a group works on.
+#[derive(Clone, Copy)]
+pub(super) struct WriterTarget<'d> {
+    pub(super) device: &'d Device,
+    pub(super) head: &'d Head,
+    pub(super) cache: &'d PageCache,
+    pub(super) queue: &'d WriterQueue,
+}
+
+impl Writer {
+    pub(super) fn new() -> Result<Writer, MapError> {
+        let entries = REQUESTS_MAX as u32;
+        Ok(Writer {
+            ring: IoUring::new(entries).map_err(system("set up io_uring"))?,
+            buffers: Memory::new(REQUESTS_MAX * REQUEST_PAGES_MAX * PAGE_BYTES)?,
+            free: (0..REQUESTS_MAX).collect(),
+            in_flight: vec![None; REQUESTS_MAX],
+            pages: Vec::new(),
+        })
+    }
+
+    /// Writes the group that was begun, and ends it.
+    pub(super) fn run_group(&mut self, target: WriterTarget<'_>, end: GroupEnd) {
+        let began = Instant::now();
+        let written = self.write_group(target);
+        let result = written.and_then(|()| match end {
+            GroupEnd::Flush => flush(target.device),
+            GroupEnd::Written => Ok(()),
+        });
+        if let Err(cause) = &result {
+            tracing::error!(%cause, "the disk failed");
+        }
+        if end == GroupEnd::Flush {
+            target.queue.record_flush(began.elapsed());
+        }
+        target.queue.end_group(&result);
+    }
+
+    fn write_group(&mut self, target: WriterTarget<'_>) -> Result<(), MapError> {
+        let mut pages = std::mem::take(&mut self.pages);
+        target.head.take_dirty(&mut pages);
+        target.cache.take_dirty(&mut pages);
+        pages.sort_unstable();
+        let mut result = Ok(());
+        let mut rest = &pages[..];
+        while let Some(&first) = rest.first() {
+            let is_next = |&(i, &page): &(usize, &usize)| page == first + i;
+            let run = rest.iter().enumerate().take(REQUEST_PAGES_MAX);
+            let count = run.take_while(is_next).count();
+            rest = &rest[count..];
+            let run = DirtyRun {
+                first,
+                pages: count,
+            };
+            if let Err(cause) = self.submit(target, run) {
+                result = Err(cause);
+                break;
+            }
+            if target.cache.has_room() {
+                target.queue.signal_room();
+            }
+        }
+        // Also after an error: the kernel reads the buffers until its requests have ended.
+        while self.free.len() < REQUESTS_MAX {
+            let reaped = self.reap(target, 1);
+            result = result.and(reaped);
+        }
+        pages.clear();
+        self.pages = pages;
+        result
+    }
+
+    /// Copies the dirty pages of a run and submits their writes. Pages that are no longer dirty split the run.
+    fn submit(&mut self, target: WriterTarget<'_>, run: DirtyRun) -> Result<(), MapError> {
+        let mut copied = DirtyRun {
+            first: run.first,
+            pages: 0,
+        };
+        let mut buffer = self.take_buffer(target)?;
+        for page in run.first..run.first + run.pages {
+            let at = (buffer * REQUEST_PAGES_MAX + copied.pages) * PAGE_BYTES;
+            let mut bytes = [0; PAGE_BYTES];
+            let is_dirty = if page * PAGE_BYTES < target.head.len() {
+                target.head.copy_page(page, &mut bytes);
+                true
+            } else {
+                target.cache.begin_write(page, &mut bytes)
+            };
+            if is_dirty {
+                self.buffers.write(at, &bytes);
+                copied.pages += 1;
+                continue;
+            }
+            if copied.pages > 0 {
+                self.push(target, buffer, copied)?;
+                buffer = self.take_buffer(target)?;
+            }
+            copied = DirtyRun {
+                first: page + 1,
+                pages: 0,
+            };
+        }
+        match copied.pages {
+            0 => self.free.push(buffer),
+            _ => self.push(target, buffer, copied)?,
+        }
+        Ok(())
+    }
+
+    fn take_buffer(&mut self, target: WriterTarget<'_>) -> Result<usize, MapError> {
+        loop {
+            if let Some(buffer) = self.free.pop() {
+                return Ok(buffer);
+            }
+            self.reap(target, 1)?;
+        }
+    }
+
+    fn push(
+        &mut self,
+        target: WriterTarget<'_>,
+        buffer: usize,
+        run: DirtyRun,
+    ) -> Result<(), MapError> {
+        let len = run.pages * PAGE_BYTES;
+        let at = buffer * REQUEST_PAGES_MAX * PAGE_BYTES;
+        let fd = types::Fd(target.device.file().as_raw_fd());
+        let write = opcode::Write::new(fd, self.buffers.address(at, len), len as u32)
+            .offset((run.first * PAGE_BYTES) as u64)
+            .build()
+            .user_data(buffer as u64);
+        self.in_flight[buffer] = Some(run);
+        // SAFETY: the buffer belongs to this request until its completion is reaped, and the ring is empty before
+        // `self` is dropped.
+        let pushed = unsafe { self.ring.submission().push(&write) };
+        pushed.expect("the ring has an entry for each buffer");
+        self.ring.submit().map_err(system("write to the medium"))?;
+        Ok(())
+    }
+
+    /// Waits for completions, and frees their buffers.
+    fn reap(&mut self, target: WriterTarget<'_>, count: usize) -> Result<(), MapError> {
+        loop {
+            match self.ring.submit_and_wait(count) {
+                Ok(_) => break,
+                Err(cause) if cause.raw_os_error() == Some(libc::EINTR) => {}
+                Err(cause) => return Err(system("wait for the medium")(cause)),
+            }
+        }
+        let mut result = Ok(());
+        let ended: Vec<(u64, i32)> = self
+            .ring
+            .completion()
+            .map(|entry| (entry.user_data(), entry.result()))
+            .collect();
+        for (buffer, written) in ended {
+            let buffer = buffer as usize;
+            let Some(run) = self.in_flight[buffer].take() else {
+                continue;
+            };
+            self.free.push(buffer);
+            if let Err(cause) = check_written(written, run.pages * PAGE_BYTES) {
+                result = Err(system("write to the medium")(cause));
+            }
+            for page in run.first..run.first + run.pages {
+                if page * PAGE_BYTES >= target.head.len() {
+                    target.cache.end_write(page);
+                }
+            }
+        }
+        result
+    }
+}
+
+fn flush(device: &Device) -> Result<(), MapError> {
+    if !device.facts().has_write_cache {
+        return Ok(());
+    }
+    // SAFETY: the descriptor is open as long as the device.
+    if unsafe { libc::fdatasync(device.file().as_raw_fd()) } == 0 {
+        return Ok(());
+    }
+    let cause = io::Error::last_os_error();
+    Err(system("flush the medium (fdatasync)")(cause))
+}
+
+fn check_written(result: i32, len: usize) -> io::Result<()> {
+    match usize::try_from(result) {
+        Ok(written) if written == len => Ok(()),
+        // The kernel writes less when the device has failed behind these bytes, or is full.
+        Ok(written) => Err(io::Error::other(format!(
+            "{written} of {len} bytes were written"
+        ))),
+        Err(_) => Err(io::Error::from_raw_os_error(-result)),
+    }
+}
