@@ -245,7 +245,7 @@ fn check_is_free(path: &Path, file: &File) -> Result<(), FileError> {
 }
 
 /// Refuses a medium shorter than the pool: every access beyond its end would be a SIGBUS.
-pub(crate) fn check_length(path: &Path, file: &File, wanted: u64) -> Result<(), FileError> {
+fn check_length(path: &Path, file: &File, wanted: u64) -> Result<(), FileError> {
     match length(path, file)? {
         Some(found) if found < wanted => Err(FileError::Pool {
             path: path.into(),

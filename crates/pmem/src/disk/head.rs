@@ -29,14 +29,14 @@ impl LoadedPages {
         })
     }
 
-    /// Loads each page of a range that was not loaded yet.
+    /// The memory, after a load of each page of a range that was not loaded yet.
     #[inline]
-    pub(super) fn ensure(
+    pub(super) fn loaded(
         &self,
         offset: usize,
         len: usize,
         load: impl Fn(usize, &mut [u8; PAGE_BYTES]),
-    ) {
+    ) -> &Memory {
         let last = (offset + len.max(1) - 1) / PAGE_BYTES;
         for page in offset / PAGE_BYTES..=last {
             let is_loaded = self.loaded[page / 64].load(Ordering::Acquire) >> (page % 64) & 1 == 1;
@@ -44,6 +44,7 @@ impl LoadedPages {
                 self.load_page(page, &load);
             }
         }
+        &self.memory
     }
 
     #[cold]
@@ -86,8 +87,7 @@ impl Head {
         len: usize,
         load: impl Fn(usize, &mut [u8; PAGE_BYTES]),
     ) -> &Memory {
-        self.pages.ensure(offset, len, load);
-        &self.pages.memory
+        self.pages.loaded(offset, len, load)
     }
 
     /// Marks the pages of a range that was stored to.

@@ -2,10 +2,9 @@
 
 use super::cache::{LoadEnd, PageCache};
 use super::device::Device;
-use super::head::Head;
+use super::head::{Head, LoadedPages};
 use super::io::DiskIo;
 use super::memory::Memory;
-use super::overlay::Overlay;
 use super::writer::{GroupEnd, Writer, WriterQueue, WriterTarget};
 use crate::async_io::AsyncIo;
 use crate::map_error::MapError;
@@ -116,7 +115,7 @@ impl Disk {
     pub fn overlay(self: &Arc<Disk>) -> Result<DiskMedia, MapError> {
         Ok(DiskMedia {
             disk: self.clone(),
-            overlay: Some(Overlay::new(self.parts.len)?),
+            overlay: Some(LoadedPages::new(self.parts.len)?),
         })
     }
 }
@@ -297,8 +296,9 @@ fn split_by_page(offset: usize, bytes: &mut [u8]) -> impl Iterator<Item = &mut [
 /// A view of a disk.
 pub struct DiskMedia {
     disk: Arc<Disk>,
-    /// None: the data view.
-    overlay: Option<Overlay>,
+    /// Words of this process over the pages of the data view: a page is copied at its first access and stays in memory, so
+    /// it never shows a later change of the data view. None: the data view.
+    overlay: Option<LoadedPages>,
 }
 
 impl DiskMedia {

@@ -22,7 +22,6 @@ mod head;
 mod io;
 mod media;
 mod memory;
-mod overlay;
 mod queue;
 mod writer;
 
