@@ -9,8 +9,8 @@
 //!
 //! # One write
 //!
-//! The volume is mirrored over bricks on this machine, their pools are of class `process` or `pmem`,
-//! every leg is in-sync. The calling thread does all of the following:
+//! The volume is mirrored over bricks on this machine, their pools are of class `process`,
+//! `pmem` or `eadr`, every leg is in-sync. The calling thread does all of the following:
 //!
 //! 1. `VolumeChannel::submit` → `ChannelCore::submit` → `ChannelCore::write_sync`. `Engine::sync_write`
 //!    checks that the write is one piece (`LayoutSnapshot::atomic_extent`: one column, one
