@@ -491,6 +491,33 @@ fn incomplete_requests_block_no_other_client() {
     });
 }
 
+/// Logins whose bodies do not arrive hold none of the permits.
+#[test]
+fn incomplete_logins_block_no_request() {
+    with_peer(|peer| {
+        let head = "POST /api/v1/login HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n\
+                    Content-Length: 10\r\n\r\n";
+        let send = |_| {
+            let mut stream = peer.connect();
+            stream.write_all(head.as_bytes()).expect("sent");
+            stream
+        };
+        let mut held: Vec<_> = (0..2 * REQUESTS_MAX).map(send).collect();
+        for _ in 0..REQUESTS_MAX {
+            assert_eq!(peer.request("GET", "/api/v1/status", "").status, 200);
+        }
+        let mut answer = String::new();
+        let first = held.first_mut().expect("a stream");
+        first
+            .read_to_string(&mut answer)
+            .expect("an answer and the end");
+        assert!(
+            answer.starts_with("HTTP/1.1 408") || answer.starts_with("HTTP/1.1 504"),
+            "{answer}"
+        );
+    });
+}
+
 /// Several requests in one packet are answered in order.
 #[test]
 fn pipelined_requests_are_answered_in_order() {

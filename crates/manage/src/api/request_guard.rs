@@ -1,4 +1,6 @@
 //! The checks before every request: identity and role, length, number of requests, time limit.
+//!
+//! Invariant: a request without a credential takes no permit before its body has arrived.
 
 use super::credentials::admit;
 use super::reply::Refusal;
@@ -16,6 +18,10 @@ use std::time::Duration;
 /// usable.
 const UNREAD_BYTES_MAX: usize = 64 << 10;
 const UNREAD_TIME: Duration = Duration::from_secs(2);
+/// Bytes and time for the body of a request that needs no credential, as a login. The permits of requests are few:
+/// a peer without a credential must not hold one while it sends.
+const OPEN_BODY_BYTES_MAX: usize = 4 << 10;
+const OPEN_BODY_TIME: Duration = Duration::from_secs(3);
 
 pub(super) async fn guard(
     State(api): State<ApiState>,
@@ -26,7 +32,10 @@ pub(super) async fn guard(
         Ok(Some(identity)) => {
             request.extensions_mut().insert(identity);
         }
-        Ok(None) => {}
+        Ok(None) => match read_open_body(request).await {
+            Ok(whole) => request = whole,
+            Err(refusal) => return refuse_and_close(refusal),
+        },
         Err(refusal) => return refuse_and_drain(refusal, request).await,
     }
     // Check a declared length before the client sends the body. The extractor counts a body without
@@ -50,19 +59,43 @@ pub(super) async fn guard(
     })
 }
 
+/// The request with its whole body.
+async fn read_open_body(request: Request) -> Result<Request, Refusal> {
+    let (head, body) = request.into_parts();
+    let read = axum::body::to_bytes(body, OPEN_BODY_BYTES_MAX);
+    match tokio::time::timeout(OPEN_BODY_TIME, read).await {
+        Ok(Ok(bytes)) => Ok(Request::from_parts(head, bytes.into())),
+        Ok(Err(_)) => Err(Refusal::new(
+            ErrorCode::TooLarge,
+            format!("the body is longer than {OPEN_BODY_BYTES_MAX} bytes, or incomplete"),
+            "send less",
+        )),
+        Err(_) => Err(Refusal::new(
+            ErrorCode::TimedOut,
+            "the body took too long",
+            "send it again",
+        )),
+    }
+}
+
+fn refuse_and_close(refusal: Refusal) -> Response {
+    let mut response = refusal.into_response();
+    let close = HeaderValue::from_static("close");
+    response.headers_mut().insert(CONNECTION, close);
+    response
+}
+
 /// Refuses a request without using its body, and leaves its connection in a defined state: ready
 /// for the next request, or announced as closed (RFC 9112, section 9.6). An unannounced close would
 /// fail the client's next request, and might destroy this answer, too.
 async fn refuse_and_drain(refusal: Refusal, request: Request) -> Response {
-    let mut response = refusal.into_response();
     let body = request.into_body();
     let is_read = body.size_hint().lower() <= UNREAD_BYTES_MAX as u64 && {
         let unread = axum::body::to_bytes(body, UNREAD_BYTES_MAX);
         matches!(tokio::time::timeout(UNREAD_TIME, unread).await, Ok(Ok(_)))
     };
-    if !is_read {
-        let close = HeaderValue::from_static("close");
-        response.headers_mut().insert(CONNECTION, close);
+    match is_read {
+        true => refusal.into_response(),
+        false => refuse_and_close(refusal),
     }
-    response
 }
