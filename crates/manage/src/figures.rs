@@ -5,18 +5,18 @@
 //! manager's, never before it. The answers name the age of the last report.
 
 use crate::fault::Fault;
-use crate::figure_history::FigureSubject;
+use crate::figure_history::{FigureSubject, ReceivedReport};
 use crate::manager::Manager;
 use crate::volumes::check_attachment;
 use crate::wire::{
     FigureKind, FigureSeries, FigureSpan, FigureValues, LatencyBand, RecentFigures,
-    ReportBrickFigures, ReportFigures, StageFigures, SubjectFigures,
+    ReportBrickFigures, ReportDelivery, ReportFigures, StageFigures, SubjectFigures,
 };
 use pagemesh_base::brick_name::BrickRef;
 use pagemesh_base::layout::VolumeName;
 use pagemesh_telemetry::{
-    KindTotals, LONG_STEP, OpKind, Report, SHORT_STEP, Sample, Series, Stage, Totals, octave_of,
-    octave_range,
+    KINDS, KindSummary, KindTotals, LONG_STEP, OpKind, Report, SHORT_STEP, Sample, Series, Stage,
+    octave_of, octave_range,
 };
 use std::time::Duration;
 
@@ -34,8 +34,8 @@ impl Manager {
         // Held over the record: a series would otherwise come back after its volume was deleted.
         let book = self.state();
         check_attachment(name, book.volume(name)?, Some(report.attachment))?;
-        let now = self.clock.elapsed();
-        self.figures.record_volume(name, now, &report.report);
+        let received = self.received(&report.report, report.delivery);
+        self.figures.record_volume(name, received);
         Ok(())
     }
 
@@ -51,9 +51,21 @@ impl Manager {
         check_report(&report.report)?;
         let book = self.state();
         let brick = book.find_brick(brick)?.record.brick;
-        let now = self.clock.elapsed();
-        self.figures.record_brick(brick, now, &report.report);
+        let received = self.received(&report.report, report.delivery);
+        self.figures.record_brick(brick, received);
         Ok(())
+    }
+
+    fn received<'r>(
+        &self,
+        report: &'r Report,
+        delivery: Option<ReportDelivery>,
+    ) -> ReceivedReport<'r> {
+        ReceivedReport {
+            now: self.clock.elapsed(),
+            report,
+            delivery,
+        }
     }
 
     /// The history of the sum of all volumes.
@@ -100,7 +112,7 @@ impl Manager {
             Some(SubjectFigures {
                 name,
                 last_reported_us_ago: age_us(series, now),
-                kinds: kinds(&history.recent(subject, now)),
+                kinds: kinds(&history.recent_summary(subject, now)),
             })
         };
         RecentFigures {
@@ -206,15 +218,15 @@ fn age_us(series: &Series, now: Duration) -> u64 {
     u64::try_from(age.as_micros()).unwrap_or(u64::MAX)
 }
 
-fn kinds(totals: &Totals) -> Vec<FigureKind> {
+fn kinds(summary: &[KindSummary; KINDS]) -> Vec<FigureKind> {
     let kind = |kind: OpKind| {
-        let of = totals.of(kind);
+        let of = summary[kind as usize];
         FigureKind {
             kind: kind.name().to_owned(),
             operations: of.ops,
             bytes: of.bytes,
-            p50_ns: of.quantile_ns(0.5),
-            p99_ns: of.quantile_ns(0.99),
+            p50_ns: of.p50_ns,
+            p99_ns: of.p99_ns,
         }
     };
     OpKind::ALL.map(kind).to_vec()

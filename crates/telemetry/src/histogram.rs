@@ -69,6 +69,27 @@ pub fn octave_range(octave: usize) -> Range<u64> {
     }
 }
 
+/// The bucket that this share of the counted latencies does not exceed. None without a count.
+pub(crate) fn quantile_bucket(counts: &[u64; BUCKETS], share: f64) -> Option<usize> {
+    let all = counts.iter().fold(0u64, |sum, it| sum.saturating_add(*it));
+    if all == 0 {
+        return None;
+    }
+    let rank = ((all as f64 * share.clamp(0.0, 1.0)).ceil() as u64).max(1);
+    let mut seen = 0u64;
+    counts.iter().position(|count| {
+        seen = seen.saturating_add(*count);
+        seen >= rank
+    })
+}
+
+/// A latency in nanoseconds that this share of the counted latencies does not exceed: the middle of
+/// the bucket. None without a count.
+pub(crate) fn quantile_ns(counts: &[u64; BUCKETS], share: f64) -> Option<u64> {
+    let range = bucket_range(quantile_bucket(counts, share)?);
+    Some((range.start + range.end) / 2)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

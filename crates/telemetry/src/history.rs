@@ -5,9 +5,11 @@
 //! - time is an argument, and never goes back: an earlier time counts as the latest one;
 //! - a step without an operation has no sample;
 //! - all series together stay within the budget. If they would not, the series that was silent the
-//!   longest loses its hour first, then everything; [`Series::has_forgotten`] says so.
+//!   longest loses its hour first, then everything; [`Series::has_forgotten`] says so. The last minute
+//!   goes with the rest only.
 
 use super::report::Report;
+use super::summary::KindSummary;
 use super::totals::Totals;
 use super::{KINDS, OpKind};
 use std::collections::{BTreeMap, VecDeque};
@@ -22,6 +24,8 @@ const LONG_STEPS: u64 = 288;
 /// The short steps that [`History::recent`] sums, the present one included.
 const RECENT_STEPS: u64 = 6;
 
+/// Samples that a ring grows by: doubling it would waste a third of the budget.
+const GROWTH: usize = 32;
 /// The cost of a series without samples, and of an entry of a report, in bytes.
 const SERIES_BYTES: usize = 512;
 const ENTRY_BYTES: usize = 64;
@@ -94,6 +98,9 @@ impl Ring {
             return None;
         }
         if done.0 >= oldest {
+            if self.samples.len() == self.samples.capacity() {
+                self.samples.reserve_exact(GROWTH);
+            }
             self.samples.push_back(Sample::of(done.0, &done.1));
         }
         Some(done)
@@ -113,19 +120,15 @@ impl Ring {
 
 impl Sample {
     fn of(step: u64, report: &Report) -> Sample {
-        let mut totals = Totals::default();
-        totals.add(report);
+        let kinds = OpKind::ALL.map(|kind| KindSummary::of(kind, std::iter::once(report)));
         let clamp = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
-        let latency = |kind: usize, share| {
-            let ns = totals.kinds[kind].quantile_ns(share);
-            clamp(ns.map_or(0, |ns| (ns / LATENCY_UNIT_NS).max(1)))
-        };
+        let units = |ns: Option<u64>| clamp(ns.map_or(0, |ns| (ns / LATENCY_UNIT_NS).max(1)));
         Sample {
             step: clamp(step),
-            ops: totals.kinds.each_ref().map(|kind| clamp(kind.ops)),
-            kib: totals.kinds.each_ref().map(|kind| clamp(kind.bytes / 1024)),
-            p50: std::array::from_fn(|kind| latency(kind, 0.5)),
-            p99: std::array::from_fn(|kind| latency(kind, 0.99)),
+            ops: kinds.map(|kind| clamp(kind.ops)),
+            kib: kinds.map(|kind| clamp(kind.bytes / 1024)),
+            p50: kinds.map(|kind| units(kind.p50_ns)),
+            p99: kinds.map(|kind| units(kind.p99_ns)),
         }
     }
 
@@ -174,16 +177,15 @@ impl Series {
         self.long.add(step_of(now, LONG_STEP), LONG_STEPS, report);
     }
 
-    fn recent(&self, now: Duration) -> Totals {
-        let mut totals = Totals::default();
+    /// The reports of the last minute.
+    fn recent(&self, now: Duration) -> impl Iterator<Item = &Report> + Clone {
         let open = (self.short.open_step, &self.short.open);
         let closed = self.recent.iter().map(|(step, report)| (*step, report));
-        for (step, report) in closed.chain([open]) {
-            if step + RECENT_STEPS > step_of(now, SHORT_STEP) {
-                totals.add(report);
-            }
-        }
-        totals
+        let present = step_of(now, SHORT_STEP);
+        closed
+            .chain([open])
+            .filter(move |(step, _)| step + RECENT_STEPS > present)
+            .map(|(_, report)| report)
     }
 
     fn bytes(&self) -> usize {
@@ -193,9 +195,8 @@ impl Series {
 
     /// Drops the hour. False if it is empty already.
     fn forget_hour(&mut self) -> bool {
-        let is_empty = self.short.samples.is_empty() && self.recent.is_empty();
+        let is_empty = self.short.samples.is_empty();
         self.short.samples = VecDeque::new();
-        self.recent = VecDeque::new();
         self.has_forgotten = true;
         !is_empty
     }
@@ -246,10 +247,23 @@ impl<K: Ord + Clone> History<K> {
     /// empty for a series that is silent or unknown.
     #[must_use]
     pub fn recent(&self, key: &K, now: Duration) -> Totals {
-        let series = self.series.get(key);
-        series.map_or_else(Totals::default, |series| {
-            series.recent(now.max(self.latest))
-        })
+        let mut totals = Totals::default();
+        if let Some(series) = self.series.get(key) {
+            for report in series.recent(now.max(self.latest)) {
+                totals.add(report);
+            }
+        }
+        totals
+    }
+
+    /// The sums of [`History::recent`] without their stages, by [`OpKind`].
+    #[must_use]
+    pub fn recent_summary(&self, key: &K, now: Duration) -> [KindSummary; KINDS] {
+        let Some(series) = self.series.get(key) else {
+            return Default::default();
+        };
+        let reports = series.recent(now.max(self.latest));
+        OpKind::ALL.map(|kind| KindSummary::of(kind, reports.clone()))
     }
 
     /// The time that [`History::recent`] covers.
@@ -334,7 +348,17 @@ mod tests {
         assert_eq!(series.last_hour(at(24), at(10)).count(), 2);
         let day: Vec<_> = series.last_day(at(24), at(0)).map(|it| it.ops[1]).collect();
         assert_eq!(day, [50]);
-        assert_eq!(history.recent(&'a', at(24)).of(OpKind::Write).ops, 50);
+        let recent = history.recent(&'a', at(24));
+        assert_eq!(recent.of(OpKind::Write).ops, 50);
+        let summary = history.recent_summary(&'a', at(24));
+        for kind in OpKind::ALL {
+            let (of, totals) = (summary[kind as usize], recent.of(kind));
+            assert_eq!((of.ops, of.bytes), (totals.ops, totals.bytes));
+            assert_eq!(
+                (of.p50_ns, of.p99_ns),
+                (totals.quantile_ns(0.5), totals.quantile_ns(0.99))
+            );
+        }
         // A minute later the first step is over, and two minutes later all of them.
         assert_eq!(history.recent(&'a', at(65)).of(OpKind::Write).ops, 30);
         assert_eq!(history.recent(&'a', at(200)), Totals::default());

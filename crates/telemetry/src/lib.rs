@@ -16,6 +16,7 @@ mod history;
 mod meter;
 mod meter_set;
 mod report;
+mod summary;
 mod totals;
 
 pub use histogram::{BUCKETS, OCTAVES, bucket_of, bucket_range, octave_of, octave_range};
@@ -23,6 +24,7 @@ pub use history::{History, LATENCY_UNIT_NS, LONG_STEP, SHORT_STEP, Sample, Serie
 pub use meter::{ChannelMeter, SAMPLE_INTERVAL, Sampler};
 pub use meter_set::{MeterSet, OpenMeter, ReadTotals};
 pub use report::{KindReport, Report, ReportError};
+pub use summary::KindSummary;
 pub use totals::{KindTotals, StageMeans, Totals};
 
 use serde::{Deserialize, Serialize};

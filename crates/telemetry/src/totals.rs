@@ -1,6 +1,6 @@
 //! Sums of counters: of a channel, of a volume, or of a cluster.
 
-use super::histogram::{BUCKETS, OCTAVES, bucket_range, octave_of};
+use super::histogram::{BUCKETS, OCTAVES, octave_of, quantile_bucket, quantile_ns};
 use super::report::{KindReport, Report};
 use super::{KINDS, OpKind, STAGES, StageTimes, add_stages};
 
@@ -90,15 +90,14 @@ impl KindTotals {
     /// of the bucket. None without a timed operation.
     #[must_use]
     pub fn quantile_ns(&self, share: f64) -> Option<u64> {
-        let range = bucket_range(self.quantile_bucket(share)?);
-        Some((range.start + range.end) / 2)
+        quantile_ns(&self.latency, share)
     }
 
     /// The mean stages of the operations around this quantile, with a latency within the same
     /// power of two. None without a timed operation.
     #[must_use]
     pub fn stages_at(&self, share: f64) -> Option<StageMeans> {
-        let octave = octave_of(self.quantile_bucket(share)?);
+        let octave = octave_of(quantile_bucket(&self.latency, share)?);
         let in_octave = |(bucket, _): &(usize, &u64)| octave_of(*bucket) == octave;
         let buckets = self.latency.iter().enumerate().filter(in_octave);
         let count = buckets.fold(0u64, |sum, (_, count)| sum.saturating_add(*count));
@@ -114,19 +113,6 @@ impl KindTotals {
         }
         let timed = self.timed();
         (timed > 0).then(|| means(&sums, timed))
-    }
-
-    fn quantile_bucket(&self, share: f64) -> Option<usize> {
-        let timed = self.timed();
-        if timed == 0 {
-            return None;
-        }
-        let rank = ((timed as f64 * share.clamp(0.0, 1.0)).ceil() as u64).max(1);
-        let mut seen = 0u64;
-        self.latency.iter().position(|count| {
-            seen = seen.saturating_add(*count);
-            seen >= rank
-        })
     }
 
     fn merge(&mut self, other: &KindTotals) {
