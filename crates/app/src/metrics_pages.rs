@@ -177,6 +177,7 @@ fn add_counters(page: &mut MetricPage, labels: [&str; 1], counters: &Counters) {
         (&client::READS_HEDGED, counters.reads_hedged),
         (&client::PAGES_REPAIRED, counters.pages_repaired),
         (&client::REPAIRS_FAILED, counters.repairs_failed),
+        (&client::REQUESTS_FAILED, counters.requests_failed),
         (&client::PAGES_SCRUBBED, counters.pages_scrubbed),
         (&client::RESYNCED_BYTES, counters.bytes_resynced),
     ] {

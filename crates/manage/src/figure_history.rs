@@ -1,8 +1,9 @@
 //! The history of the figures of volumes and bricks (RFD 025).
 //!
 //! Invariants: the history and the sums have locks of their own, which are taken after the manager's and never before
-//! it. They are in memory only, the history within [`HISTORY_BYTES_MAX`]; a restarted manager starts without them.
+//! it. A report counts once. They are in memory only, the history within [`HISTORY_BYTES_MAX`]; a restarted manager starts without them.
 
+use crate::wire::ReportDelivery;
 use pagemesh_base::layout::{BrickId, VolumeName};
 use pagemesh_base::poison;
 use pagemesh_metrics::{BusiestSeries, OpSums};
@@ -10,9 +11,15 @@ use pagemesh_telemetry::{History, Report};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
+use uuid::Uuid;
 
-/// Bytes that the history of all series takes, about.
-const HISTORY_BYTES_MAX: usize = 128 << 20;
+/// Bytes that the history of all series takes, about: enough for a day and an hour of 4 096 volumes and 100 bricks that
+/// are never idle, at most 40 KiB each with the reports of the last minute.
+const HISTORY_BYTES_MAX: usize = 224 << 20;
+
+/// A report that covers more than this is left out of the histories: it contains operations from before the present
+/// step, as after an outage of the manager. One that is late by a round still counts.
+const COVERED_MAX: Duration = Duration::from_secs(25);
 
 /// The subject of a series.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -29,12 +36,22 @@ pub(crate) struct Figures {
     sums: Mutex<FigureSums>,
 }
 
+/// A checked report, as it arrived.
+#[derive(Clone, Copy)]
+pub(crate) struct ReceivedReport<'r> {
+    pub now: Duration,
+    pub report: &'r Report,
+    pub delivery: Option<ReportDelivery>,
+}
+
 /// Sums since the manager started, for `/metrics`.
 pub(crate) struct FigureSums {
     /// Of all volumes.
     pub cluster: OpSums,
     pub volumes: BusiestSeries<VolumeName>,
     pub bricks: BTreeMap<BrickId, OpSums>,
+    /// The last report of each subject: its sender and number.
+    delivered: BTreeMap<FigureSubject, (Uuid, u64)>,
 }
 
 impl Figures {
@@ -46,6 +63,7 @@ impl Figures {
                 cluster: OpSums::default(),
                 volumes: BusiestSeries::new(metric_volumes),
                 bricks: BTreeMap::new(),
+                delivered: BTreeMap::new(),
             }),
         }
     }
@@ -58,34 +76,76 @@ impl Figures {
         poison::lock(&self.sums)
     }
 
-    /// Adds a checked report of a volume's client.
-    pub(crate) fn record_volume(&self, name: &VolumeName, now: Duration, report: &Report) {
+    /// Adds the report of a volume's client.
+    pub(crate) fn record_volume(&self, name: &VolumeName, received: ReceivedReport<'_>) {
+        let subject = FigureSubject::Volume(name.clone());
         {
             let mut sums = self.sums();
-            sums.cluster.add(report);
-            sums.volumes.add(name, now, report);
+            if !sums.is_first_delivery(&subject, received.delivery) {
+                return;
+            }
+            sums.cluster.add(received.report);
+            sums.volumes.add(name, received.now, received.report);
         }
-        let mut history = self.history();
-        history.record(&FigureSubject::Volume(name.clone()), now, report);
-        history.record(&FigureSubject::Cluster, now, report);
+        if received.belongs_to_present_step() {
+            let mut history = self.history();
+            history.record(&subject, received.now, received.report);
+            history.record(&FigureSubject::Cluster, received.now, received.report);
+        }
     }
 
-    /// Adds a checked report of a brick.
-    pub(crate) fn record_brick(&self, brick: BrickId, now: Duration, report: &Report) {
-        self.sums().bricks.entry(brick).or_default().add(report);
-        self.history()
-            .record(&FigureSubject::Brick(brick), now, report);
+    /// Adds the report of a brick.
+    pub(crate) fn record_brick(&self, brick: BrickId, received: ReceivedReport<'_>) {
+        let subject = FigureSubject::Brick(brick);
+        {
+            let mut sums = self.sums();
+            if !sums.is_first_delivery(&subject, received.delivery) {
+                return;
+            }
+            sums.bricks.entry(brick).or_default().add(received.report);
+        }
+        if received.belongs_to_present_step() {
+            self.history()
+                .record(&subject, received.now, received.report);
+        }
     }
 
     /// Drops the figures of a subject that no longer exists.
     pub(crate) fn remove(&self, subject: &FigureSubject) {
         self.history().remove(subject);
+        let mut sums = self.sums();
+        sums.delivered.remove(subject);
         match subject {
-            FigureSubject::Volume(name) => self.sums().volumes.remove(name),
+            FigureSubject::Volume(name) => sums.volumes.remove(name),
             FigureSubject::Brick(brick) => {
-                self.sums().bricks.remove(brick);
+                sums.bricks.remove(brick);
             }
             FigureSubject::Cluster => {}
         }
+    }
+}
+
+impl FigureSums {
+    /// Notes a delivery. False if its report was taken before.
+    fn is_first_delivery(
+        &mut self,
+        subject: &FigureSubject,
+        delivery: Option<ReportDelivery>,
+    ) -> bool {
+        let Some(ReportDelivery {
+            reporter, number, ..
+        }) = delivery
+        else {
+            return true;
+        };
+        let last = self.delivered.insert(subject.clone(), (reporter, number));
+        last.is_none_or(|(of, last)| of != reporter || number > last)
+    }
+}
+
+impl ReceivedReport<'_> {
+    fn belongs_to_present_step(&self) -> bool {
+        let covered = |delivery: ReportDelivery| Duration::from_millis(delivery.covers_ms);
+        self.delivery.is_none_or(|it| covered(it) <= COVERED_MAX)
     }
 }

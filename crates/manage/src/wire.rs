@@ -19,7 +19,8 @@ pub use problem::{ErrorBody, PROBLEM_JSON};
 
 pub use figures::{
     FigureKind, FigureSeries, FigureSpan, FigureValues, LatencyBand, RecentFigures,
-    ReportBrickFigures, ReportFigures, SpanParam, StageFigures, StageParams, SubjectFigures,
+    ReportBrickFigures, ReportDelivery, ReportFigures, SpanParam, StageFigures, StageParams,
+    SubjectFigures,
 };
 
 use crate::call::{RecordTag, etag_text};

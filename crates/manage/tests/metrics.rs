@@ -90,6 +90,7 @@ fn report(manager: &Manager, volume: &str, attachment: EpochNumber, count: u64) 
     let report = ReportFigures {
         attachment,
         report: writes(count),
+        delivery: None,
     };
     manager
         .report_volume_figures(&name(volume), &report)
@@ -99,6 +100,7 @@ fn report(manager: &Manager, volume: &str, attachment: EpochNumber, count: u64) 
 fn report_of_brick(manager: &Manager, number: usize, count: u64) {
     let report = ReportBrickFigures {
         report: writes(count),
+        delivery: None,
     };
     let brick = brick_id(number).into();
     manager

@@ -92,14 +92,19 @@ fn fill_history(cluster: &Cluster, server: &TestServer, attachments: &[EpochNumb
         cluster.clock.advance(STEP);
         cluster.send_heartbeats(manager);
         for number in 0..BRICKS {
-            let report = report.clone();
-            let taken = manager
-                .report_brick_figures(&brick_id(number).into(), &ReportBrickFigures { report });
+            let figures = ReportBrickFigures {
+                report: report.clone(),
+                delivery: None,
+            };
+            let taken = manager.report_brick_figures(&brick_id(number).into(), &figures);
             taken.expect("taken");
         }
         for (number, &attachment) in attachments.iter().enumerate() {
-            let report = report.clone();
-            let figures = ReportFigures { attachment, report };
+            let figures = ReportFigures {
+                attachment,
+                report: report.clone(),
+                delivery: None,
+            };
             let taken = manager.report_volume_figures(&name(&volume(number)), &figures);
             taken.expect("taken");
         }

@@ -179,6 +179,7 @@ pub mod client {
         READS_HEDGED Counter "pagemesh_client_reads_hedged_total" ["volume"] "Late reads that were asked of a second leg.";
         PAGES_REPAIRED Counter "pagemesh_client_pages_repaired_total" ["volume"] "Damaged pages rewritten from another leg.";
         REPAIRS_FAILED Counter "pagemesh_client_repairs_failed_total" ["volume"] "Repairs that did not work out.";
+        REQUESTS_FAILED Counter "pagemesh_client_requests_failed_total" ["volume"] "Requests that were answered with an error. The other metrics of operations leave them out.";
         PAGES_SCRUBBED Counter "pagemesh_client_pages_scrubbed_total" ["volume"] "Pages that scrubs have read on all in-sync legs.";
         RESYNCED_BYTES Counter "pagemesh_client_resynced_bytes_total" ["volume"] "Bytes copied by resyncs.";
         OPS Counter "pagemesh_client_operations_total" ["volume", "kind"] "Operations of all channels and of direct clients.";

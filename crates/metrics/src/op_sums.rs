@@ -42,6 +42,23 @@ impl OpSums {
         }
     }
 
+    /// Adds other sums.
+    pub(crate) fn merge(&mut self, other: &OpSums) {
+        let add = |to: &mut u64, from: &u64| *to = to.saturating_add(*from);
+        for (kind, other) in self.kinds.iter_mut().zip(&other.kinds) {
+            add(&mut kind.ops, &other.ops);
+            add(&mut kind.bytes, &other.bytes);
+            kind.latency
+                .iter_mut()
+                .zip(&other.latency)
+                .for_each(|(to, from)| add(to, from));
+            kind.stages_ns
+                .iter_mut()
+                .zip(&other.stages_ns)
+                .for_each(|(to, from)| add(to, from));
+        }
+    }
+
     pub(crate) fn of(&self, kind: OpKind) -> &KindSums {
         &self.kinds[kind as usize]
     }

@@ -109,6 +109,9 @@ counters! {
     PagesScrubbed pages_scrubbed,
     /// Repairs that did not work out.
     RepairsFailed repairs_failed,
+    /// Requests that were answered with an error. No other figure counts them.
+    #[serde(default)]
+    RequestsFailed requests_failed,
     /// Flushes started because too much was unflushed.
     BackgroundFlushes background_flushes,
     /// Bytes copied by resynchronisation.

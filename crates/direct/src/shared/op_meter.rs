@@ -24,6 +24,11 @@ const LATENCY_AT: usize = 16;
 const NANOS_AT: usize = LATENCY_AT + BUCKETS * 8;
 /// Whole cache lines, in pairs, so that no two slots share one.
 const KIND_BYTES: usize = (NANOS_AT + OCTAVES * 8).next_multiple_of(128);
+/// The largest number that a slot counts for: 2^48 operations are 9 years at a million a second. A process that writes
+/// other numbers must not exhaust the sums of its volume and of the cluster.
+const COUNT_MAX: u64 = 1 << 48;
+/// The same for bytes and nanoseconds.
+const SUM_MAX: u64 = 1 << 58;
 /// Bytes of all figures.
 pub(super) const METER_BYTES: usize = IO_SLOTS * KINDS.len() * KIND_BYTES;
 
@@ -72,20 +77,20 @@ impl OpMeter<'_> {
     }
 
     fn add_slot(&self, totals: &mut Totals, kind: OpKind, at: usize) {
-        let word = |at: usize| self.segment.word(at).load(Relaxed);
-        let ops = word(at);
+        let word = |at: usize, most: u64| self.segment.word(at).load(Relaxed).min(most);
+        let ops = word(at, COUNT_MAX);
         if ops == 0 {
             return;
         }
         let sum = &mut totals.kinds[kind as usize];
         sum.ops = sum.ops.saturating_add(ops);
-        sum.bytes = sum.bytes.saturating_add(word(at + 8));
+        sum.bytes = sum.bytes.saturating_add(word(at + 8, SUM_MAX));
         for (bucket, count) in sum.latency.iter_mut().enumerate() {
-            *count = count.saturating_add(word(at + LATENCY_AT + bucket * 8));
+            *count = count.saturating_add(word(at + LATENCY_AT + bucket * 8, COUNT_MAX));
         }
         for (octave, stages) in sum.stages.iter_mut().enumerate() {
             let media = &mut stages[Stage::Media as usize];
-            *media = media.saturating_add(word(at + NANOS_AT + octave * 8));
+            *media = media.saturating_add(word(at + NANOS_AT + octave * 8, SUM_MAX));
         }
     }
 }

@@ -5,6 +5,7 @@ use pagemesh_telemetry::{OpKind, Report};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use utoipa::{IntoParams, ToSchema};
+use uuid::Uuid;
 
 /// The operations of a volume since the last report that the manager took.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -18,6 +19,9 @@ pub struct ReportFigures {
     /// stage). RFD 025 describes the buckets.
     #[schema(value_type = Object)]
     pub report: Report,
+    /// Without it, a report whose answer was lost counts twice when it is sent again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delivery: Option<ReportDelivery>,
 }
 
 /// The operations of a brick's connections since the last report that the manager took.
@@ -27,6 +31,22 @@ pub struct ReportBrickFigures {
     /// As in the report of a volume.
     #[schema(value_type = Object)]
     pub report: Report,
+    /// As in the report of a volume.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delivery: Option<ReportDelivery>,
+}
+
+/// The sender of a report, and its place among the reports of this sender.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ReportDelivery {
+    /// The sender; a process has a new one after each start.
+    pub reporter: Uuid,
+    /// Rises with each report. A report that is sent again keeps its number.
+    pub number: u64,
+    /// Milliseconds from the first operation that the report may contain until it is sent. The histories leave
+    /// out reports above 25 s: their operations do not belong to the present step.
+    pub covers_ms: u64,
 }
 
 /// The span of a history.

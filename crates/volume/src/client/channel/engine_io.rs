@@ -326,9 +326,13 @@ impl EngineIo {
         self.now()
     }
 
-    /// Hands out a completion, and counts its request.
+    /// Hands out a completion, and counts its request. A request that failed counts as such only.
     pub(super) fn finish(&mut self, completion: Completion, record: Option<OpRecord>) {
+        let has_failed = completion.result.is_err();
         self.completions.push(completion);
+        if has_failed {
+            return self.shared.counters.add(Count::RequestsFailed, 1);
+        }
         let Some(OpRecord { kind, bytes, times }) = record else {
             return;
         };
@@ -349,6 +353,8 @@ impl EngineIo {
     }
 
     fn fail_delayed(&mut self, error: &SpaceError) {
+        let failed = self.delayed.len() as u64;
+        self.shared.counters.add(Count::RequestsFailed, failed);
         let held = self.delayed.drain(..).map(|delayed| Completion {
             result: Err(error.clone()),
             ..delayed.completion
