@@ -21,6 +21,7 @@ pub mod event_fd;
 pub mod ids;
 pub mod key;
 pub mod layout;
+pub mod media_bytes;
 pub mod mount_connection;
 pub mod mounts;
 pub mod move_fd_high;

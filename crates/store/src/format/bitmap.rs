@@ -278,6 +278,11 @@ impl Bitmap {
         (corrected, stores)
     }
 
+    /// Lines that the next flush writes.
+    pub(crate) fn changed_lines(&self) -> u64 {
+        self.dirty.len() as u64
+    }
+
     /// Writes every changed line, if there is one.
     pub(crate) fn flush<M: Media>(&mut self, media: &M) -> Option<UnfencedStores> {
         let mut stores: Option<UnfencedStores> = None;

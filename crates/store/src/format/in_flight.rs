@@ -34,6 +34,8 @@ pub(crate) struct InFlightTable {
     entries: HashMap<ObjectId, Vec<TableEntry>>,
     free: Vec<u32>,
     damaged: Vec<DamagedEntry>,
+    /// Entries stored since the table was loaded.
+    stored: u64,
 }
 
 /// An entry of the table.
@@ -84,6 +86,7 @@ impl InFlightTable {
             entries: HashMap::new(),
             free: Vec::new(),
             damaged: Vec::new(),
+            stored: 0,
         };
         for (index, entry) in (0u32..).zip(bytes.as_chunks::<BYTES>().0) {
             match decode(entry) {
@@ -215,6 +218,11 @@ impl InFlightTable {
         self.free.len() as u64
     }
 
+    /// Entries stored since the table was loaded. Each takes the write of a line.
+    pub(crate) fn stored(&self) -> u64 {
+        self.stored
+    }
+
     /// The number of all entries.
     pub(crate) fn count(&self) -> u32 {
         (self.region.len / IN_FLIGHT_BYTES) as u32
@@ -222,7 +230,7 @@ impl InFlightTable {
 
     /// Rewrites entries that differ from memory. Returns their number, and the stores to be fenced.
     pub(crate) fn rewrite_damaged<M: Media>(
-        &self,
+        &mut self,
         media: &M,
         part: Range<u32>,
     ) -> (u64, Option<UnfencedStores>) {
@@ -251,7 +259,8 @@ impl InFlightTable {
         (corrected, stores)
     }
 
-    fn store<M: Media>(&self, media: &M, index: u32, entry: &[u8; BYTES]) -> UnfencedStores {
+    fn store<M: Media>(&mut self, media: &M, index: u32, entry: &[u8; BYTES]) -> UnfencedStores {
+        self.stored += 1;
         let at = self.region.start as usize + index as usize * BYTES;
         for (i, word) in entry.as_chunks::<8>().0.iter().enumerate() {
             media.store(at + i * 8, u64::from_le_bytes(*word));

@@ -44,6 +44,7 @@ impl<M: Media> Pool<M> {
         journal.advance(self.superblock.journal_heads[number as usize]);
         // Another session may have stored to the line after its flush.
         pass.frame_line = 0;
+        pass.written.begin_journal();
         let (mut chunk, mut record) = (std::mem::take(&mut pass.chunk), Record::empty());
         chunk.clear();
         while journal.end() < committed {
@@ -130,6 +131,7 @@ impl<M: Media> Pool<M> {
         if self.mapping.has_overlay() {
             pass.objects.push(object);
         } else {
+            pass.written.add_object();
             // The owner stored and flushed the entry when it committed the record.
             pass.add(
                 self.mapping
@@ -171,6 +173,7 @@ impl<M: Media> Pool<M> {
                 .push(std::mem::replace(record, Record::empty()));
             return Ok(());
         }
+        pass.written.add_slots(record);
         if is_settled {
             return Ok(());
         }
@@ -225,6 +228,7 @@ impl<M: Media> Pool<M> {
         let at = self.mapping.geometry.frame_entry_at(frame);
         if at / LINE_BYTES != pass.frame_line && !defect::is(Defect::FrameTableNotFlushed) {
             pass.frame_line = at / LINE_BYTES;
+            pass.written.add_table_lines(1);
             pass.add(self.mapping.data.flush(at, 8));
         }
     }
@@ -245,6 +249,7 @@ impl<M: Media> Pool<M> {
             pass.freed.push(frame.0);
         }
         self.flush_checksum(frame, pass);
+        pass.written.add_patch(&record.patch);
         if !is_settled && !defect::is(Defect::CheckpointPatchNotFlushed) {
             let at = frame_at(frame) + record.patch.within;
             pass.add(self.mapping.data.flush(at, record.patch.len));
@@ -267,19 +272,20 @@ impl<M: Media> Pool<M> {
             if !data.can_read(at) {
                 return Err(PoolError::Unreadable(at));
             }
+            pass.written.add_slots(record);
             for (i, change) in record.changes.iter().enumerate() {
                 data.store(at + i * 8, change.new.encode());
                 if let (0, Some(frame)) = (record.level, change.new.frame()) {
-                    data.store(
-                        self.mapping.geometry.frame_entry_at(frame),
-                        u64::from(change.sums.crc),
-                    );
+                    let at = self.mapping.geometry.frame_entry_at(frame);
+                    pass.written.add_checksum_at(at);
+                    data.store(at, u64::from(change.sums.crc));
                 }
             }
             pass.add(data.flush(at, record.changes.len() * 8));
         }
         for object in std::mem::take(&mut pass.objects) {
             let at = self.mapping.entry_at(object.object);
+            pass.written.add_object();
             pass.add(store_entry(data, at, &object.entry));
         }
         Ok(())

@@ -10,11 +10,12 @@
 //! and object entries are in a private mapping until the checkpoint. The checkpoint syncs, stores
 //! the changes of the *records* in seq order, syncs again, and writes the superblock.
 
+use super::media_bytes::AppliedBytes;
 use super::pool::Pool;
 use crate::defect::{self, Defect};
 use crate::format::journal::JournalChunk;
 use crate::format::record::{ObjectRecord, Record};
-use crate::recovery::{PoolError, write_superblock};
+use crate::recovery::PoolError;
 use pagemesh_base::ids::Seq;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{Media, UnfencedStores};
@@ -53,6 +54,7 @@ pub(crate) struct CheckpointPass {
     pub(super) freed: Vec<u64>,
     /// The line of the frame table that was flushed last: consecutive frames share a line.
     pub(super) frame_line: usize,
+    pub(super) written: AppliedBytes,
     /// On `file-sync` pools, the records to be applied in seq order.
     pub(crate) records: Vec<Record>,
     pub(super) objects: Vec<ObjectRecord>,
@@ -68,6 +70,7 @@ impl CheckpointPass {
         self.freed.clear();
         self.records.clear();
         self.objects.clear();
+        self.written = AppliedBytes::default();
     }
 
     pub(super) fn add(&mut self, stores: UnfencedStores) {
@@ -91,6 +94,7 @@ impl<M: Media> Pool<M> {
         let mut pass = std::mem::take(&mut self.checkpoint_pass);
         pass.unapplied_lines = 0;
         let result = self.try_checkpoint(reach, &mut pass);
+        self.owner_bytes.add(pass.written.bytes());
         pass.reset();
         self.checkpoint_pass = pass;
         self.has_failed |= result.is_err();
@@ -170,6 +174,8 @@ impl<M: Media> Pool<M> {
                 self.frame_allocator.write(frame, false);
             }
         }
+        pass.written
+            .add_table_lines(self.frame_allocator.changed_lines());
         if let Some(stores) = self.frame_allocator.flush(&*self.mapping.data) {
             pass.add(stores);
         }
@@ -186,7 +192,7 @@ impl<M: Media> Pool<M> {
         self.superblock.used_frames = self.frame_allocator.used();
         self.superblock.journal_heads = heads;
         if !defect::is(Defect::JournalReuse) {
-            write_superblock(&*self.mapping.data, &self.superblock)?;
+            self.write_superblock()?;
         }
         Ok(())
     }

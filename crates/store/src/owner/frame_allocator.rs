@@ -180,6 +180,11 @@ impl FrameAllocator {
         self.bitmap.write(frame, set);
     }
 
+    /// Lines of the bitmap that the next flush writes.
+    pub(crate) fn changed_lines(&self) -> u64 {
+        self.bitmap.changed_lines()
+    }
+
     /// Writes every changed line of the bitmap, if there is one.
     pub(crate) fn flush<M: Media>(&mut self, media: &M) -> Option<UnfencedStores> {
         self.bitmap.flush(media)

@@ -8,6 +8,7 @@ mod error;
 pub(crate) mod frame_allocator;
 mod in_flight;
 mod maintenance;
+mod media_bytes;
 mod objects;
 mod partial_checkpoint;
 pub mod pool;

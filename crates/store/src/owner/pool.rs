@@ -27,6 +27,7 @@ use crate::shared::error::StoreError;
 use crate::shared::pool_mapping::PoolMapping;
 use pagemesh_base::ids::{Epoch, Incarnation, ObjectId, Seq};
 use pagemesh_base::layout::SliceId;
+use pagemesh_base::media_bytes::MediaBytes;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{Media, StatedClass, UnfencedStores};
 use std::collections::HashMap;
@@ -66,6 +67,8 @@ pub struct Pool<M> {
     pub(crate) reported_records: u64,
     pub(crate) reported_slots: u64,
     pub(crate) has_failed: bool,
+    /// Bytes that the owner wrote, apart from its journal and the in-flight table.
+    pub(super) owner_bytes: MediaBytes,
 }
 
 /// The usage of a pool.
@@ -184,6 +187,7 @@ impl<M: Media> Pool<M> {
             reported_records: 0,
             reported_slots: 0,
             has_failed: false,
+            owner_bytes: MediaBytes::default(),
             mapping,
             superblock: block,
         };
@@ -299,7 +303,7 @@ impl<M: Media> Pool<M> {
             self.superblock.journals_end = number + 1;
             self.superblock.generation += 1;
             if !defect::is(Defect::JournalNotNamed) {
-                write_superblock(&*self.mapping.data, &self.superblock).map_err(PoolError::from)?;
+                self.write_superblock()?;
             }
         }
         self.sessions.open(&self.mapping, number, pid, start_time);

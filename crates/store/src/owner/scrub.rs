@@ -20,10 +20,10 @@ use crate::format::record::Record;
 use crate::format::superblock::Superblock;
 use crate::format::table::{BadTable, NODE_SLOTS, SlotLocation, reach};
 use crate::owner::pool::{ObjectError, Pool};
-use crate::recovery::{PoolError, write_superblock};
+use crate::recovery::PoolError;
 use pagemesh_base::ids::{ObjectId, PageNo};
 pub use pagemesh_base::scrub::ScrubReport;
-use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_pmem::Media;
 use std::sync::atomic::Ordering;
 
@@ -146,7 +146,7 @@ impl<M: Media> Pool<M> {
         found.superblocks += std::mem::take(&mut self.rewritten_superblocks);
         if !is_older_sound {
             self.superblock.generation += 1;
-            write_superblock(&*self.mapping.data, &self.superblock)?;
+            self.write_superblock()?;
             found.superblocks += 1;
         }
         found.checked += 2;
@@ -170,7 +170,7 @@ impl<M: Media> Pool<M> {
         if defect::is(Defect::OlderSuperblockFirst) {
             self.superblock.generation += 1;
         }
-        Ok(write_superblock(&*self.mapping.data, &self.superblock)?)
+        self.write_superblock()
     }
 
     fn has_superblock(&self, generation: u64) -> bool {
@@ -298,6 +298,7 @@ impl<M: Media> Pool<M> {
             let _fenced = self.mapping.data.fence(stores);
             self.mapping.data.sync()?;
         }
+        self.add_table_lines(corrected);
         found.bitmap_lines += corrected;
         found.checked += u64::from(to - from);
         Ok(Some(match to == end {
@@ -334,7 +335,10 @@ impl<M: Media> Pool<M> {
                 self.rewrite_entry(&self.mapping.data, object, &entry)?;
                 is_mended = true;
             }
-            found.objects += u64::from(is_mended);
+            if is_mended {
+                found.objects += 1;
+                self.add_table_lines(OBJECT_BYTES / LINE_BYTES as u64);
+            }
         }
         Ok(Some(match to == end {
             true => ScrubStage::Tables(0, 0),

@@ -26,6 +26,8 @@ pub(crate) struct SessionState {
     /// The line where the present session began. A session flushes the slots of its own records
     /// only.
     pub(crate) session_start: u64,
+    /// The end of the journal when the pool was opened.
+    opening_end: u64,
     /// The operations of records below this line are listed in the in-flight table.
     pub(crate) recorded_below: u64,
     /// The granted runs in the ring: each with the count of granted frames at its end.
@@ -47,6 +49,7 @@ impl SessionTable {
             SessionState {
                 is_open: false,
                 session_start: applied.end(),
+                opening_end: applied.end(),
                 recorded_below: applied.end(),
                 applied_journal: applied,
                 granted_runs: VecDeque::new(),
@@ -72,6 +75,22 @@ impl SessionTable {
             .zip(&self.0)
             .find(|(_, book)| !book.is_open)
             .map(|(number, _)| number)
+    }
+
+    /// The journal lines and the frames that all sessions have written since the pool was opened,
+    /// closed sessions included. A session stores its counts after its commit. They never wrap, but
+    /// any process that maps the pool may have written any value there.
+    pub(crate) fn lines_and_frames<M: Media>(&self, mapping: &PoolMapping<M>) -> (u64, u64) {
+        let written = |(number, session_state): (u32, &SessionState)| {
+            let cells = mapping.control.session_cells(number);
+            let committed = cells.committed().load(Ordering::Acquire);
+            let lines = committed.saturating_sub(session_state.opening_end);
+            (lines, cells.consumed().load(Ordering::Acquire))
+        };
+        let all = (0..).zip(&self.0).map(written);
+        all.fold((0, 0), |sum: (u64, u64), (lines, frames)| {
+            (sum.0.saturating_add(lines), sum.1.saturating_add(frames))
+        })
     }
 
     pub(crate) fn session(&mut self, number: u32) -> &mut SessionState {
