@@ -87,7 +87,12 @@ impl FigureReporter {
         };
         let brick = brick.clone();
         FigureReporter::start(vec![Source::new(
-            Box::new(move || Some(brick.upgrade()?.meters().totals())),
+            Box::new(move || {
+                let brick = brick.upgrade()?;
+                let mut totals = brick.meters().totals();
+                totals.media = Some(brick.media_bytes());
+                Some(totals)
+            }),
             Box::new(move |report, delivery| send_brick_report(&manager, id, report, delivery)),
         )])
     }

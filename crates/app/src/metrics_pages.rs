@@ -84,6 +84,7 @@ pub fn brick_page<M: Media + Send + Sync + 'static>(
         Err(cause) => tracing::debug!(%cause, "the metrics lack the status of the pool"),
     }
     add_scrub(&mut page, &brick.scrub_status(Instant::now()));
+    page.add_media(&pool::MEDIA, &[], brick.media_bytes());
     let sums = OpSums::from(&brick.meters().totals());
     page.add_operations(pool::OPERATIONS, &[], &sums);
     page

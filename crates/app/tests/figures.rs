@@ -133,3 +133,33 @@ fn direct_operations_are_in_the_figures_of_the_mount() {
     let operations = writes["operations"].as_u64().unwrap();
     assert!(operations >= 250, "the direct writes count: {writes}");
 }
+
+#[test]
+fn bytes_to_media_of_mirror_are_twice_the_users() {
+    for transport in ["map", "tcp"] {
+        let mut cluster = Cluster::new(Pools::Memory, 2);
+        cluster.create("demo", "8M", &[]);
+        let export = cluster.export(&["demo"], transport);
+        write_pages(&export.uri, 500);
+        export.stop();
+        // A brick reports at its end.
+        (0..2).for_each(|n| cluster.stop_brick(n));
+        let figures = cluster.json(&["top"])["figures"].take();
+        let media = &figures["media"];
+        let (written, ratio) = (&media["written"], media["per_user_byte"].as_f64());
+        let ratio = ratio.unwrap_or_else(|| panic!("no ratio over {transport}: {figures}"));
+        // Nodes of page tables are in the data, so it is a little more than the user's bytes.
+        let data = written["data_bytes"].as_u64().unwrap();
+        assert!(
+            (2 * 500 * 4096..2 * 520 * 4096).contains(&data),
+            "{figures}"
+        );
+        // A line in the journal for each write.
+        let journal = written["journal_bytes"].as_u64().unwrap();
+        assert!((2 * 500 * 64..2 * 600 * 64).contains(&journal), "{figures}");
+        assert!((2.03..2.5).contains(&ratio), "{figures}");
+        let metadata = media["metadata_per_user_byte"].as_f64().unwrap();
+        assert!((0.03..0.4).contains(&metadata), "{figures}");
+        assert_eq!(figures["bricks"].as_array().unwrap().len(), 2, "{figures}");
+    }
+}

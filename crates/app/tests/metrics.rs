@@ -85,6 +85,13 @@ fn export_and_brick_count_the_same_bytes() {
     );
     let written = "pagemesh_pool_request_bytes_total{kind=\"write\"}";
     assert_eq!(value(&served, written), 20 * 4096);
+    let to_media = |kind: &str| {
+        let series = format!("pagemesh_pool_media_written_bytes_total{{kind=\"{kind}\"}}");
+        value(&served, &series)
+    };
+    assert!((20 * 4096..40 * 4096).contains(&to_media("data")));
+    assert!((20 * 64..400 * 64).contains(&to_media("journal")));
+    assert!(to_media("tables") >= 4096, "a superblock");
     // The controller of the volume clears ranges at the attach: changes without data.
     assert!(value(&served, "pagemesh_pool_requests_total{kind=\"write\"}") >= 20);
     let warning = "readable from other machines without a token";

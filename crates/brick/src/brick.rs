@@ -24,7 +24,7 @@ use pagemesh_store::pool::{ObjectError, Pool};
 use pagemesh_store::pool_mapping::PoolMapping;
 use pagemesh_store::recovery::RecoverySummary;
 use pagemesh_store::session::Session;
-use pagemesh_telemetry::MeterSet;
+use pagemesh_telemetry::{MediaBytes, MeterSet};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -190,6 +190,12 @@ impl<M: Media> Brick<M> {
     #[must_use]
     pub fn meters(&self) -> &Arc<MeterSet> {
         &self.meters
+    }
+
+    /// The bytes written to the medium since the pool was opened, by this process and by clients that map the pool.
+    #[must_use]
+    pub fn media_bytes(&self) -> MediaBytes {
+        self.pool().media_bytes()
     }
 
     /// One round of maintenance: checkpoint, grants, answers to waiting sessions. True if more work

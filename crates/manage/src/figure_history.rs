@@ -7,7 +7,7 @@ use crate::wire::ReportDelivery;
 use pagemesh_base::layout::{BrickId, VolumeName};
 use pagemesh_base::poison;
 use pagemesh_metrics::{BusiestSeries, OpSums};
-use pagemesh_telemetry::{History, Report};
+use pagemesh_telemetry::{History, MediaBytes, Report};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
@@ -49,9 +49,17 @@ pub(crate) struct FigureSums {
     /// Of all volumes.
     pub cluster: OpSums,
     pub volumes: BusiestSeries<VolumeName>,
-    pub bricks: BTreeMap<BrickId, OpSums>,
+    pub bricks: BTreeMap<BrickId, BrickSums>,
     /// The last report of each subject: its sender and number.
     delivered: BTreeMap<FigureSubject, (Uuid, u64)>,
+}
+
+/// Sums of the reports of a brick.
+#[derive(Default)]
+pub(crate) struct BrickSums {
+    pub operations: OpSums,
+    /// None until a report has them.
+    pub media: Option<MediaBytes>,
 }
 
 impl Figures {
@@ -102,7 +110,11 @@ impl Figures {
             if !sums.is_first_delivery(&subject, received.delivery) {
                 return;
             }
-            sums.bricks.entry(brick).or_default().add(received.report);
+            let sums = sums.bricks.entry(brick).or_default();
+            sums.operations.add(received.report);
+            if let Some(media) = received.report.media {
+                sums.media.get_or_insert_default().add(media);
+            }
         }
         if received.belongs_to_present_step() {
             self.history()

@@ -7,6 +7,7 @@
 use crate::fault::Fault;
 use crate::figure_history::{FigureSubject, ReceivedReport};
 use crate::manager::Manager;
+use crate::media_figures::cluster_media;
 use crate::volumes::check_attachment;
 use crate::wire::{
     FigureKind, FigureSeries, FigureSpan, FigureValues, LatencyBand, RecentFigures,
@@ -99,22 +100,26 @@ impl Manager {
     /// The last minute of every volume and brick that has reported since the manager started.
     #[must_use]
     pub fn recent_figures(&self) -> RecentFigures {
-        let (volumes, bricks) = {
+        let (volumes, bricks, reporters) = {
             let book = self.state();
             let volumes: Vec<VolumeName> = book.volumes.keys().cloned().collect();
             let bricks = book.bricks.values().map(|brick| brick.record.label());
-            (volumes, bricks.collect::<Vec<_>>())
+            let bricks: Vec<_> = bricks.collect();
+            (volumes, bricks, self.reporters(&book))
         };
         let now = self.clock.elapsed();
         let history = self.figures.history();
         let figures = |name: String, subject: &FigureSubject| {
             let series = history.series(subject)?;
+            let recent = history.recent_summary(subject, now);
             Some(SubjectFigures {
                 name,
                 last_reported_us_ago: age_us(series, now),
-                kinds: kinds(&history.recent_summary(subject, now)),
+                kinds: kinds(&recent.kinds),
+                media: recent.media.map(Into::into),
             })
         };
+        let media = cluster_media(&history, &reporters, now);
         RecentFigures {
             window_s: history.recent_window(now).as_secs(),
             cluster: figures("cluster".into(), &FigureSubject::Cluster),
@@ -126,6 +131,7 @@ impl Manager {
                 .into_iter()
                 .filter_map(|label| figures(label.to_string(), &FigureSubject::Brick(label.id)))
                 .collect(),
+            media,
         }
     }
 

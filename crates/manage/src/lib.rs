@@ -45,6 +45,7 @@ mod key_index;
 pub mod layout_state;
 mod lists;
 mod manager;
+mod media_figures;
 mod metrics;
 pub mod placement;
 mod publisher;

@@ -77,7 +77,10 @@ impl Manager {
         }
         for (id, label) in bricks {
             if let Some(of) = sums.bricks.get(&id) {
-                page.add_operations(names::BRICK, &[&label], of);
+                page.add_operations(names::BRICK, &[&label], &of.operations);
+                if let Some(media) = of.media {
+                    page.add_media(&names::BRICK_MEDIA, &[&label], media);
+                }
             }
         }
     }

@@ -18,9 +18,9 @@ pub use bricks::{
 pub use problem::{ErrorBody, PROBLEM_JSON};
 
 pub use figures::{
-    FigureKind, FigureSeries, FigureSpan, FigureValues, LatencyBand, RecentFigures,
-    ReportBrickFigures, ReportDelivery, ReportFigures, SpanParam, StageFigures, StageParams,
-    SubjectFigures,
+    ClusterMediaFigures, FigureKind, FigureSeries, FigureSpan, FigureValues, LatencyBand,
+    MediaFigures, RecentFigures, ReportBrickFigures, ReportDelivery, ReportFigures, SpanParam,
+    StageFigures, StageParams, SubjectFigures,
 };
 
 use crate::call::{RecordTag, etag_text};

@@ -12,7 +12,7 @@ use pagemesh_manage::wire::{
 };
 use pagemesh_manage::{LayoutKind, Manager, ManagerSettings};
 use pagemesh_metrics::catalogue;
-use pagemesh_telemetry::{ChannelMeter, OpKind, Report, StageTimes, Totals};
+use pagemesh_telemetry::{ChannelMeter, MediaBytes, OpKind, Report, StageTimes, Totals};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -98,8 +98,16 @@ fn report(manager: &Manager, volume: &str, attachment: EpochNumber, count: u64) 
 }
 
 fn report_of_brick(manager: &Manager, number: usize, count: u64) {
+    let media = MediaBytes {
+        data: count * 4096,
+        journal: count * 64,
+        tables: 4096,
+    };
     let report = ReportBrickFigures {
-        report: writes(count),
+        report: Report {
+            media: Some(media),
+            ..writes(count)
+        },
         delivery: None,
     };
     let brick = brick_id(number).into();
@@ -185,6 +193,11 @@ fn values_equal_those_of_rest() {
     assert_eq!(page.value("pagemesh_volumes{health=\"degraded\"}"), 0.0);
     assert_eq!(page.value("pagemesh_figures_age_seconds"), 3.0);
     check_operations(&page, &manager);
+    for (kind, bytes) in [("data", 30 * 4096), ("journal", 30 * 64), ("tables", 4096)] {
+        let labels = format!("{{brick=\"{}\",kind=\"{kind}\"}}", brick_id(1));
+        let value = page.value(&format!("pagemesh_brick_media_written_bytes_total{labels}"));
+        assert_eq!(value, f64::from(bytes));
+    }
 }
 
 /// The operations of the last minute are all operations, because the manager has just started.

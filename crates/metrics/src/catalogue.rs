@@ -82,6 +82,7 @@ pub mod manager {
         BRICK_DAMAGED Gauge "pagemesh_brick_scrub_damaged" ["brick"] "Structures that are still damaged, by the running scrub or else by the last one.";
         BRICK_OPERATIONS Counter "pagemesh_brick_operations_total" ["brick", "kind"] "Requests over tcp that the brick answered and reported.";
         BRICK_BYTES Counter "pagemesh_brick_operation_bytes_total" ["brick", "kind"] "Bytes of these requests.";
+        BRICK_MEDIA Counter "pagemesh_brick_media_written_bytes_total" ["brick", "kind"] "Bytes that the brick and the clients that map its pool wrote to its medium, as reported: `data`, `journal` or `tables`.";
         VOLUMES Gauge "pagemesh_volumes" ["health"] "Volumes, by the health of their legs.";
         VOLUMES_ATTACHED Gauge "pagemesh_volumes_attached" [] "Volumes that a client has attached.";
         VOLUMES_UNREACHABLE Gauge "pagemesh_volumes_with_unreachable_legs" [] "Volumes with a leg on a brick that counts as dead.";
@@ -144,6 +145,7 @@ pub mod pool {
         SCRUB_AGE Gauge "pagemesh_pool_scrub_age_seconds" [] "Time since the last completed scrub; missing without one.";
         CORRECTED Counter "pagemesh_pool_scrub_corrected_total" [] "Structures that scrubs corrected since the brick started.";
         DAMAGED Gauge "pagemesh_pool_scrub_damaged" [] "Structures that are still damaged, by the running scrub or else by the last one.";
+        MEDIA Counter "pagemesh_pool_media_written_bytes_total" ["kind"] "Bytes that the brick and the clients that map the pool wrote to its medium since the brick started: `data`, `journal` or `tables`.";
         REQUESTS Counter "pagemesh_pool_requests_total" ["kind"] "Requests over tcp that the brick answered. Clients that map the pool do not appear here.";
         BYTES Counter "pagemesh_pool_request_bytes_total" ["kind"] "Bytes of these requests.";
         LATENCY Histogram "pagemesh_pool_request_latency_seconds" ["kind"] "Time that the brick spent on these requests.";

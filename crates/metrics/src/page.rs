@@ -2,7 +2,7 @@
 
 use super::catalogue::{Metric, MetricKind};
 use super::op_sums::{KindSums, OpSums, seconds};
-use pagemesh_telemetry::{OpKind, Stage};
+use pagemesh_telemetry::{MediaBytes, OpKind, Stage};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
@@ -86,6 +86,14 @@ impl MetricPage {
                     self.add_real(stages, &labels, seconds(of.stages_ns[stage as usize]));
                 }
             }
+        }
+    }
+
+    /// Adds the bytes written to a medium. The metric's last label is their kind.
+    pub fn add_media(&mut self, metric: &'static Metric, labels: &[&str], media: MediaBytes) {
+        for (kind, bytes) in media.by_kind() {
+            let labels: Vec<&str> = labels.iter().copied().chain([kind]).collect();
+            self.add(metric, &labels, bytes);
         }
     }
 

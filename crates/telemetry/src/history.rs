@@ -9,9 +9,9 @@
 //!   goes with the rest only.
 
 use super::report::Report;
-use super::summary::KindSummary;
+use super::summary::{KindSummary, RecentSummary};
 use super::totals::Totals;
-use super::{KINDS, OpKind};
+use super::{KINDS, OpKind, add_media};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -97,7 +97,7 @@ impl Ring {
         if done.1.is_empty() {
             return None;
         }
-        if done.0 >= oldest {
+        if done.0 >= oldest && done.1.has_operations() {
             if self.samples.len() == self.samples.capacity() {
                 self.samples.reserve_exact(GROWTH);
             }
@@ -108,7 +108,10 @@ impl Ring {
 
     /// The samples from this step on, with the present one.
     fn samples(&self, from: u64) -> impl Iterator<Item = Sample> {
-        let open = (!self.open.is_empty()).then(|| Sample::of(self.open_step, &self.open));
+        let open = self
+            .open
+            .has_operations()
+            .then(|| Sample::of(self.open_step, &self.open));
         let all = self.samples.iter().copied().chain(open);
         all.filter(move |sample| u64::from(sample.step) >= from)
     }
@@ -256,14 +259,21 @@ impl<K: Ord + Clone> History<K> {
         totals
     }
 
-    /// The sums of [`History::recent`] without their stages, by [`OpKind`].
+    /// The sums of [`History::recent`] without their stages.
     #[must_use]
-    pub fn recent_summary(&self, key: &K, now: Duration) -> [KindSummary; KINDS] {
+    pub fn recent_summary(&self, key: &K, now: Duration) -> RecentSummary {
         let Some(series) = self.series.get(key) else {
-            return Default::default();
+            return RecentSummary::default();
         };
         let reports = series.recent(now.max(self.latest));
-        OpKind::ALL.map(|kind| KindSummary::of(kind, reports.clone()))
+        let mut media = None;
+        reports
+            .clone()
+            .for_each(|report| add_media(&mut media, report.media));
+        RecentSummary {
+            kinds: OpKind::ALL.map(|kind| KindSummary::of(kind, reports.clone())),
+            media,
+        }
     }
 
     /// The time that [`History::recent`] covers.
@@ -352,7 +362,7 @@ mod tests {
         assert_eq!(recent.of(OpKind::Write).ops, 50);
         let summary = history.recent_summary(&'a', at(24));
         for kind in OpKind::ALL {
-            let (of, totals) = (summary[kind as usize], recent.of(kind));
+            let (of, totals) = (summary.kinds[kind as usize], recent.of(kind));
             assert_eq!((of.ops, of.bytes), (totals.ops, totals.bytes));
             assert_eq!(
                 (of.p50_ns, of.p99_ns),

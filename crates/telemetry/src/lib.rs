@@ -23,8 +23,9 @@ pub use histogram::{BUCKETS, OCTAVES, bucket_of, bucket_range, octave_of, octave
 pub use history::{History, LATENCY_UNIT_NS, LONG_STEP, SHORT_STEP, Sample, Series};
 pub use meter::{ChannelMeter, SAMPLE_INTERVAL, Sampler};
 pub use meter_set::{MeterSet, OpenMeter, ReadTotals};
+pub use pagemesh_base::media_bytes::MediaBytes;
 pub use report::{KindReport, Report, ReportError};
-pub use summary::KindSummary;
+pub use summary::{KindSummary, RecentSummary};
 pub use totals::{KindTotals, StageMeans, Totals};
 
 use serde::{Deserialize, Serialize};
@@ -98,6 +99,13 @@ impl Stage {
 fn add_stages(to: &mut [u64; STAGES], from: &[u64; STAGES]) {
     for (to, from) in to.iter_mut().zip(from) {
         *to = to.saturating_add(*from);
+    }
+}
+
+/// Adds bytes written to media to a sum.
+fn add_media(to: &mut Option<MediaBytes>, from: Option<MediaBytes>) {
+    if let Some(from) = from {
+        to.get_or_insert_default().add(from);
     }
 }
 

@@ -1,7 +1,8 @@
 //! The difference between two readings of counters, as it travels: only buckets that changed.
 
 use super::histogram::{BUCKETS, OCTAVES};
-use super::{KINDS, STAGES, add_stages};
+use super::{KINDS, STAGES, add_media, add_stages};
+use pagemesh_base::media_bytes::MediaBytes;
 use serde::{Deserialize, Serialize};
 
 /// The operations of an interval, for each kind. It may come from outside: see [`Report::check`].
@@ -10,6 +11,9 @@ use serde::{Deserialize, Serialize};
 pub struct Report {
     /// By [`OpKind`](super::OpKind).
     pub kinds: [KindReport; KINDS],
+    /// Bytes that a brick wrote to its medium. Missing in reports of volumes and of earlier bricks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub media: Option<MediaBytes>,
 }
 
 /// The operations of one kind.
@@ -39,14 +43,21 @@ pub enum ReportError {
 }
 
 impl Report {
-    /// Whether nothing happened in the interval.
+    /// Whether the report says nothing.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Report::default()
     }
 
+    /// Whether it has operations.
+    #[must_use]
+    pub fn has_operations(&self) -> bool {
+        self.kinds.iter().any(|kind| *kind != KindReport::default())
+    }
+
     /// Adds a later report, which was checked.
     pub fn merge(&mut self, later: &Report) {
+        add_media(&mut self.media, later.media);
         for (kind, later) in self.kinds.iter_mut().zip(&later.kinds) {
             kind.ops = kind.ops.saturating_add(later.ops);
             kind.bytes = kind.bytes.saturating_add(later.bytes);
@@ -117,5 +128,30 @@ mod tests {
         );
         let error = serde_json::from_str::<Report>(r#"{"kinds": []}"#);
         assert!(error.is_err());
+    }
+
+    #[test]
+    fn report_without_media_has_earlier_form() {
+        let earlier = serde_json::to_value(Report::default()).expect("JSON");
+        assert_eq!(earlier.as_object().map(serde_json::Map::len), Some(1));
+        let read: Report = serde_json::from_value(earlier).expect("a report");
+        assert_eq!(read, Report::default());
+        let media = MediaBytes {
+            data: 1,
+            journal: 2,
+            tables: 3,
+        };
+        let mut sum = Report {
+            media: Some(media),
+            ..read
+        };
+        let text = serde_json::to_string(&sum).expect("JSON");
+        assert!(
+            text.ends_with(r#""media":{"data":1,"journal":2,"tables":3}}"#),
+            "{text}"
+        );
+        sum.merge(&serde_json::from_str(&text).expect("a report"));
+        assert_eq!(sum.media.map(|media| media.total()), Some(12));
+        assert!(!sum.has_operations() && !sum.is_empty());
     }
 }

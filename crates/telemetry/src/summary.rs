@@ -1,8 +1,9 @@
 //! The figures of a kind of operation without their stages.
 
-use super::OpKind;
 use super::histogram::{BUCKETS, quantile_ns};
 use super::report::Report;
+use super::{KINDS, OpKind};
+use pagemesh_base::media_bytes::MediaBytes;
 
 /// Operations, bytes and latencies of one kind.
 ///
@@ -18,6 +19,15 @@ pub struct KindSummary {
     pub p50_ns: Option<u64>,
     /// The 99th percentile.
     pub p99_ns: Option<u64>,
+}
+
+/// The sums of the last minute of a series.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RecentSummary {
+    /// By [`OpKind`].
+    pub kinds: [KindSummary; KINDS],
+    /// Bytes that a brick wrote to its medium. None: no report has them.
+    pub media: Option<MediaBytes>,
 }
 
 impl KindSummary {

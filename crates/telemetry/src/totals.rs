@@ -2,13 +2,16 @@
 
 use super::histogram::{BUCKETS, OCTAVES, octave_of, quantile_bucket, quantile_ns};
 use super::report::{KindReport, Report};
-use super::{KINDS, OpKind, STAGES, StageTimes, add_stages};
+use super::{KINDS, OpKind, STAGES, StageTimes, add_media, add_stages};
+use pagemesh_base::media_bytes::MediaBytes;
 
 /// Sums for each kind of operation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// By [`OpKind`].
     pub kinds: [KindTotals; KINDS],
+    /// Bytes that a brick wrote to its medium. None: no report has them.
+    pub media: Option<MediaBytes>,
 }
 
 /// The sums of one kind of operation.
@@ -53,6 +56,7 @@ impl Totals {
 
     /// Adds other sums.
     pub fn merge(&mut self, other: &Totals) {
+        add_media(&mut self.media, other.media);
         for (kind, other) in self.kinds.iter_mut().zip(&other.kinds) {
             kind.merge(other);
         }
@@ -60,6 +64,7 @@ impl Totals {
 
     /// Adds a report.
     pub fn add(&mut self, report: &Report) {
+        add_media(&mut self.media, report.media);
         for (kind, report) in self.kinds.iter_mut().zip(&report.kinds) {
             kind.add(report);
         }
@@ -73,6 +78,8 @@ impl Totals {
         {
             *into = kind.since(earlier);
         }
+        let earlier = earlier.media.unwrap_or_default();
+        report.media = self.media.map(|media| media.since(earlier));
         report
     }
 }

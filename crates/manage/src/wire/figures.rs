@@ -1,7 +1,7 @@
 //! JSON bodies of figures: operations, bytes and latencies.
 
 use pagemesh_base::layout::EpochNumber;
-use pagemesh_telemetry::{OpKind, Report};
+use pagemesh_telemetry::{MediaBytes, OpKind, Report};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use utoipa::{IntoParams, ToSchema};
@@ -28,7 +28,8 @@ pub struct ReportFigures {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ReportBrickFigures {
-    /// As in the report of a volume.
+    /// As in the report of a volume, and `media`: the bytes that the brick and the clients that map its pool
+    /// wrote to its medium, as `data`, `journal` and `tables`.
     #[schema(value_type = Object)]
     pub report: Report,
     /// As in the report of a volume.
@@ -121,7 +122,7 @@ pub struct FigureValues {
 }
 
 /// The last minute of everything.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RecentFigures {
     /// The seconds that the sums cover: 50 to 60.
     pub window_s: u64,
@@ -131,6 +132,52 @@ pub struct RecentFigures {
     pub volumes: Vec<SubjectFigures>,
     /// Bricks with a report since the manager started.
     pub bricks: Vec<SubjectFigures>,
+    /// The bytes that all bricks wrote to their media; null if none has reported any.
+    #[serde(default)]
+    pub media: Option<ClusterMediaFigures>,
+}
+
+/// The bytes that all bricks wrote to their media in the last minute, and their ratio to the bytes that users wrote.
+/// A volume with two copies writes each byte twice, so its ratio is at least 2.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ClusterMediaFigures {
+    /// The bytes by their use.
+    pub written: MediaFigures,
+    /// All of these bytes, for each byte that users wrote to volumes. Null if users wrote none, or if a report of a
+    /// living brick or of an attached volume is missing.
+    pub per_user_byte: Option<f64>,
+    /// The bytes of journals and tables among them.
+    pub metadata_per_user_byte: Option<f64>,
+}
+
+/// Bytes written to a medium in the last minute, by the brick and by the clients that map its pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MediaFigures {
+    /// Pages, and parts of pages that were changed in place.
+    pub data_bytes: u64,
+    /// Journals.
+    pub journal_bytes: u64,
+    /// Page tables, checksums, the bitmap and superblocks.
+    pub table_bytes: u64,
+}
+
+impl MediaFigures {
+    /// All bytes.
+    #[must_use]
+    pub fn total_bytes(&self) -> u64 {
+        let metadata = self.journal_bytes.saturating_add(self.table_bytes);
+        self.data_bytes.saturating_add(metadata)
+    }
+}
+
+impl From<MediaBytes> for MediaFigures {
+    fn from(bytes: MediaBytes) -> MediaFigures {
+        MediaFigures {
+            data_bytes: bytes.data,
+            journal_bytes: bytes.journal,
+            table_bytes: bytes.tables,
+        }
+    }
 }
 
 /// The last minute of a volume or brick.
@@ -142,6 +189,9 @@ pub struct SubjectFigures {
     pub last_reported_us_ago: u64,
     /// Reads, writes and flushes.
     pub kinds: Vec<FigureKind>,
+    /// The bytes written to the brick's medium; null for a volume, and for a brick that has reported none.
+    #[serde(default)]
+    pub media: Option<MediaFigures>,
 }
 
 /// The operations of one kind in the last minute.

@@ -91,11 +91,22 @@ impl Sample {
             (!texts.is_empty())
                 .then(|| format!("{}\n{}", list.title(), output::table(&head, texts)))
         });
-        let tables: Vec<String> = tables.collect();
+        let mut tables: Vec<String> = tables.collect();
+        let media = self.media_text().filter(|_| !tables.is_empty());
+        tables.extend(media);
         match tables.is_empty() {
             true => "no brick is known yet; start one with: pagemesh brick --pool FILE".into(),
             false => tables.join("\n\n"),
         }
+    }
+
+    /// The bytes written to media for each byte of users, if the manager has all reports.
+    pub fn media_text(&self) -> Option<String> {
+        let media = self.figures.media?;
+        let (all, metadata) = (media.per_user_byte?, media.metadata_per_user_byte?);
+        Some(format!(
+            "{all:.2} B to media per user byte, {metadata:.2} of them metadata"
+        ))
     }
 
     /// The rows of a list, as the manager orders them.
@@ -129,9 +140,22 @@ impl Sample {
             Cell::text(state),
             Cell::number(format!("{used:.0} %"), used),
             Cell::number(brick.sessions.to_string(), f64::from(brick.sessions)),
+            self.media_cell(figures),
         ];
         row.extend(self.figure_cells(figures));
         row
+    }
+
+    /// The bytes per second that were written to a brick's medium.
+    fn media_cell(&self, figures: Option<&SubjectFigures>) -> Cell {
+        let window_s = self.figures.window_s.max(1) as f64;
+        match figures.and_then(|figures| figures.media) {
+            Some(media) => {
+                let rate = media.total_bytes() as f64 / window_s;
+                Cell::number(format!("{}/s", bytes(rate as u64)), rate)
+            }
+            None => Cell::number("-".into(), -1.0),
+        }
     }
 
     fn volume_row(&self, volume: &VolumeInfo) -> Row {
@@ -233,7 +257,7 @@ impl List {
             ">REPORTED",
         ];
         let first: &[&str] = match self {
-            List::Bricks => &["BRICK", "STATE", ">USED", ">SESSIONS"],
+            List::Bricks => &["BRICK", "STATE", ">USED", ">SESSIONS", ">TO MEDIA"],
             List::Volumes => &["VOLUME", "HEALTH", ">SIZE", "ATTACHED BY"],
             List::FileSystems => &["FILE SYSTEM", "HEALTH", ">SIZE", "ATTACHED BY"],
             List::DirectClients => {

@@ -1,6 +1,6 @@
 //! Draws the state on the terminal.
 
-use super::sample::{Details, List, Row};
+use super::sample::{Details, List, Row, Sample};
 use super::state::TopState;
 use crate::output::{self, bytes};
 use pagemesh_manage::wire::StageFigures;
@@ -84,9 +84,16 @@ fn summary(state: &TopState) -> Vec<Line<'_>> {
     ]);
     let second = match error {
         Some(error) => Line::styled(format!("the figures are old: {error}"), BAD),
-        None => Line::styled(format!("{}   figures of the last minute", state.url), DIM),
+        None => Line::styled(second_line(state.url.as_str(), sample), DIM),
     };
     vec![first, second]
+}
+
+/// The manager's address, and the bytes to media.
+fn second_line(url: &str, sample: &Sample) -> String {
+    let media = sample.media_text();
+    let media = media.map_or_else(String::new, |media| format!(": {media}"));
+    format!("{url}   figures of the last minute{media}")
 }
 
 fn foot_line(state: &TopState) -> String {

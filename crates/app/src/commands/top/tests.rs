@@ -22,6 +22,14 @@ fn volume(name: &str, content: &str, health: &str) -> serde_json::Value {
     })
 }
 
+fn brick() -> serde_json::Value {
+    json!({
+        "brick": uuid::Uuid::nil(), "name": "one", "alive": true, "address": "127.0.0.1:1", "domain": "a",
+        "durability": "process", "capacity_bytes": 1u64 << 30, "used_bytes": 1 << 29, "provisioned_bytes": 0,
+        "slices": 1, "pending_deletions": 0, "sessions": 1,
+    })
+}
+
 fn sample() -> Sample {
     let status = json!({
         "version": "0", "bricks": 2, "bricks_alive": 1, "capacity_bytes": 1u64 << 30, "used_bytes": 1 << 29,
@@ -29,7 +37,15 @@ fn sample() -> Sample {
         "volumes_degraded": 1, "pending_deletions": 0,
     });
     let figures = json!({
-        "window_s": 50, "cluster": null, "bricks": [],
+        "window_s": 50, "cluster": null,
+        "bricks": [{
+            "name": "one", "last_reported_us_ago": 1, "kinds": kinds(0, 0),
+            "media": {"data_bytes": 40 << 20, "journal_bytes": 9 << 20, "table_bytes": 1 << 20},
+        }],
+        "media": {
+            "written": {"data_bytes": 40 << 20, "journal_bytes": 9 << 20, "table_bytes": 1 << 20},
+            "per_user_byte": 2.346, "metadata_per_user_byte": 0.307,
+        },
         "volumes": [
             {"name": "busy", "last_reported_us_ago": 3_000_000, "kinds": kinds(50_000, 90_000)},
             {"name": "calm", "last_reported_us_ago": 4_000_000, "kinds": kinds(500, 4_000_000)},
@@ -38,7 +54,7 @@ fn sample() -> Sample {
     let parse = "the documents of the manager";
     Sample {
         status: serde_json::from_value(status).expect(parse),
-        bricks: Vec::new(),
+        bricks: vec![serde_json::from_value(brick()).expect(parse)],
         volumes: [
             volume("calm", "blocks", "in-sync"),
             volume("busy", "blocks", "degraded"),
@@ -139,7 +155,7 @@ fn keys_sort_filter_and_select() {
             KeyCode::Down,
         ],
     );
-    assert_eq!((state.list, names(&state).len()), (List::Bricks, 0));
+    assert_eq!((state.list, names(&state).len()), (List::Bricks, 1));
     assert!(
         !press(&mut state, &[KeyCode::Char('S'); 40]),
         "the columns go round"
@@ -193,4 +209,19 @@ fn failed_round_keeps_figures_and_says_so() {
         "{screen}"
     );
     assert!(screen.contains("busy"), "{screen}");
+}
+
+#[test]
+fn bytes_to_media_stand_in_head_and_bricks() {
+    let mut state = state();
+    let screen = drawn(&state, 120, 20);
+    let ratio = "2.35 B to media per user byte, 0.31 of them metadata";
+    assert!(screen.contains(ratio), "{screen}");
+    press(&mut state, &[KeyCode::BackTab]);
+    assert!(drawn(&state, 140, 20).contains("1.0 MiB/s"), "{screen}");
+    let text = sample().to_text();
+    assert!(text.ends_with(ratio) && text.contains("TO MEDIA"), "{text}");
+    let mut unknown = sample();
+    unknown.figures.media = None;
+    assert!(!unknown.to_text().contains("per user byte"));
 }
