@@ -1,6 +1,6 @@
 // Invented figures: smooth load with noise, a gap, and a peak, reproducible for each name.
 
-import type { FigureKind, FigureSeries, FigureValues, OpKind, RecentFigures, Span, StageFigures, SubjectFigures } from "../src/api/types.ts";
+import type { FigureKind, FigureSeries, FigureValues, MediaFigures, OpKind, RecentFigures, Span, StageFigures, SubjectFigures } from "../src/api/types.ts";
 import { randomFrom } from "./random.ts";
 import { VOLUMES_LARGE, type World } from "./world.ts";
 
@@ -52,6 +52,8 @@ function subject(name: string, scale: number): SubjectFigures {
   return { name, last_reported_us_ago: Math.round(1_000_000 + random() * 6_000_000), kinds };
 }
 
+const MEDIA: MediaFigures = { data_bytes: 3_221_225_472, journal_bytes: 50_331_648, table_bytes: 67_108_864 };
+
 export function recent(world: World): RecentFigures {
   const isLarge = world.volumes.length >= VOLUMES_LARGE;
   const attached = world.volumes.filter((it) => isLarge || it.info.attached);
@@ -59,7 +61,8 @@ export function recent(world: World): RecentFigures {
     window_s: 60,
     cluster: attached.length > 0 ? subject("cluster", 1) : null,
     volumes: attached.map((it, index) => subject(it.info.name, 0.4 / (index + 1))),
-    bricks: world.bricks.filter((it) => it.alive && it.slices > 0).map((it) => subject(it.name || it.brick, 0.2)),
+    bricks: world.bricks.filter((it) => it.alive && it.slices > 0).map((it) => ({ ...subject(it.name || it.brick, 0.2), media: MEDIA })),
+    media: attached.length > 0 ? { written: MEDIA, per_user_byte: 2.0731, metadata_per_user_byte: 0.0731 } : null,
   };
 }
 

@@ -260,6 +260,21 @@ export interface SubjectFigures {
   name: string;
   last_reported_us_ago: number;
   kinds: FigureKind[];
+  /** Of a brick that has reported it. */
+  media?: MediaFigures | null;
+}
+
+/** Bytes written to a medium in the last minute. */
+export interface MediaFigures {
+  data_bytes: number;
+  journal_bytes: number;
+  table_bytes: number;
+}
+
+export interface ClusterMediaFigures {
+  written: MediaFigures;
+  per_user_byte: number | null;
+  metadata_per_user_byte: number | null;
 }
 
 export interface RecentFigures {
@@ -267,6 +282,8 @@ export interface RecentFigures {
   cluster: SubjectFigures | null;
   volumes: SubjectFigures[];
   bricks: SubjectFigures[];
+  /** Missing in answers of an earlier manager. */
+  media?: ClusterMediaFigures | null;
 }
 
 export interface StageFigures {

@@ -1,5 +1,6 @@
 import { describe, expect, test } from "vitest";
-import type { BrickInfo, FigureKind, FigureSeries, FigureValues } from "../../src/api/types.ts";
+import type { BrickInfo, FigureKind, FigureSeries, FigureValues, RecentFigures } from "../../src/api/types.ts";
+import { mediaNote } from "../../src/text/media.ts";
 import { ordered, brickOrder } from "../../src/text/order.ts";
 import { resyncHint, resyncProgress, scrubSecondsLeft } from "../../src/text/progress.ts";
 import { lastValue, rates, regularSeries, stageShares } from "../../src/text/series.ts";
@@ -108,5 +109,22 @@ describe("hints of resyncs", () => {
     expect(resyncHint([fast, slow])).toBe("25 %, about 5 min left.");
     expect(resyncHint([fast, { ...slow, bytes_done: 0 }])).toBe("0 %, waiting for a pace.");
     expect(resyncHint([])).toBe(null);
+  });
+});
+
+describe("bytes to media", () => {
+  const written = { data_bytes: 6 << 20, journal_bytes: 50 << 10, table_bytes: 10 << 10 };
+  const recent = (per_user_byte: number | null): RecentFigures => ({
+    window_s: 60, cluster: null, volumes: [], bricks: [],
+    media: { written, per_user_byte, metadata_per_user_byte: per_user_byte === null ? null : 0.0195 },
+  });
+
+  test("the ratio counts each copy, and metadata apart", () => {
+    expect(mediaNote(recent(2.0195))).toBe("Written to media in the last minute: 103 KiB/s, 2.02 bytes per user byte, 0.02 of them metadata. Each copy counts.");
+  });
+
+  test("without all reports there is no ratio, and without any no sentence", () => {
+    expect(mediaNote(recent(null))).toBe("Written to media in the last minute: 103 KiB/s.");
+    expect(mediaNote({ window_s: 60, cluster: null, volumes: [], bricks: [] })).toBeNull();
   });
 });

@@ -4,10 +4,10 @@ use crate::ConsoleFile;
 
 pub(crate) const FILES: &[ConsoleFile] = &[
     ConsoleFile {
-        path: "/assets/console-B_HoyREP.js",
+        path: "/assets/console-DKbnWYi6.js",
         content_type: "text/javascript; charset=utf-8",
-        etag: "\"d4c1a8e294f68653aa14e5f202df7929\"",
-        bytes: include_bytes!("../assets/assets/console-B_HoyREP.js"),
+        etag: "\"12636eacc1984db4418f38c0f8ccadd8\"",
+        bytes: include_bytes!("../assets/assets/console-DKbnWYi6.js"),
     },
     ConsoleFile {
         path: "/assets/icon-WOU32JyF.svg",
@@ -24,7 +24,7 @@ pub(crate) const FILES: &[ConsoleFile] = &[
     ConsoleFile {
         path: "/index.html",
         content_type: "text/html; charset=utf-8",
-        etag: "\"819286c5efd69b0624b56815ecbee984\"",
+        etag: "\"aeb1fc26adc4ee6d3656d3dd61b2664e\"",
         bytes: include_bytes!("../assets/index.html"),
     },
 ];
