@@ -1,11 +1,12 @@
-//! Bytes written to media: of bricks, of the cluster, and for each byte of users.
+//! Bytes written to media: of bricks, of the cluster, and for each byte of users. Reports that arrive twice or late.
 
 mod cluster;
 
 use cluster::{Cluster, MIB, brick_id, create_request, name};
 use pagemesh_base::layout::EpochNumber;
 use pagemesh_manage::wire::{
-    AttachVolume, ClusterMediaFigures, FigureSpan, ReportBrickFigures, ReportFigures,
+    AttachVolume, ClusterMediaFigures, FigureSpan, ReportBrickFigures, ReportDelivery,
+    ReportFigures,
 };
 use pagemesh_manage::{LayoutKind, Manager};
 use pagemesh_telemetry::{ChannelMeter, MediaBytes, OpKind, Report, Totals};
@@ -150,4 +151,59 @@ fn client_that_died_attached_ends_the_ratio_briefly() {
     let absent: Vec<usize> = (0..700).step_by(10).filter(is_absent).collect();
     assert_eq!((absent[0], absent[absent.len() - 1]), (60, 590));
     assert_eq!(absent.len(), 54);
+}
+
+/// Operations of the cluster in the metrics, and in the last minute.
+fn reads_of_cluster(manager: &Manager) -> (String, u64) {
+    let text = manager.metrics().text().expect("a text");
+    let series = "pagemesh_operations_total{kind=\"read\"} ";
+    let line = text.lines().find_map(|line| line.strip_prefix(series));
+    let recent = manager
+        .recent_figures()
+        .cluster
+        .map(|it| it.kinds[0].operations);
+    (line.unwrap_or("0").to_owned(), recent.unwrap_or(0))
+}
+
+#[test]
+fn report_counts_once_and_only_in_its_step() {
+    let cluster = Cluster::new(2);
+    let manager = cluster.manager_with_bricks_alive();
+    let attachment = attach(&manager, "a");
+    let (first, second) = (uuid::Uuid::from_u128(1), uuid::Uuid::from_u128(2));
+    let send = |reporter, number, covers_ms| {
+        let meter = ChannelMeter::default();
+        meter.count(OpKind::Read, 4096);
+        let figures = ReportFigures {
+            attachment,
+            report: meter.totals().since(&Totals::default()),
+            delivery: Some(ReportDelivery {
+                reporter,
+                number,
+                covers_ms,
+            }),
+        };
+        let taken = manager.report_volume_figures(&name("a"), &figures);
+        taken.expect("taken");
+    };
+    send(first, 1, 10_000);
+    send(first, 1, 12_000);
+    assert_eq!(
+        reads_of_cluster(&manager),
+        ("1".into(), 1),
+        "one report, twice"
+    );
+    send(first, 2, 20_000);
+    send(second, 1, 10_000);
+    assert_eq!(
+        reads_of_cluster(&manager),
+        ("3".into(), 3),
+        "another sender"
+    );
+    send(second, 2, 600_000);
+    assert_eq!(
+        reads_of_cluster(&manager),
+        ("4".into(), 3),
+        "most of it is older than a minute"
+    );
 }
