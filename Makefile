@@ -2,7 +2,7 @@
 # missing packages.
 CARGO ?= cargo
 
-.PHONY: all install console test quick check deny nextest setup demo bench sim storm kills direct-clients direct-client-histories guests guest-lives natives crowd databases mapped flips fsx doors pjdfstest programs docs dist deb image fresh-host bench-api metrics-check
+.PHONY: all install console test quick check deny nextest setup demo bench sim storm kills direct-clients direct-client-histories guests guest-lives natives crowd databases mapped flips fsx doors pjdfstest programs docs dist deb image fresh-host bench-api metrics-check api-check
 all:
 	$(CARGO) build --release --locked -p pagemesh -p pagemesh-preload
 
@@ -87,6 +87,12 @@ setup:
 # The alert rules of contrib, their tests, and the metrics of running processes, if promtool is there.
 metrics-check: all
 	@scripts/metrics-check target/release/pagemesh
+
+# The answers of a running manager against its OpenAPI document, with schemathesis from PyPI: make api-check
+# EXAMPLES=200 SEED=7.
+EXAMPLES ?= 20
+api-check: all
+	@EXAMPLES=$(EXAMPLES) SEED=$(SEED) scripts/api-check target/release/pagemesh
 
 demo: setup all
 	@scripts/demo target/release/pagemesh

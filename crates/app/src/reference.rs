@@ -6,6 +6,7 @@
 use crate::commands::Cli;
 use clap::{Arg, Command, CommandFactory};
 use serde_json::{Map, Value};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// The command that writes the generated pages.
@@ -154,16 +155,15 @@ fn text(help: Option<String>) -> String {
 
 /// The page of the REST API.
 fn rest() -> String {
-    let document = serde_json::to_value(pagemesh_manage::api::document::document());
-    let document = document.expect("the document is JSON");
+    let document = pagemesh_manage::api::document::document();
     let mut page = head("manager's OpenAPI document", "REST");
     page += &text(document["info"]["description"].as_str().map(str::to_owned));
     page += "\n\nThe manager serves this API over HTTP, and the document itself at `GET /api/v1/openapi.json`. Every request\n\
              but `GET /healthz` and the login carries `Authorization: Bearer TOKEN`; [Keys](../operations/keys.md#roles-and-tokens)\n\
              shows how to get the token, and what each role may do. Bodies are JSON, and so is every refusal: an [`Error`](#error), with one of these\n\
-             [codes](#errorcode). Besides the statuses below every request may be refused because its token is wrong\n\
-             (`unauthorized`, `rate-limited`), its role too weak (`forbidden`), its path or method does not exist (`not-found`, `wrong-method`), its body is too large or no JSON\n\
-             (`too-large`, `not-json`), or the manager is busy or slow (`overloaded`, `timed-out`; [limits](limits.md#the-manager)).\n";
+             [codes](#errorcode). The section of a call has its own statuses; the [common answers](#common-answers) apply to many calls. A path\n\
+             that does not exist answers 404 (`not-found`), a method that a path does not take 405 (`wrong-method`).\n";
+    page += &common_answers(&document);
     for (path, methods) in object(&document["paths"]) {
         for (method, operation) in object(methods) {
             if operation["responses"].is_object() {
@@ -176,6 +176,28 @@ fn rest() -> String {
         page += &type_section(name, schema);
     }
     page
+}
+
+/// The table of the answers that calls refer to.
+fn common_answers(document: &Value) -> String {
+    let paths = object(&document["paths"]).values();
+    let operations = paths.flat_map(|methods| object(methods).values());
+    let responses = operations.filter_map(|operation| operation["responses"].as_object());
+    let mut statuses = BTreeMap::new();
+    for (status, response) in responses.flatten() {
+        if let Some(reference) = response["$ref"].as_str() {
+            let code = reference.rsplit('/').next().unwrap_or_default();
+            statuses.insert(status, code);
+        }
+    }
+    let mut section = "\n## Common answers\n\n[Limits](limits.md#the-manager) has the sizes, numbers and times behind them.\n\n\
+                       | status | code | meaning |\n|---|---|---|\n"
+        .to_owned();
+    for (status, code) in statuses {
+        let meaning = described(&document["components"]["responses"][code]);
+        section += &format!("| {status} | `{code}` | {meaning} |\n");
+    }
+    section
 }
 
 fn object(value: &Value) -> &Map<String, Value> {
@@ -209,7 +231,8 @@ fn endpoint(method: &str, path: &str, operation: &Value) -> String {
         section += &format!("\nBody: {}\n", type_name(body));
     }
     section += "\n| status | body | meaning |\n|---|---|---|\n";
-    for (status, response) in object(&operation["responses"]) {
+    let responses = object(&operation["responses"]).iter();
+    for (status, response) in responses.filter(|(_, it)| it["$ref"].is_null()) {
         let content = response["content"].as_object();
         let schema = content.and_then(|it| it.values().next());
         let body = schema.map_or_else(String::new, |it| type_name(&it["schema"]));
@@ -277,7 +300,9 @@ fn type_section(name: &str, schema: &Value) -> String {
         let values: Vec<String> = values.iter().map(|it| format!("`{it}`")).collect();
         section += &format!("\nOne of {}.\n", values.join(", "));
     } else {
-        section += &format!("\nA JSON {}.\n", type_name(schema));
+        let pattern = schema["pattern"].as_str();
+        let pattern = pattern.map_or_else(String::new, |it| format!(" that matches `{it}`"));
+        section += &format!("\nA JSON {}{pattern}.\n", type_name(schema));
     }
     section
 }

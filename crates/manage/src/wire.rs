@@ -49,20 +49,27 @@ pub enum VolumeContent {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CreateVolume {
-    /// 1 to 64 of `A-Z a-z 0-9 . _ -`, not starting with a dot or a dash.
-    #[schema(value_type = String)]
+    /// Its name.
+    #[schema(value_type = crate::api::document::Name)]
     pub name: VolumeName,
     /// The size, in whole pages of 4096 bytes. The size of a striped volume is rounded up to whole
     /// stripes. For `files`: the limit of all files together.
+    #[schema(
+        minimum = 4096,
+        maximum = 9_223_372_036_854_771_712_i64,
+        multiple_of = 4096
+    )]
     pub size_bytes: u64,
     /// `mirror` if missing.
     #[serde(default)]
     pub layout: LayoutKind,
     /// Columns of a stripe: 2 if missing.
     #[serde(default)]
+    #[schema(minimum = 1, maximum = 16)]
     pub columns: Option<usize>,
     /// Copies of a mirror: 2 if missing.
     #[serde(default)]
+    #[schema(minimum = 1, maximum = 3)]
     pub copies: Option<usize>,
     /// The durability class of its bricks: the strongest with room if missing.
     #[serde(default)]
@@ -79,6 +86,11 @@ pub struct CreateVolume {
 #[serde(deny_unknown_fields)]
 pub struct GrowVolume {
     /// The size after growing: larger than now, in whole pages.
+    #[schema(
+        minimum = 4096,
+        maximum = 9_223_372_036_854_771_712_i64,
+        multiple_of = 4096
+    )]
     pub size_bytes: u64,
 }
 
@@ -89,7 +101,7 @@ pub struct AttachReplica {
     /// The name or the UUID of the brick of the new copy; if missing, each column takes a brick
     /// with room.
     #[serde(default)]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<crate::api::document::Name>)]
     pub brick: Option<BrickRef>,
     /// Whether the copy receives changes in order, after their acknowledgement. A durable write
     /// (`O_SYNC`, `fsync`, FUA, flush) is acknowledged once the copy has it. Needs a volume with
@@ -109,6 +121,7 @@ pub struct AttachReplica {
 #[serde(deny_unknown_fields)]
 pub struct ChooseReplica {
     /// The copy, counted from 0 as in the layout's columns.
+    #[schema(minimum = 0, maximum = 2)]
     pub copy: usize,
     /// Do it although a client has attached the volume; the client is fenced. A promotion with
     /// `force` also accepts a copy that is not in-sync. A removal with `force` also accepts that no
@@ -141,6 +154,7 @@ pub struct VolumeSizeReply {
 #[serde(deny_unknown_fields)]
 pub struct AttachVolume {
     /// The name of the client, for people: 1 to 128 bytes.
+    #[schema(min_length = 1, max_length = 128)]
     pub client: String,
     /// The client has just attached and reached no in-sync copy. The manager may then promote the
     /// asynchronous copy, if `auto_promote` allows it.
@@ -209,6 +223,7 @@ pub struct LegChange {
     pub to: LegState,
     /// The reason, for people; stored until the leg is in-sync again.
     #[serde(default)]
+    #[schema(min_length = 1, max_length = 256)]
     pub note: Option<String>,
 }
 
@@ -244,7 +259,7 @@ pub enum VolumeHealth {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VolumeInfo {
     /// Its name.
-    #[schema(value_type = String)]
+    #[schema(value_type = crate::api::document::Name)]
     pub name: VolumeName,
     /// Its identity.
     pub id: Uuid,
@@ -408,21 +423,22 @@ pub struct DeleteReply {
 pub struct ListVolumes {
     /// Volumes in one answer, 1 to 1000; all if missing. `Link` has the next page.
     #[serde(default)]
+    #[param(minimum = 1, maximum = 1000)]
     pub limit: Option<usize>,
     /// Volumes whose names follow this one.
     #[serde(default)]
-    #[param(value_type = Option<String>)]
+    #[param(value_type = Option<String>, pattern = "^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$")]
     pub after: Option<VolumeName>,
     /// Volumes with this text in their names.
     #[serde(default)]
     pub search: Option<String>,
     /// Volumes of this health.
     #[serde(default)]
-    #[param(value_type = Option<String>)]
+    #[param(value_type = VolumeHealth, required = false, inline)]
     pub health: Option<VolumeHealth>,
     /// Volumes with this use: `blocks` or `files`.
     #[serde(default)]
-    #[param(value_type = Option<String>)]
+    #[param(value_type = VolumeContent, required = false, inline)]
     pub content: Option<VolumeContent>,
 }
 
@@ -433,6 +449,7 @@ pub struct ListVolumes {
 pub struct ListBricks {
     /// Bricks in one answer, 1 to 1000; all if missing. `Link` has the next page.
     #[serde(default)]
+    #[param(minimum = 1, maximum = 1000)]
     pub limit: Option<usize>,
     /// Bricks whose names follow this one; a brick without a name has its UUID.
     #[serde(default)]
@@ -442,7 +459,7 @@ pub struct ListBricks {
     pub search: Option<String>,
     /// `alive` or `dead` bricks.
     #[serde(default)]
-    #[param(value_type = Option<String>)]
+    #[param(value_type = BrickHealth, required = false, inline)]
     pub health: Option<BrickHealth>,
 }
 

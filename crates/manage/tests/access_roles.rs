@@ -209,26 +209,36 @@ fn roles_hold_on_every_route() {
 }
 
 /// Unknown paths and methods are refused to all callers alike, and without a credential even their
-/// absence is hidden.
+/// absence is hidden. The paths that need no credential are public, with the methods that they take.
 #[test]
 fn unknown_paths_need_any_role() {
     let cluster = Cluster::new(1);
     let served = cluster.serve();
     for caller in callers(&cluster, &served) {
+        let send = |method, path| {
+            let headers = ["Host: x".to_owned(), caller.authorization.clone()];
+            let headers: Vec<_> = headers.into_iter().filter(|it| !it.is_empty()).collect();
+            let text = request(method, path, &headers);
+            exchange(served.handle.address(), fresh_peer(), &text)
+        };
         for (method, path, wanted) in [
             ("GET", "/api/v1/nothing", 404),
             ("POST", "/", 404),
             ("GET", "/healthz/", 404),
             ("GET", "//api/v1/status", 404),
             ("PATCH", "/api/v1/volumes", 405),
-            ("PUT", "/api/v1/login", 405),
         ] {
-            let headers = ["Host: x".to_owned(), caller.authorization.clone()];
-            let headers: Vec<_> = headers.into_iter().filter(|it| !it.is_empty()).collect();
-            let text = request(method, path, &headers);
-            let answer = exchange(served.handle.address(), fresh_peer(), &text);
             let wanted = if caller.role.is_some() { wanted } else { 401 };
-            assert_eq!(answer.status, wanted, "{method} {path} by {}", caller.name);
+            let status = send(method, path).status;
+            assert_eq!(status, wanted, "{method} {path} by {}", caller.name);
+        }
+        for (method, path, allowed) in [
+            ("PUT", "/api/v1/login", "post"),
+            ("TRACE", "/healthz", "get,head"),
+        ] {
+            let answer = send(method, path);
+            assert_eq!(answer.status, 405, "{method} {path} by {}", caller.name);
+            assert_eq!(answer.header("allow"), Some(allowed), "{method} {path}");
         }
     }
     served.handle.stop();

@@ -19,6 +19,7 @@ pub(crate) use browser::{
     AllowedHosts, COOKIE_NAME, CookieToken, browser_request, cookie_token, looks_like_token,
 };
 pub use identity::{Identity, PeerAddress, Role};
+pub(crate) use roles::stated_rights;
 pub use roles::{RouteRights, RouteRoles};
 pub use secret::{TokenHash, TokenSecret};
 pub(crate) use state::AccessState;

@@ -60,6 +60,8 @@ impl RouteRoles {
             method
         };
         match methods.get(method.as_str()) {
+            // The existence of an open path is no secret: the server says which methods it takes.
+            None if methods.values().all(|it| *it == Some(RouteRights::Open)) => RouteRights::Open,
             None => weakest,
             Some(stated) => stated.unwrap_or(strongest),
         }
@@ -75,7 +77,7 @@ impl RouteRoles {
 }
 
 /// The rights in the `security` of an operation: one empty requirement, or one role.
-fn stated_rights(security: &Value) -> Option<RouteRights> {
+pub(crate) fn stated_rights(security: &Value) -> Option<RouteRights> {
     let [requirement] = security.as_array()?.as_slice() else {
         return None;
     };
@@ -117,8 +119,11 @@ mod tests {
 
     #[test]
     fn route_without_role_needs_strongest() {
-        let document =
-            json!({"paths": {"/a": {"get": {}, "post": {"security": [{"token": ["viewer"]}]}}}});
+        let document = json!({"paths": {
+            "/a": {"get": {}, "post": {"security": [{"token": ["viewer"]}]}},
+            "/open": {"get": {"security": [{}]}},
+            "/mixed": {"get": {"security": [{}]}, "post": {}},
+        }});
         let table = RouteRoles::of_document(&document);
         let needs = |method, path| table.of_request(&method, path);
         let [viewer, cluster] = [Role::Viewer, Role::Cluster].map(RouteRights::Needs);
@@ -128,5 +133,7 @@ mod tests {
         assert_eq!(needs(Method::PUT, Some("/a")), viewer);
         assert_eq!(needs(Method::GET, Some("/b")), cluster);
         assert_eq!(needs(Method::GET, None), viewer);
+        assert_eq!(needs(Method::PUT, Some("/open")), RouteRights::Open);
+        assert_eq!(needs(Method::PUT, Some("/mixed")), viewer);
     }
 }

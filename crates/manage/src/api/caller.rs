@@ -42,6 +42,16 @@ impl FromRequestParts<ApiState> for CallerApi {
 /// An extractor of [`ApiState`] for handlers that create something: the call may have a key.
 pub(super) struct CreatorApi(pub ApiState);
 
+/// The header with the expected state, for the OpenAPI document.
+#[derive(IntoParams)]
+#[into_params(parameter_in = Header)]
+#[expect(dead_code, reason = "it describes the header; the extractor reads it")]
+pub(super) struct IfMatchHeader {
+    /// The `ETag` of the state that the change is based on. Several are separated by commas; `*` stands for any.
+    #[param(rename = "If-Match")]
+    if_match: Option<String>,
+}
+
 /// The header of the key, for the OpenAPI document.
 #[derive(IntoParams)]
 #[into_params(parameter_in = Header)]

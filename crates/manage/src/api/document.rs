@@ -1,14 +1,32 @@
 //! The OpenAPI document. The types here describe the JSON form of `pagemesh_base` types; a test
 //! compares them with the real ones.
 
-use super::endpoints;
+use super::{common_answers, document_schemas, endpoints};
 use crate::access::RouteRoles;
-use crate::wire::{PROBLEM_JSON, ScrubState};
+use crate::wire::{Hello, PROBLEM_JSON, ScrubState};
 use serde::{Deserialize, Serialize};
-use utoipa::openapi::RefOr;
+use serde_json::Value;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
-use utoipa::{Modify, OpenApi, ToSchema};
+use utoipa::openapi::{ObjectBuilder, RefOr, Response, Schema, Type};
+use utoipa::{Modify, OpenApi, PartialSchema, ToSchema};
 use uuid::Uuid;
+
+/// The pattern of names.
+const NAME_PATTERN: &str = "^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$";
+
+/// A name, or the UUID of a brick.
+pub struct Name;
+
+impl PartialSchema for Name {
+    fn schema() -> RefOr<Schema> {
+        let text = "1 to 64 of `A-Z a-z 0-9 . _ -`, not starting with a dot or a dash. A brick may also have its UUID here.";
+        let schema = ObjectBuilder::new().schema_type(Type::String);
+        let schema = schema.pattern(Some(NAME_PATTERN));
+        schema.description(Some(text)).build().into()
+    }
+}
+
+impl ToSchema for Name {}
 
 /// The layout of a volume. Every change raises the epoch.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
@@ -157,11 +175,74 @@ pub struct ScrubReport {
     pub damaged: u64,
 }
 
+/// A message of the stream of changes.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct StreamMessage {
+    /// `hello`, `status`, `brick`, `volume`, `event` or `acknowledged`.
+    pub event: String,
+    /// JSON: of a `hello` the type `Hello`, of the others the items of lists.
+    pub data: String,
+    /// The number of an `event`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+}
+
+/// The kinds of operations that are counted apart.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum OpKind {
+    /// Reads.
+    Read,
+    /// Writes, transactions and deallocations.
+    Write,
+    /// Flushes.
+    Flush,
+}
+
+/// The counters of a meter since its last report. RFD 025 describes the buckets.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FigureReport {
+    /// Reads, writes and flushes, in this order.
+    #[schema(min_items = 3, max_items = 3)]
+    pub kinds: Vec<FigureReportKind>,
+    /// Bytes that a brick wrote to its medium; missing in reports of volumes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub media: Option<FigureReportMedia>,
+}
+
+/// Bytes written to a medium.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FigureReportMedia {
+    /// Pages, and parts of pages that were changed in place.
+    pub data: u64,
+    /// Journals.
+    pub journal: u64,
+    /// Page tables, checksums, the bitmap and superblocks.
+    pub tables: u64,
+}
+
+/// The counters of one kind of operation.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FigureReportKind {
+    /// All operations.
+    pub ops: u64,
+    /// Bytes of all operations.
+    pub bytes: u64,
+    /// Pairs of a latency bucket and its timed operations, in ascending order of the buckets.
+    pub latency: Vec<(u16, u64)>,
+    /// Pairs of a power of two of the latency and the nanoseconds in each of the six stages, in ascending order.
+    pub stages: Vec<(u8, Vec<u64>)>,
+}
+
 #[derive(OpenApi)]
 #[openapi(
     info(title = "pagemesh manager",
-        description = "Volumes, their layouts and the bricks they lie on. The bearer is a token (`pm_…`), or the hex of HMAC-SHA256 of `pagemesh rest v0` under the cluster key, which has the role `cluster`. Browsers may send a token as the cookie `pagemesh_token`. The scope of `security` is the role that a call needs; each of `viewer`, `operator`, `admin` and `cluster` may make the calls of those before it. Errors are problems of RFC 9457. Every call but `/healthz` and the login may answer 401 without a valid credential, 403 with a weaker role, and 429 after too many wrong tokens."),
+        description = "Volumes, their layouts and the bricks they lie on. The bearer is a token (`pm_…`), or the hex of HMAC-SHA256 of `pagemesh rest v0` under the cluster key, which has the role `cluster`. Browsers may send a token as the cookie `pagemesh_token`. The scope of `security` is the role that a call needs; each of `viewer`, `operator`, `admin` and `cluster` may make the calls of those before it. Errors are problems of RFC 9457. `components.responses` has the refusals that many calls share."),
     security(("token" = [])),
+    components(schemas(Hello)),
     modifiers(&TokenScheme)
 )]
 struct DocumentHead;
@@ -183,7 +264,7 @@ pub(super) fn head() -> utoipa::openapi::OpenApi {
 
 /// The document.
 #[must_use]
-pub fn document() -> utoipa::openapi::OpenApi {
+pub fn document() -> Value {
     let mut document = endpoints::routes().into_openapi();
     let paths = document.paths.paths.values_mut();
     let operations = paths.flat_map(|path| {
@@ -195,27 +276,37 @@ pub fn document() -> utoipa::openapi::OpenApi {
         ];
         methods.into_iter().flatten()
     });
-    for (status, response) in operations.flat_map(|it| &mut it.responses.responses) {
-        let RefOr::T(response) = response else {
-            continue;
-        };
-        if response.description.is_empty() {
-            response.description = meaning_of_status(status).to_owned();
+    for operation in operations {
+        for (status, response) in &mut operation.responses.responses {
+            complete_answer(status, response);
         }
-        if status.starts_with(['4', '5'])
-            && let Some(content) = response.content.shift_remove("application/json")
-        {
-            response.content.insert(PROBLEM_JSON.to_owned(), content);
-        }
+        common_answers::add_to(operation);
     }
+    common_answers::describe(document.components.get_or_insert_default());
+    let mut document = serde_json::to_value(document).expect("the document has only JSON");
+    document_schemas::correct(&mut document);
     document
+}
+
+/// Adds the meaning of the status and the media type of problems, which the annotations of handlers leave out.
+fn complete_answer(status: &str, response: &mut RefOr<Response>) {
+    let RefOr::T(response) = response else {
+        return;
+    };
+    if response.description.is_empty() {
+        response.description = meaning_of_status(status).to_owned();
+    }
+    if status.starts_with(['4', '5'])
+        && let Some(content) = response.content.shift_remove("application/json")
+    {
+        response.content.insert(PROBLEM_JSON.to_owned(), content);
+    }
 }
 
 /// The role that each route needs, as its annotation states.
 #[must_use]
 pub fn route_roles() -> RouteRoles {
-    let document = serde_json::to_value(document());
-    RouteRoles::of_document(&document.expect("the document has only JSON"))
+    RouteRoles::of_document(&document())
 }
 
 /// The description of an answer without one of its own; OpenAPI 3.1 requires one.
@@ -242,7 +333,6 @@ mod tests {
     use crate::wire;
     use pagemesh_base::layout;
     use serde::de::DeserializeOwned;
-    use serde_json::Value;
 
     /// The described type reads the real one, and has the same keys.
     fn check<Described: Serialize + DeserializeOwned>(real: &impl Serialize) {
@@ -280,6 +370,23 @@ mod tests {
         for class in pagemesh_base::durability::Durability::ALL {
             check::<Durability>(&class);
         }
+        for kind in [
+            pagemesh_telemetry::OpKind::Read,
+            pagemesh_telemetry::OpKind::Write,
+            pagemesh_telemetry::OpKind::Flush,
+        ] {
+            check::<OpKind>(&kind);
+        }
+        let mut report = pagemesh_telemetry::Report::default();
+        report.kinds[1].latency = vec![(1, 2)];
+        report.kinds[1].stages = vec![(3, [4, 5, 6, 7, 8, 9])];
+        check::<FigureReport>(&report);
+        report.media = Some(pagemesh_telemetry::MediaBytes {
+            data: 1,
+            journal: 2,
+            tables: 3,
+        });
+        check::<FigureReport>(&report);
         let found = wire::ScrubReport {
             checked: 1,
             slots: 2,

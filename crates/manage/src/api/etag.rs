@@ -11,6 +11,17 @@ use axum::Json;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
+use utoipa::IntoParams;
+
+/// The header with the known state, for the OpenAPI document.
+#[derive(IntoParams)]
+#[into_params(parameter_in = Header)]
+#[expect(dead_code, reason = "it describes the header; `tagged_with` reads it")]
+pub(super) struct IfNoneMatchHeader {
+    /// The `ETag` of an earlier answer; 304 if it is still current. Several are separated by commas.
+    #[param(rename = "If-None-Match")]
+    if_none_match: Option<String>,
+}
 
 /// The answer with one thing; 304 if the client has it. `view` is the answer without its ages.
 pub(super) fn tagged(

@@ -1,15 +1,17 @@
 //! The REST API: its routes and limits.
 //!
 //! Invariants: only `/healthz`, the login and the files of the console are answered without a credential;
-//! without one even the existence of a path stays hidden. A role needs no look-up in handlers: the guard compares it with
+//! without one even the existence of another path stays hidden. A role needs no look-up in handlers: the guard compares it with
 //! the role that the route's annotation states. Every refusal of a readable HTTP request is JSON. Blocking
 //! work runs on its own threads, at most [`REQUESTS_MAX`] at once, even if clients stop waiting.
 
 mod blocking;
 mod caller;
+mod common_answers;
 mod console;
 mod credentials;
 pub mod document;
+mod document_schemas;
 mod endpoints;
 mod etag;
 pub mod paging;

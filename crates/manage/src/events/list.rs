@@ -16,13 +16,15 @@ pub struct EventFilter {
     pub after: Option<u64>,
     /// Events in one answer, 1 to 1000; 1000 if missing. `Link` has the next page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[param(minimum = 1, maximum = 1000)]
     pub limit: Option<usize>,
     /// Only the last so many events of all that match, 1 to 1000, in the order of their numbers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[param(minimum = 1, maximum = 1000)]
     pub last: Option<usize>,
     /// Events of this severity and of higher ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[param(value_type = Option<String>)]
+    #[param(value_type = Severity, required = false, inline)]
     pub severity: Option<Severity>,
     /// Events about the thing of this name, written `v1` or `volume:v1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -12,13 +12,14 @@ use uuid::Uuid;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CreateToken {
-    /// 1 to 64 of `A-Z a-z 0-9 . _ -`, not starting with a dot or a dash, not a UUID, not `manager`.
-    #[schema(value_type = String)]
+    /// Not a UUID, and not `manager`.
+    #[schema(value_type = crate::api::document::Name)]
     pub name: TokenName,
     /// Its rights.
     pub role: TokenRole,
     /// Seconds until it expires, 1 to ten years; it does not expire if missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 315_360_000)]
     pub expires_s: Option<u64>,
 }
 
@@ -28,7 +29,7 @@ pub struct TokenInfo {
     /// Its identity.
     pub id: Uuid,
     /// Its name.
-    #[schema(value_type = String)]
+    #[schema(value_type = crate::api::document::Name)]
     pub name: TokenName,
     /// Its rights.
     pub role: TokenRole,

@@ -17,7 +17,7 @@ pub struct BrickRegistration {
     /// The name of the brick: 1 to 64 of `A-Z a-z 0-9 . _ -`, not starting with a dot or a dash,
     /// and no UUID. If missing, the brick keeps its name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<crate::api::document::Name>)]
     pub name: Option<BrickName>,
     /// Whether the name is only for a brick that has none yet. The manager then appends `-2`, `-3`,
     /// … if another brick has it.
@@ -29,11 +29,13 @@ pub struct BrickRegistration {
     #[serde(default)]
     pub map_socket: Option<String>,
     /// The failure domain of the brick, such as a machine or a rack.
+    #[schema(min_length = 1, max_length = 64)]
     pub domain: String,
     /// The durability class of its pool.
     #[schema(value_type = crate::api::document::Durability)]
     pub durability: Durability,
     /// Bytes that slices can use in total.
+    #[schema(minimum = 1)]
     pub capacity_bytes: u64,
     /// Bytes in use.
     pub used_bytes: u64,

@@ -14,10 +14,8 @@ pub struct ReportFigures {
     /// The epoch that the attach returned.
     #[schema(value_type = u32)]
     pub attachment: EpochNumber,
-    /// For each kind of operation (read, write, flush): `ops`, `bytes`, `latency` (pairs of a histogram
-    /// bucket and a count), `stages` (pairs of a power of two of the latency and the nanoseconds by
-    /// stage). RFD 025 describes the buckets.
-    #[schema(value_type = Object)]
+    /// The counters of its meter.
+    #[schema(value_type = crate::api::document::FigureReport)]
     pub report: Report,
     /// Without it, a report whose answer was lost counts twice when it is sent again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -29,8 +27,8 @@ pub struct ReportFigures {
 #[serde(deny_unknown_fields)]
 pub struct ReportBrickFigures {
     /// As in the report of a volume, and `media`: the bytes that the brick and the clients that map its pool
-    /// wrote to its medium, as `data`, `journal` and `tables`.
-    #[schema(value_type = Object)]
+    /// wrote to its medium.
+    #[schema(value_type = crate::api::document::FigureReport)]
     pub report: Report,
     /// As in the report of a volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -216,11 +214,11 @@ pub struct FigureKind {
 pub struct StageParams {
     /// `write` if missing.
     #[serde(default = "default_kind")]
-    #[param(value_type = Option<String>)]
+    #[param(value_type = crate::api::document::OpKind, required = false, inline)]
     pub kind: OpKind,
     /// The quantile of the latency, 0 to 1; 0.99 if missing.
     #[serde(default = "default_quantile")]
-    #[param(value_type = Option<f64>)]
+    #[param(value_type = Option<f64>, minimum = 0.0, maximum = 1.0)]
     pub quantile: f64,
 }
 

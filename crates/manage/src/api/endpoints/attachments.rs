@@ -29,7 +29,7 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
 /// Attaches a volume to a client and fences the previous client.
 #[utoipa::path(post, path = "/api/v1/volumes/{name}/attach", tag = "volumes",
     security(("token" = ["cluster"])),
-    params(("name" = String, Path, description = "The volume")), request_body = AttachVolume,
+    params(("name" = document::Name, Path, description = "The volume")), request_body = AttachVolume,
     responses((status = 200, body = AttachReply), (status = 404, body = ErrorBody)))]
 async fn attach_volume(
     CallerApi(api): CallerApi,
@@ -43,7 +43,7 @@ async fn attach_volume(
 /// Ends an attachment; an attachment other than the current one stays.
 #[utoipa::path(post, path = "/api/v1/volumes/{name}/detach", tag = "volumes",
     security(("token" = ["operator"])),
-    params(("name" = String, Path, description = "The volume")), request_body = DetachVolume,
+    params(("name" = document::Name, Path, description = "The volume")), request_body = DetachVolume,
     responses((status = 200, body = DetachReply), (status = 404, body = ErrorBody)))]
 async fn detach_volume(
     CallerApi(api): CallerApi,
@@ -58,7 +58,7 @@ async fn detach_volume(
 /// details of the volume.
 #[utoipa::path(post, path = "/api/v1/volumes/{name}/copies", tag = "volumes",
     security(("token" = ["cluster"])),
-    params(("name" = String, Path, description = "The volume")), request_body = ReportReplication,
+    params(("name" = document::Name, Path, description = "The volume")), request_body = ReportReplication,
     responses((status = 200, body = VolumeDetail), (status = 404, body = ErrorBody),
         (status = 409, body = ErrorBody)))]
 async fn report_replication(
@@ -76,7 +76,7 @@ async fn report_replication(
 /// attachment is for tools.
 #[utoipa::path(post, path = "/api/v1/volumes/{name}/legs", tag = "volumes",
     security(("token" = ["cluster"])),
-    params(("name" = String, Path, description = "The volume")), request_body = ChangeLegs,
+    params(("name" = document::Name, Path, description = "The volume")), request_body = ChangeLegs,
     responses((status = 200, body = document::Layout), (status = 400, body = ErrorBody),
         (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
 async fn change_legs(

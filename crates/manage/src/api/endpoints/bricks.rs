@@ -3,8 +3,9 @@
 use super::JsonResult;
 use crate::Manager;
 use crate::api::ApiState;
-use crate::api::caller::CallerApi;
-use crate::api::etag::{tagged, tagged_list};
+use crate::api::caller::{CallerApi, IfMatchHeader};
+use crate::api::document;
+use crate::api::etag::{IfNoneMatchHeader, tagged, tagged_list};
 use crate::api::paging::{check_limit, json_name, next_page};
 use crate::api::reply::{JsonBody, PathParam, QueryParam, Refusal};
 use crate::client::{CALL_TIMEOUT, HEARTBEAT_TIMEOUT, ManagerClient, ManagerError};
@@ -30,7 +31,7 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
 
 /// The bricks, by name; `If-None-Match` spares an unchanged list.
 #[utoipa::path(get, path = "/api/v1/bricks", tag = "bricks",
-    security(("token" = ["viewer"])), params(ListBricks),
+    security(("token" = ["viewer"])), params(ListBricks, IfNoneMatchHeader),
     responses((status = 200, body = Vec<BrickInfo>), (status = 304), (status = 400, body = ErrorBody)))]
 async fn list_bricks(
     State(api): State<ApiState>,
@@ -69,7 +70,7 @@ fn without_age(brick: BrickInfo) -> BrickInfo {
 /// A brick. `ETag` names its state for `If-Match`.
 #[utoipa::path(get, path = "/api/v1/bricks/{brick}", tag = "bricks",
     security(("token" = ["viewer"])),
-    params(("brick" = String, Path, description = "Its name, or the UUID of its pool")),
+    params(("brick" = document::Name, Path, description = "Its name, or the UUID of its pool"), IfNoneMatchHeader),
     responses((status = 200, body = BrickInfo), (status = 304), (status = 400, body = ErrorBody),
         (status = 404, body = ErrorBody)))]
 async fn show_brick(
@@ -85,7 +86,7 @@ async fn show_brick(
 /// Registers a brick, or renews its registration.
 #[utoipa::path(put, path = "/api/v1/bricks/{brick}", tag = "bricks",
     security(("token" = ["cluster"])),
-    params(("brick" = String, Path, description = "Its name, or the UUID of its pool")),
+    params(("brick" = document::Name, Path, description = "Its name, or the UUID of its pool")),
     request_body = BrickRegistration,
     responses((status = 200, body = HeartbeatReply),
         (status = 400, body = ErrorBody), (status = 409, body = ErrorBody)))]
@@ -113,7 +114,7 @@ async fn heartbeat(
 /// volumes.
 #[utoipa::path(delete, path = "/api/v1/bricks/{brick}", tag = "bricks",
     security(("token" = ["admin"])),
-    params(("brick" = String, Path, description = "Its name, or the UUID of its pool"), ForceParam),
+    params(("brick" = document::Name, Path, description = "Its name, or the UUID of its pool"), ForceParam, IfMatchHeader),
     responses((status = 204), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
 async fn forget_brick(
     CallerApi(api): CallerApi,
@@ -129,7 +130,7 @@ async fn forget_brick(
 /// heartbeat carries the request; repeating the request changes nothing.
 #[utoipa::path(post, path = "/api/v1/bricks/{brick}/scrub", tag = "bricks",
     security(("token" = ["operator"])),
-    params(("brick" = String, Path, description = "Its name, or the UUID of its pool")),
+    params(("brick" = document::Name, Path, description = "Its name, or the UUID of its pool"), IfMatchHeader),
     request_body = ScrubBrick,
     responses((status = 200, body = BrickInfo), (status = 400, body = ErrorBody),
         (status = 404, body = ErrorBody), (status = 502, body = ErrorBody)))]

@@ -3,6 +3,7 @@
 use super::JsonResult;
 use crate::Manager;
 use crate::api::ApiState;
+use crate::api::document;
 use crate::api::reply::{JsonBody, PathParam, QueryParam, Refusal};
 use crate::client::{CALL_TIMEOUT, ManagerClient, ManagerError};
 use crate::wire::{
@@ -55,7 +56,7 @@ async fn cluster_figures(
 /// The history of a volume.
 #[utoipa::path(get, path = "/api/v1/figures/volumes/{name}", tag = "figures",
     security(("token" = ["viewer"])),
-    params(("name" = String, Path, description = "The volume"), SpanParam),
+    params(("name" = document::Name, Path, description = "The volume"), SpanParam),
     responses((status = 200, body = FigureSeries), (status = 400, body = ErrorBody),
         (status = 404, body = ErrorBody)))]
 async fn volume_figures(
@@ -71,7 +72,7 @@ async fn volume_figures(
 /// The history of a brick: the requests over `tcp`.
 #[utoipa::path(get, path = "/api/v1/figures/bricks/{brick}", tag = "figures",
     security(("token" = ["viewer"])),
-    params(("brick" = String, Path, description = "Its name, or the UUID of its pool"), SpanParam),
+    params(("brick" = document::Name, Path, description = "Its name, or the UUID of its pool"), SpanParam),
     responses((status = 200, body = FigureSeries), (status = 400, body = ErrorBody),
         (status = 404, body = ErrorBody)))]
 async fn brick_figures(
@@ -87,7 +88,7 @@ async fn brick_figures(
 /// Where the time of a volume's operations went in the last minute, by stage.
 #[utoipa::path(get, path = "/api/v1/why/volumes/{name}", tag = "figures",
     security(("token" = ["viewer"])),
-    params(("name" = String, Path, description = "The volume"), StageParams),
+    params(("name" = document::Name, Path, description = "The volume"), StageParams),
     responses((status = 200, body = StageFigures), (status = 400, body = ErrorBody),
         (status = 404, body = ErrorBody)))]
 async fn stage_figures(
@@ -103,7 +104,7 @@ async fn stage_figures(
 /// Takes the report of the client that has attached a volume.
 #[utoipa::path(post, path = "/api/v1/volumes/{name}/figures", tag = "figures",
     security(("token" = ["cluster"])),
-    params(("name" = String, Path, description = "The volume")), request_body = ReportFigures,
+    params(("name" = document::Name, Path, description = "The volume")), request_body = ReportFigures,
     responses((status = 204), (status = 400, body = ErrorBody), (status = 404, body = ErrorBody),
         (status = 409, body = ErrorBody)))]
 async fn report_volume_figures(
@@ -119,7 +120,7 @@ async fn report_volume_figures(
 /// Takes the report of a brick.
 #[utoipa::path(post, path = "/api/v1/bricks/{brick}/figures", tag = "figures",
     security(("token" = ["cluster"])),
-    params(("brick" = String, Path, description = "Its name, or the UUID of its pool")),
+    params(("brick" = document::Name, Path, description = "Its name, or the UUID of its pool")),
     request_body = ReportBrickFigures,
     responses((status = 204), (status = 400, body = ErrorBody), (status = 404, body = ErrorBody)))]
 async fn report_brick_figures(

@@ -3,7 +3,8 @@
 use super::JsonResult;
 use crate::Manager;
 use crate::api::ApiState;
-use crate::api::caller::{CallerApi, CreatorApi, KeyHeader};
+use crate::api::caller::{CallerApi, CreatorApi, IfMatchHeader, KeyHeader};
+use crate::api::document;
 use crate::api::etag::created;
 use crate::api::reply::{JsonBody, PathParam, Refusal};
 use crate::client::{CALL_TIMEOUT, LONG_CALL_TIMEOUT, ManagerClient, ManagerError};
@@ -26,7 +27,8 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
 /// `Idempotency-Key` gets the first answer again.
 #[utoipa::path(post, path = "/api/v1/volumes/{name}/replicas", tag = "volumes",
     security(("token" = ["operator"])),
-    params(("name" = String, Path, description = "The volume"), KeyHeader), request_body = AttachReplica,
+    params(("name" = document::Name, Path, description = "The volume"), IfMatchHeader, KeyHeader),
+    request_body = AttachReplica,
     responses((status = 201, body = VolumeDetail), (status = 400, body = ErrorBody),
         (status = 404, body = ErrorBody), (status = 409, body = ErrorBody),
         (status = 422, body = ErrorBody), (status = 502, body = ErrorBody), (status = 507, body = ErrorBody)))]
@@ -42,7 +44,8 @@ async fn attach_replica(
 /// Removes a copy of a volume; with `force` also while a client has attached it.
 #[utoipa::path(post, path = "/api/v1/volumes/{name}/replicas/detach", tag = "volumes",
     security(("token" = ["operator"])),
-    params(("name" = String, Path, description = "The volume")), request_body = ChooseReplica,
+    params(("name" = document::Name, Path, description = "The volume"), IfMatchHeader),
+    request_body = ChooseReplica,
     responses((status = 200, body = VolumeDetail), (status = 400, body = ErrorBody),
         (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
 async fn detach_replica(
@@ -58,7 +61,8 @@ async fn detach_replica(
 /// the volume.
 #[utoipa::path(post, path = "/api/v1/volumes/{name}/replicas/promote", tag = "volumes",
     security(("token" = ["operator"])),
-    params(("name" = String, Path, description = "The volume")), request_body = ChooseReplica,
+    params(("name" = document::Name, Path, description = "The volume"), IfMatchHeader),
+    request_body = ChooseReplica,
     responses((status = 200, body = VolumeDetail), (status = 400, body = ErrorBody),
         (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
 async fn promote_replica(

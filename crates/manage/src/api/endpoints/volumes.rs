@@ -3,8 +3,9 @@
 use super::JsonResult;
 use crate::Manager;
 use crate::api::ApiState;
-use crate::api::caller::{CallerApi, CreatorApi, KeyHeader};
-use crate::api::etag::{created, tagged_list, tagged_volume};
+use crate::api::caller::{CallerApi, CreatorApi, IfMatchHeader, KeyHeader};
+use crate::api::document;
+use crate::api::etag::{IfNoneMatchHeader, created, tagged_list, tagged_volume};
 use crate::api::paging::{check_limit, json_name, next_page};
 use crate::api::reply::{JsonBody, PathParam, QueryParam, Refusal};
 use crate::client::{LONG_CALL_TIMEOUT, ManagerClient, ManagerError};
@@ -29,7 +30,7 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
 
 /// The volumes, by name; `If-None-Match` spares an unchanged list.
 #[utoipa::path(get, path = "/api/v1/volumes", tag = "volumes",
-    security(("token" = ["viewer"])), params(ListVolumes),
+    security(("token" = ["viewer"])), params(ListVolumes, IfNoneMatchHeader),
     responses((status = 200, body = Vec<VolumeInfo>), (status = 304), (status = 400, body = ErrorBody)))]
 async fn list_volumes(
     State(api): State<ApiState>,
@@ -76,7 +77,7 @@ async fn create_volume(
 /// The details of a volume, its layout included. `ETag` names its state for `If-Match`.
 #[utoipa::path(get, path = "/api/v1/volumes/{name}", tag = "volumes",
     security(("token" = ["viewer"])),
-    params(("name" = String, Path, description = "The volume")),
+    params(("name" = document::Name, Path, description = "The volume"), IfNoneMatchHeader),
     responses((status = 200, body = VolumeDetail), (status = 304), (status = 404, body = ErrorBody)))]
 async fn show_volume(
     State(api): State<ApiState>,
@@ -91,7 +92,7 @@ async fn show_volume(
 /// Deletes a volume; with `force` also while a client has attached it.
 #[utoipa::path(delete, path = "/api/v1/volumes/{name}", tag = "volumes",
     security(("token" = ["operator"])),
-    params(("name" = String, Path, description = "The volume"), ForceParam),
+    params(("name" = document::Name, Path, description = "The volume"), ForceParam, IfMatchHeader),
     responses((status = 200, body = DeleteReply), (status = 404, body = ErrorBody),
         (status = 409, body = ErrorBody)))]
 async fn delete_volume(
@@ -106,7 +107,8 @@ async fn delete_volume(
 /// Grows a volume, attached or not.
 #[utoipa::path(post, path = "/api/v1/volumes/{name}/grow", tag = "volumes",
     security(("token" = ["operator"])),
-    params(("name" = String, Path, description = "The volume")), request_body = GrowVolume,
+    params(("name" = document::Name, Path, description = "The volume"), IfMatchHeader),
+    request_body = GrowVolume,
     responses((status = 200, body = VolumeSizeReply), (status = 400, body = ErrorBody),
         (status = 404, body = ErrorBody), (status = 409, body = ErrorBody),
         (status = 502, body = ErrorBody), (status = 507, body = ErrorBody)))]

@@ -2,10 +2,11 @@
 
 use crate::access::{Identity, PeerAddress};
 use crate::api::ApiState;
+use crate::api::document::StreamMessage;
 use crate::api::reply::Refusal;
 use crate::api::watch;
 use crate::connection::ConnectionCut;
-use crate::wire::{ErrorBody, Hello};
+use crate::wire::ErrorBody;
 use axum::Extension;
 use axum::extract::State;
 use axum::http::HeaderMap;
@@ -23,8 +24,8 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
 #[utoipa::path(get, path = "/api/v1/watch", tag = "events",
     security(("token" = ["viewer"])),
     params(("Last-Event-ID" = Option<u64>, Header, description = "Begin after the event of this number; with the next event if missing")),
-    responses((status = 200, body = Hello, content_type = "text/event-stream",
-            description = "The stream; its first message has this data"),
+    responses((status = 200, body = StreamMessage, content_type = "text/event-stream",
+            description = "The stream of such messages; the first is a `hello`"),
         (status = 400, body = ErrorBody),
         (status = 503, body = ErrorBody, description = "64 streams are open, or 16 from this address")))]
 async fn watch_changes(
