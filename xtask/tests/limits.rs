@@ -629,7 +629,7 @@ const MANAGER: &[Limit] = &[
         "ADDRESSES_MAX",
     ),
     (
-        "Connections of the manager.",
+        "Connections of the manager. A further one takes the place of an unauthenticated one, of the address that has most of them.",
         Unit::Count,
         "manage",
         "CONNECTIONS_MAX",

@@ -32,6 +32,7 @@ mod call_key;
 pub mod client;
 pub mod clock;
 mod connection;
+mod connection_slots;
 mod error_code;
 mod event_commit;
 mod event_stream;
@@ -72,6 +73,6 @@ pub use manager::{
     BrickConnector, METRIC_VOLUMES, Manager, ManagerSettings, VOLUMES_MAX, WatchTimes,
 };
 pub use pagemesh_base::durability::{self, Durability};
-pub use server::{ManagerConfig, ManagerHandle, ServeError, serve};
+pub use server::{ConnectionLimits, ManagerConfig, ManagerHandle, ServeError, serve};
 pub use shape::LayoutKind;
 pub use tokens::{ADMIN_TOKEN_FILE, AdminTokenOutput};

@@ -9,7 +9,7 @@ use crate::access::{AllowedHosts, PeerAddress};
 use crate::api::watch::WatchStreams;
 use crate::api::{ApiState, REQUESTS_MAX};
 use crate::clock::{Clock, SystemClock};
-use crate::connection::ConnectionCut;
+use crate::connection_slots::{ConnectionSlot, ConnectionSlots};
 use crate::manager::{BrickConnector, Manager, ManagerSettings};
 use crate::store::{Store, StoreError};
 use crate::sweep::SWEEP_INTERVAL;
@@ -31,9 +31,9 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::net::TcpStream;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::oneshot;
 
-/// Maximum of concurrent connections; more wait in the kernel's queue.
+/// Maximum of concurrent connections. A further one takes the place of an unauthenticated one.
 const CONNECTIONS_MAX: usize = 512;
 /// Limit for the arrival of a request's head, counted from the end of the request before. It closes
 /// idle and stuck connections.
@@ -55,6 +55,24 @@ const SWEEP_PAUSE_MIN: Duration = Duration::from_millis(200);
 /// Time that stopping waits for requests in progress.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// The limits of connections.
+#[derive(Clone, Copy, Debug)]
+pub struct ConnectionLimits {
+    /// Maximum of concurrent connections.
+    pub connections_max: usize,
+    /// Limit for the arrival of a request's head.
+    pub head_timeout: Duration,
+}
+
+impl Default for ConnectionLimits {
+    fn default() -> ConnectionLimits {
+        ConnectionLimits {
+            connections_max: CONNECTIONS_MAX,
+            head_timeout: HEAD_TIMEOUT,
+        }
+    }
+}
+
 /// The configuration of a manager.
 pub struct ManagerConfig {
     /// The listen address, as `host:port`; port 0 takes a free one.
@@ -73,6 +91,8 @@ pub struct ManagerConfig {
     pub settings: ManagerSettings,
     /// The source of time.
     pub clock: Arc<dyn Clock>,
+    /// The limits of connections.
+    pub limits: ConnectionLimits,
 }
 
 impl ManagerConfig {
@@ -93,6 +113,7 @@ impl ManagerConfig {
             admin_token: AdminTokenOutput::default(),
             settings: ManagerSettings::default(),
             clock: Arc::new(SystemClock::new()),
+            limits: ConnectionLimits::default(),
         }
     }
 }
@@ -215,7 +236,13 @@ pub fn serve(config: ManagerConfig) -> Result<ManagerHandle, ServeError> {
         .spawn(move || {
             runtime.spawn(publish_changes(publisher));
             runtime.spawn(run_maintenance(housekeeper));
-            runtime.block_on(accept_connections(listener, router, streams, stopped));
+            runtime.block_on(accept_connections(
+                listener,
+                router,
+                streams,
+                config.limits,
+                stopped,
+            ));
             runtime.shutdown_timeout(STOP_TIMEOUT);
         })
         .map_err(ServeError::Start)?;
@@ -247,27 +274,31 @@ async fn accept_connections(
     listener: tokio::net::TcpListener,
     router: Router,
     streams: WatchStreams,
+    limits: ConnectionLimits,
     mut stopped: oneshot::Receiver<()>,
 ) {
-    let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let slots = ConnectionSlots::new(limits.connections_max);
     let graceful = GracefulShutdown::new();
     loop {
-        let permit = connections.clone().acquire_owned();
-        let next = async { (permit.await, listener.accept().await) };
-        let (permit, accepted) = tokio::select! {
-            _ = &mut stopped => break,
-            next = next => next,
+        let next = async {
+            let (stream, peer) = listener.accept().await?;
+            let peer = PeerAddress(peer.ip());
+            Ok::<_, io::Error>((stream, peer, slots.take(peer).await))
         };
-        match (permit, accepted) {
-            (Ok(permit), Ok((stream, peer))) => {
-                let peer = PeerAddress(peer.ip());
-                serve_connection(stream, peer, router.clone(), permit, &graceful);
+        let accepted = tokio::select! {
+            _ = &mut stopped => break,
+            accepted = next => accepted,
+        };
+        match accepted {
+            Ok((stream, peer, Some(slot))) => {
+                let head_timeout = limits.head_timeout;
+                serve_connection(stream, peer, router.clone(), slot, head_timeout, &graceful);
             }
-            (_, Err(error)) => {
+            Ok((_, _, None)) => break,
+            Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
-            (Err(_), _) => break,
         }
     }
     drop(listener);
@@ -282,7 +313,8 @@ fn serve_connection(
     stream: TcpStream,
     peer: PeerAddress,
     router: Router,
-    permit: OwnedSemaphorePermit,
+    slot: ConnectionSlot,
+    head_timeout: Duration,
     graceful: &GracefulShutdown,
 ) {
     // Small answers must not wait for acknowledgements; a failure costs only time.
@@ -291,16 +323,17 @@ fn serve_connection(
         tracing::debug!(%error, "cannot limit how long answers wait");
     }
     let router = TowerToHyperService::new(router);
-    let cut = ConnectionCut::default();
-    let of_requests = cut.clone();
+    let of_requests = (slot.cut.clone(), slot.mark.clone());
     let service = service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(peer);
-        request.extensions_mut().insert(of_requests.clone());
+        let (cut, mark) = of_requests.clone();
+        request.extensions_mut().insert(cut);
+        request.extensions_mut().insert(mark);
         router.call(request)
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIMEOUT)
+        .header_read_timeout(head_timeout)
         .max_buf_size(HEAD_BYTES_MAX)
         .serve_connection(TokioIo::new(stream), service);
     let connection = graceful.watch(connection);
@@ -311,9 +344,9 @@ fn serve_connection(
                     tracing::debug!(%error, "a connection ended");
                 }
             }
-            () = cut.wait() => tracing::debug!("a connection was cut"),
+            () = slot.cut.wait() => tracing::debug!("a connection was cut"),
         }
-        drop(permit);
+        drop(slot);
     });
 }
 

@@ -26,6 +26,7 @@ pub(crate) use state::AccessState;
 pub use token_book::{BookError, EXPIRES_S_MAX, TOKENS_MAX, TokenBook};
 pub use token_record::{BadTokenName, TokenName, TokenRecord, TokenRole};
 pub use token_time::{MARK_INTERVAL_S, TokenTime};
+pub(crate) use wrong_tokens::network;
 pub use wrong_tokens::{
     ADDRESSES_MAX, WRONG_TOKENS_MAX, WRONG_TOKENS_WINDOW, WrongTokenError, WrongTokens,
 };

@@ -91,7 +91,7 @@ impl WrongTokens {
 }
 
 /// The unit that counts as one address. One subscriber has a whole /64 of IPv6.
-fn network(peer: IpAddr) -> IpAddr {
+pub(crate) fn network(peer: IpAddr) -> IpAddr {
     match peer.to_canonical() {
         IpAddr::V6(address) => {
             let prefix = address.to_bits() & !u128::from(u64::MAX);

@@ -5,6 +5,7 @@
 use super::credentials::admit;
 use super::reply::Refusal;
 use super::{ApiState, BODY_BYTES_MAX, REQUEST_TIMEOUT};
+use crate::connection_slots::AuthenticatedMark;
 use crate::error_code::ErrorCode;
 use axum::extract::{Request, State};
 use axum::http::HeaderValue;
@@ -30,6 +31,9 @@ pub(super) async fn guard(
 ) -> Response {
     match admit(&api, &request) {
         Ok(Some(identity)) => {
+            if let Some(mark) = request.extensions().get::<AuthenticatedMark>() {
+                mark.set();
+            }
             request.extensions_mut().insert(identity);
         }
         Ok(None) => match read_open_body(request).await {

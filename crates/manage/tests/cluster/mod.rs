@@ -11,8 +11,8 @@ use pagemesh_manage::clock::Clock;
 use pagemesh_manage::store::Store;
 use pagemesh_manage::wire::{BrickRegistration, CreateVolume, ErrorCode, VolumeContent};
 use pagemesh_manage::{
-    BrickConnector, Durability, LayoutKind, Manager, ManagerClient, ManagerConfig, ManagerError,
-    ManagerHandle, ManagerSettings, serve,
+    BrickConnector, ConnectionLimits, Durability, LayoutKind, Manager, ManagerClient,
+    ManagerConfig, ManagerError, ManagerHandle, ManagerSettings, serve,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -362,6 +362,10 @@ impl Cluster {
     }
 
     pub fn serve_with(&self, settings: ManagerSettings) -> TestServer {
+        self.serve_limited(settings, ConnectionLimits::default())
+    }
+
+    pub fn serve_limited(&self, settings: ManagerSettings, limits: ConnectionLimits) -> TestServer {
         let handle = serve(ManagerConfig {
             listen: "127.0.0.1:0".into(),
             store: self.store(),
@@ -371,6 +375,7 @@ impl Cluster {
             admin_token: AdminTokenOutput::File,
             settings,
             clock: self.clock.clone(),
+            limits,
         })
         .expect("a server");
         let client = ManagerClient::new(&handle.url(), &self.key).expect("a client");
