@@ -700,13 +700,15 @@ impl Constants {
         } else {
             below
         };
-        for entry in walkdir::WalkDir::new(source).sort_by_file_name() {
+        for entry in walkdir::WalkDir::new(&source).sort_by_file_name() {
             let path = entry.expect("a readable directory").into_path();
             let is_source = path.extension().is_some_and(|found| found == "rs");
+            // The names of directories above the crate say nothing about the file.
+            let inside = path.strip_prefix(&source).expect("a path in the crate");
             // The API of the manager is a part of its crate with names of its own.
             let is_other =
-                directory == "manage" && path.components().any(|it| it.as_os_str() == "api");
-            let is_test = path.components().any(|it| {
+                directory == "manage" && inside.components().any(|it| it.as_os_str() == "api");
+            let is_test = inside.components().any(|it| {
                 let name = it.as_os_str().to_string_lossy();
                 TEST_MODULES.contains(&name.trim_end_matches(".rs"))
             });
