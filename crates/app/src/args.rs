@@ -10,6 +10,9 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+/// The manager of commands that name none, unless a `client.toml` does.
+pub const DEFAULT_MANAGER: &str = "http://127.0.0.1:7070";
+
 /// The names of durability classes.
 pub const CLASSES: [&str; 4] = ["pmem", "eadr", "file-sync", "process"];
 
@@ -59,20 +62,22 @@ pub fn path_parser() -> impl TypedValueParser<Value = PathBuf> {
 /// The manager's address, and the key that proves membership in the cluster.
 #[derive(Args, Clone)]
 pub struct ManagerArgs {
-    /// Address of the manager.
+    /// Address of the manager; by default the one in `~/.config/pagemesh/client.toml`, and then in
+    /// `/etc/pagemesh/client.toml`.
     #[arg(
         long,
         env = "PAGEMESH_MANAGER",
-        default_value = "http://127.0.0.1:7070",
+        default_value = DEFAULT_MANAGER,
         global = true
     )]
     pub manager: String,
-    /// File with the cluster key; by default the key file that `up` stored for this address.
+    /// File with the cluster key; by default the one in the user's `client.toml`, the key file that `up` stored for
+    /// this address, or the one in `/etc/pagemesh/client.toml`.
     #[arg(long, env = "PAGEMESH_KEY", global = true, value_parser = path_parser())]
     pub key: Option<PathBuf>,
     /// File with a token, which replaces the key in calls to the manager; by default the token in the
-    /// variable `PAGEMESH_TOKEN`, if it is set. Commands that reach bricks (exports, mounts, checks)
-    /// need the key.
+    /// variable `PAGEMESH_TOKEN`, if it is set, or without `--key` the file in a `client.toml`. Commands that
+    /// reach bricks (exports, mounts, checks) need the key.
     #[arg(long, env = "PAGEMESH_TOKEN_FILE", global = true, value_name = "FILE", value_parser = path_parser())]
     pub token_file: Option<PathBuf>,
     /// Output format.

@@ -1,6 +1,7 @@
 //! Clients of a cluster: of the manager, and of a volume that this process attaches.
 
 use crate::args::{ManagerArgs, Transport as TransportArg};
+use crate::client_file::ClientFiles;
 use crate::{key, token_file};
 use anyhow::bail;
 use pagemesh_base::layout::VolumeName;
@@ -10,16 +11,21 @@ use pagemesh_manage::{ManagerAuthority, ManagerClient};
 use pagemesh_volume::{AttachError, Transport, Transports, Volume};
 use std::sync::Arc;
 
-/// A client of the manager that the arguments name, with their token if they name one, otherwise with
-/// the cluster key.
+/// A client of the manager that the arguments name, with their token if they name one, otherwise with the cluster
+/// key. If they name neither, the token of a `client.toml` comes before the key.
 pub fn manager_client(args: &ManagerArgs) -> anyhow::Result<ManagerClient> {
-    match token_file::find(args.token_file.as_deref())? {
+    let mut token = token_file::find(args.token_file.as_deref())?;
+    if token.is_none() && key::nonempty_path(args.key.as_deref()).is_none() {
+        let files = ClientFiles::load()?;
+        token = token_file::find(files.token_file(&args.manager))?;
+    }
+    match token {
         Some(token) => Ok(ManagerClient::with_token(&args.manager, &token)?),
         None => cluster_client(args),
     }
 }
 
-/// A client with the cluster key, for processes that outlive a token.
+/// A client with the cluster key, for daemons: they outlive a token, and no token may register, attach or report.
 pub fn cluster_client(args: &ManagerArgs) -> anyhow::Result<ManagerClient> {
     let key = key::find(args.key.as_deref(), &args.manager)?;
     Ok(ManagerClient::new(&args.manager, &key)?)
@@ -27,11 +33,11 @@ pub fn cluster_client(args: &ManagerArgs) -> anyhow::Result<ManagerClient> {
 
 /// Refuses a volume with another kind of content.
 pub fn expect_content(
-    args: &ManagerArgs,
+    manager: &ManagerClient,
     name: &VolumeName,
     content: VolumeContent,
 ) -> anyhow::Result<VolumeDetail> {
-    let detail = manager_client(args)?.volume(name)?;
+    let detail = manager.volume(name)?;
     if detail.info.content == content {
         return Ok(detail);
     }

@@ -9,22 +9,23 @@
 //! Invariants: an unknown key, a wrong type and a wrong value are errors that name file and line. A
 //! file is never executed, changed or read beyond `FILE_BYTES_MAX`.
 
-mod file;
 #[cfg(test)]
 mod reference;
 
+use crate::client_file::{self, ClientFiles};
 use crate::commands::Cli;
+use crate::config_file::{self, ConfigError, Entry, TOKEN_FILE, key_name, keys};
 use clap::error::{ContextKind, ContextValue};
-use clap::{Arg, Args, Command, CommandFactory, Parser};
-use file::{ConfigError, Entry};
+use clap::parser::ValueSource;
+use clap::{Arg, ArgMatches, Args, Command, CommandFactory, FromArgMatches};
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 /// The commands that take a configuration file, by their words.
 const DAEMONS: [&[&str]; 4] = [&["manager"], &["brick"], &["export", "nbd"], &["mount"]];
-/// Arguments that are no keys: they concern one call of the command, or no daemon.
-const NO_KEYS: [&str; 4] = ["config", "output", "help", "version"];
+/// The identifier of the option that names the manager.
+const MANAGER: &str = "manager";
 /// The exit code of an invalid command line; clap's, too.
 const EXIT_USAGE: i32 = 2;
 
@@ -41,7 +42,9 @@ pub struct ConfigArgs {
 pub fn parse_command_line() -> Cli {
     let expanded = expand(std::env::args_os().collect(), |name| std::env::var_os(name));
     let (words, source) = expanded.unwrap_or_else(|error| fail(&error));
-    Cli::try_parse_from(words).unwrap_or_else(|error| {
+    let manager = || Ok(ClientFiles::load()?.manager().map(str::to_owned));
+    let parsed = parse(words, manager).unwrap_or_else(|error| fail(&error));
+    parsed.unwrap_or_else(|error| {
         if let Some(source) = source
             && let Some(entry) = source.entry_of(&error)
         {
@@ -50,6 +53,73 @@ pub fn parse_command_line() -> Cli {
         }
         error.exit()
     })
+}
+
+/// Parses the words of a command line. If they leave the manager to the default, the manager of a `client.toml`
+/// takes its place.
+fn parse(
+    words: Vec<OsString>,
+    manager_of_files: impl FnOnce() -> Result<Option<String>, ConfigError>,
+) -> Result<Result<Cli, clap::Error>, ConfigError> {
+    let matches = match Cli::command().try_get_matches_from(&words) {
+        Ok(matches) => matches,
+        Err(error) => return Ok(Err(error)),
+    };
+    let named = match has_default_manager(&matches) {
+        true => manager_of_files()?,
+        false => None,
+    };
+    let Some(manager) = named else {
+        return Ok(Cli::from_arg_matches(&matches));
+    };
+    let command = with_default_manager(Cli::command(), &manager);
+    let matches = command.try_get_matches_from(words);
+    Ok(matches.and_then(|matches| Cli::from_arg_matches(&matches)))
+}
+
+/// Whether the command calls a manager that neither the command line nor the environment names.
+fn has_default_manager(mut matches: &ArgMatches) -> bool {
+    while let Some((_, inner)) = matches.subcommand() {
+        matches = inner;
+    }
+    matches.try_contains_id(MANAGER).is_ok()
+        && matches.value_source(MANAGER) == Some(ValueSource::DefaultValue)
+}
+
+/// The same definition with another default of `--manager`.
+fn with_default_manager(command: Command, manager: &str) -> Command {
+    let is_manager = |it: &Arg| it.get_id() == MANAGER && !it.get_default_values().is_empty();
+    let names_manager = command.get_arguments().any(is_manager);
+    let command = match names_manager {
+        true => command.mut_arg(MANAGER, |it| it.default_value(manager.to_owned())),
+        false => command,
+    };
+    command.mut_subcommands(|inner| with_default_manager(inner, manager))
+}
+
+/// A configuration file in `/etc/pagemesh`, by its name: `client.toml`, or the words of the daemon that reads it.
+/// None: no program reads a file of this name.
+pub fn check_file(path: &Path) -> Option<Result<Vec<(String, String)>, ConfigError>> {
+    let name = path.file_stem()?.to_str()?;
+    let entries = match name {
+        "client" => client_file::check(path),
+        _ => {
+            let daemon = name.split('-').next()?;
+            let words = DAEMONS.iter().find(|words| words[0] == daemon)?;
+            let mut root = Cli::command();
+            root.build();
+            let line = [&["pagemesh"], *words].concat();
+            let line: Vec<OsString> = line.iter().map(OsString::from).collect();
+            let (command, _) = find_daemon(&root, &line)?;
+            config_file::read(path, command)
+        }
+    };
+    let pairs = |entry: &Entry| {
+        let values = entry.values().into_iter();
+        let value = values.map(|it| it.to_string_lossy().into_owned());
+        (entry.key.clone(), value.collect::<Vec<_>>().join(" "))
+    };
+    Some(entries.map(|entries| entries.iter().map(pairs).collect()))
 }
 
 fn fail(error: &ConfigError) -> ! {
@@ -87,11 +157,15 @@ fn expand(
         return Ok((words, None));
     };
     let given = Given::read(command, &words[head..]);
+    if given.options.contains(TOKEN_FILE) {
+        let place = format!("--{TOKEN_FILE}");
+        return Err(ConfigError::TokenOfDaemon { place });
+    }
     let words = without_flag_values(command, words, head);
     let Some(path) = given.config.as_deref() else {
         return Ok((words, None));
     };
-    let entries = file::read(path, command)?;
+    let entries = config_file::read(path, command)?;
     let is_unset = |argument: &Arg| {
         let variable = argument.get_env().and_then(&environment);
         variable.is_none_or(|value| value.is_empty()) && !given.has(command, argument)
@@ -170,19 +244,6 @@ fn find_daemon<'a>(root: &'a Command, words: &[OsString]) -> Option<(&'a Command
         let command = path.iter().fold(Some(root), find)?;
         is_named.then_some((command, head))
     })
-}
-
-/// The arguments of a command that a file can set.
-fn keys(command: &Command) -> impl Iterator<Item = &Arg> {
-    let is_key = |it: &&Arg| !it.is_hide_set() && !NO_KEYS.contains(&it.get_id().as_str());
-    command.get_arguments().filter(is_key)
-}
-
-/// The key of an argument.
-fn key_name(argument: &Arg) -> &str {
-    argument
-        .get_long()
-        .unwrap_or_else(|| argument.get_id().as_str())
 }
 
 /// A later positional argument must not take the place of a missing one.
@@ -283,11 +344,6 @@ fn takes_next_word(command: &Command, long: &str) -> bool {
         .get_arguments()
         .find(|it| it.get_long() == Some(long));
     found.is_some_and(|it| it.get_action().takes_values() && !it.is_require_equals_set())
-}
-
-/// The path of a file as a word of a message.
-fn shown(path: &Path) -> std::path::Display<'_> {
-    path.display()
 }
 
 #[cfg(test)]

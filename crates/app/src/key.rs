@@ -1,9 +1,10 @@
 //! The place of the cluster key.
 //!
-//! `--key` or `PAGEMESH_KEY` names the key file. Otherwise it is the file of the manager's address
-//! in the user's configuration directory, so that several clusters of one user do not disturb each
-//! other.
+//! `--key` or `PAGEMESH_KEY` names the key file. Otherwise a `client.toml` for the manager's address names it, or it
+//! is the file of the address in the user's configuration directory. So several clusters of one user do not disturb
+//! each other.
 
+use crate::client_file::{ClientFile, ClientFiles, HOST_DIR, config_dir};
 use anyhow::{Context, bail};
 use pagemesh_base::key::{KEY_BYTES, Key};
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -14,21 +15,13 @@ use tempfile::NamedTempFile;
 
 /// The default key file of a manager's address.
 pub fn default_path(manager: &str) -> anyhow::Result<PathBuf> {
-    let config = match std::env::var_os("XDG_CONFIG_HOME") {
-        Some(config) if !config.is_empty() => PathBuf::from(config),
-        _ => {
-            let home = std::env::var_os("HOME").filter(|home| !home.is_empty());
-            let home = home
-                .context("neither HOME nor XDG_CONFIG_HOME is set; name the key file with --key")?;
-            Path::new(&home).join(".config")
-        }
-    };
+    let config = config_dir()?;
     let address = manager.trim_start_matches("http://").trim_end_matches('/');
     let usable = |c: char| c.is_ascii_alphanumeric() || ".:-_[]".contains(c);
     if address.is_empty() || address.starts_with('.') || !address.chars().all(usable) {
         bail!("'{manager}' is no address of a manager; write it as http://127.0.0.1:7070");
     }
-    Ok(config.join("pagemesh").join("keys").join(address))
+    Ok(config.join("keys").join(address))
 }
 
 /// The named key file. An empty name, as from an empty `PAGEMESH_KEY`, counts as none.
@@ -36,21 +29,30 @@ pub fn nonempty_path(path: Option<&Path>) -> Option<&Path> {
     path.filter(|path| !path.as_os_str().is_empty())
 }
 
-/// Reads the named key file, or the default file of the manager's address.
+/// Reads the named key file, or the one of the manager's address.
 pub fn find(named: Option<&Path>, manager: &str) -> anyhow::Result<Key> {
-    match self::nonempty_path(named) {
-        Some(path) => Ok(Key::load(path)?),
-        None => {
-            let path = default_path(manager)?;
-            if !path.exists() {
-                bail!(
-                    "there is no cluster key for {manager} in {}; name the key file with --key or PAGEMESH_KEY",
-                    path.display()
-                );
-            }
-            Ok(Key::load(&path)?)
-        }
+    if let Some(path) = locate(named, manager)? {
+        return Ok(Key::load(&path)?);
     }
+    let path = default_path(manager)?;
+    bail!(
+        "there is no cluster key for {manager} in {} or {HOST_DIR}/client.toml; name the key file with --key or \
+         PAGEMESH_KEY",
+        path.display()
+    )
+}
+
+/// The named key file, or the one of the manager's address: of the user's `client.toml`, of the user's keys, of the
+/// machine's `client.toml`. None if there is none.
+pub fn locate(named: Option<&Path>, manager: &str) -> anyhow::Result<Option<PathBuf>> {
+    if let Some(path) = nonempty_path(named) {
+        return Ok(Some(path.to_owned()));
+    }
+    let files = ClientFiles::load()?;
+    let stored = || default_path(manager).ok().filter(|path| path.exists());
+    let key_of = |file: Option<&ClientFile>| file.and_then(|file| file.key.clone());
+    let of_user = key_of(files.of_user(manager)).or_else(stored);
+    Ok(of_user.or_else(|| key_of(files.of_host(manager))))
 }
 
 /// Reads a key file, or creates one with a new key. Of several processes that create it at once,

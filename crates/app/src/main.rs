@@ -8,14 +8,17 @@
 
 mod args;
 mod client;
+mod client_file;
 mod cluster;
 mod commands;
 mod config;
+mod config_file;
 mod fence_watch;
 mod figure_reporter;
 mod key;
 mod metrics_pages;
 mod output;
+mod program;
 #[cfg(test)]
 mod reference;
 mod service;

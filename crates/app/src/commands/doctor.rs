@@ -1,10 +1,12 @@
 //! `pagemesh doctor`: checks of a machine before and after pagemesh runs on it.
 //!
-//! `facts` reads the machine; `checks` judges the facts and reads nothing. Invariant: the command
+//! `facts` reads the machine, with `ports` and `installed`; `checks` judges the facts and reads nothing. Invariant: the command
 //! changes nothing on the machine.
 
 mod checks;
 mod facts;
+mod installed;
+mod ports;
 
 use crate::args::{Output, path_parser};
 use crate::commands::Verdict;
@@ -14,16 +16,16 @@ use clap::Args;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// Check this machine: kernel, FUSE, huge pages, DAX, limits, ports, clock, memory, manager and
+/// Check this machine: kernel, FUSE, huge pages, DAX, limits, configuration files, ports, clock, memory, manager and
 /// key. Each finding has its reason and the command that corrects it.
 ///
 /// Exit codes: 0 no finding; 5 warnings; 3 errors.
 #[derive(Args)]
 pub struct DoctorArgs {
-    /// Address of the manager; without it the manager is not checked.
+    /// Address of the manager; by default the one in `client.toml`, or in the configuration of a daemon.
     #[arg(long, env = "PAGEMESH_MANAGER")]
     pub manager: Option<String>,
-    /// File with the cluster key.
+    /// File with the cluster key; by default the one in `client.toml`, or in the configuration of a daemon.
     #[arg(long, env = "PAGEMESH_KEY", value_parser = path_parser())]
     pub key: Option<PathBuf>,
     /// Output format.

@@ -1,7 +1,7 @@
 //! `pagemesh export`: attached volumes behind the NBD server.
 
 use crate::args::{ManagerArgs, ScrubArgs, Transport, listen_address};
-use crate::client::{DetachGuard, attach, expect_content, manager_client};
+use crate::client::{DetachGuard, attach, cluster_client, expect_content};
 use crate::config::ConfigArgs;
 use crate::fence_watch::{self, FencedError};
 use crate::figure_reporter::FigureReporter;
@@ -151,8 +151,9 @@ pub fn run(command: &ExportCommand) -> anyhow::Result<()> {
     // Check the addresses before the attach: an address in use must not fence a client.
     let server = Server::bind_with(listen, exports.clone(), limits(*no_keep_awake))?;
     let metrics = metrics.bind()?;
+    let manager = cluster_client(client)?;
     for name in volumes {
-        expect_content(client, name, VolumeContent::Blocks)?;
+        expect_content(&manager, name, VolumeContent::Blocks)?;
     }
     let (mut attached, mut given_back) = (Vec::new(), Vec::new());
     for name in volumes {
@@ -169,7 +170,7 @@ pub fn run(command: &ExportCommand) -> anyhow::Result<()> {
     let reported = attached.iter().zip(volumes);
     let reported = reported.map(|(volume, name)| (name.clone(), volume.clone()));
     let reported: Vec<_> = reported.collect();
-    let _reporter = FigureReporter::of_volumes(manager_client(client)?, reported.clone())?;
+    let _reporter = FigureReporter::of_volumes(manager, reported.clone())?;
     let _metrics = metrics_pages::serve(metrics, move || metrics_pages::client_page(&reported))?;
     let fenced = FencedVolumes::watch(volumes, &attached, &exports, &ending.trigger())?;
     asked.handle(attached)?;

@@ -99,7 +99,7 @@ pub fn run(command: &FileSystemCommand) -> anyhow::Result<()> {
             output::print(args.output, &found, || file_system_table(&found))
         }
         FileSystemCommand::Show { name, client: args } => {
-            let detail = expect_content(args, name, VolumeContent::Files)?;
+            let detail = expect_content(&manager_client(args)?, name, VolumeContent::Files)?;
             output::print(args.output, &detail, || show(&detail))
         }
         FileSystemCommand::Grow {
@@ -107,7 +107,7 @@ pub fn run(command: &FileSystemCommand) -> anyhow::Result<()> {
             size,
             client: args,
         } => {
-            let detail = expect_content(args, name, VolumeContent::Files)?;
+            let detail = expect_content(&manager_client(args)?, name, VolumeContent::Files)?;
             let sized = manager_client(args)?.grow(name, size.0)?;
             output::print(args.output, &sized, || {
                 let now = bytes(sized.volume.info.size_bytes);
@@ -123,7 +123,7 @@ pub fn run(command: &FileSystemCommand) -> anyhow::Result<()> {
             force,
             client: args,
         } => {
-            expect_content(args, name, VolumeContent::Files)?;
+            expect_content(&manager_client(args)?, name, VolumeContent::Files)?;
             let deleted = manager_client(args)?.delete(name, *force)?;
             output::print(args.output, &deleted, || format!("{name} is deleted"))
         }

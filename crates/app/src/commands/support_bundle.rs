@@ -13,6 +13,7 @@ mod sources;
 
 use crate::args::ManagerArgs;
 use crate::client::host_name;
+use crate::client_file::HOST_DIR;
 use crate::output;
 use anyhow::Context;
 use archive::{Archive, Item};
@@ -39,7 +40,7 @@ pub struct SupportBundleArgs {
     pub file: Option<PathBuf>,
     /// Directory with configuration files (`*.toml`) and logs (`*.log`), as /etc/pagemesh or the
     /// directory of `pagemesh up`; may be repeated.
-    #[arg(long, value_name = "DIR", default_value = "/etc/pagemesh")]
+    #[arg(long, value_name = "DIR", default_value = HOST_DIR)]
     pub dir: Vec<PathBuf>,
     #[command(flatten)]
     pub client: ManagerArgs,
@@ -81,6 +82,12 @@ pub fn run(args: &SupportBundleArgs) -> anyhow::Result<()> {
         bar.tick();
     }
     bar.finish_and_clear();
+    if let Some(cause) = archive.missing_reason(sources::CLUSTER) {
+        eprintln!(
+            "warning: the part of the cluster is missing: {cause}; name the manager with --manager and the key with --key, \
+             or both in {HOST_DIR}/client.toml"
+        );
+    }
     let masked = archive.masked;
     let report = |contents: &[Item]| {
         serde_json::to_string_pretty(&Report {

@@ -4,9 +4,9 @@
 //! they have each key of their command; a test compares them. `@NAME@`, `@ADDRESS@` and `@MANAGER@`
 //! stand for the names and addresses that differ between hosts.
 
-use super::file::{is_number, takes_many};
-use super::{DAEMONS, expand, file, find_daemon, key_name, keys};
+use super::{DAEMONS, expand, find_daemon};
 use crate::commands::Cli;
+use crate::config_file::{self, is_number, key_name, keys, takes_many};
 use clap::{Arg, Command, CommandFactory};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -169,7 +169,7 @@ fn example_has_each_key_with_a_value_of_its_type() {
             .map(|line| if is_default(line) { &line[1..] } else { line })
             .collect();
         std::fs::write(&path, all.join("\n")).expect("written");
-        let entries = file::read(&path, command).unwrap_or_else(|error| panic!("{error}"));
+        let entries = config_file::read(&path, command).unwrap_or_else(|error| panic!("{error}"));
         let found: BTreeSet<&str> = entries.iter().map(|entry| entry.key.as_str()).collect();
         let wanted: BTreeSet<&str> = keys(command).map(key_name).collect();
         assert_eq!(found, wanted, "{words:?}");

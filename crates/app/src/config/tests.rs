@@ -1,6 +1,7 @@
 //! Command lines with configuration files.
 
 use super::*;
+use clap::Parser;
 
 /// The words after a file with this text was added to a command line.
 fn expanded(line: &str, text: &str, environment: &[(&str, &str)]) -> Result<String, String> {
@@ -117,6 +118,62 @@ fn unknown_key_is_refused_with_nearest() {
         "output = \"json\"",
     ] {
         refuses("pagemesh brick --config FILE", key, &["unknown"]);
+    }
+}
+
+#[test]
+fn token_of_daemon_is_refused_with_way_out() {
+    let file = "manager = \"http://m:1\"\ntoken-file = \"/t\"\n";
+    for daemon in ["brick", "mount", "export nbd", "manager"] {
+        let line = format!("pagemesh {daemon} --config FILE");
+        let parts = ["FILE:2", "'token-file'", "cluster key", "--key"];
+        refuses(&line, file, &parts);
+    }
+    let parts = ["--token-file", "cluster key"];
+    refuses("pagemesh mount a /mnt --token-file FILE", "", &parts);
+    let other = "pagemesh brick list --token-file FILE";
+    gives(other, "", other);
+}
+
+#[test]
+fn manager_of_client_file_replaces_default_only() {
+    let manager = |line: &str| {
+        let words = line.split(' ').map(OsString::from).collect();
+        let named = || Ok(Some("http://10.0.0.1:7070".to_owned()));
+        let cli = parse(words, named).expect("no file").expect("a right line");
+        match cli.command {
+            crate::commands::Command::Status { client } => client.manager,
+            crate::commands::Command::Brick(args) => args.client.manager,
+            _ => panic!("another command"),
+        }
+    };
+    for line in ["status", "brick list", "brick --pool /p"] {
+        assert_eq!(manager(&format!("pagemesh {line}")), "http://10.0.0.1:7070");
+    }
+    assert_eq!(
+        manager("pagemesh status --manager http://m:1"),
+        "http://m:1"
+    );
+    assert_eq!(
+        manager("pagemesh brick list --manager http://m:1"),
+        "http://m:1"
+    );
+}
+
+#[test]
+fn invalid_client_file_stops_commands_of_cluster_only() {
+    let parsed = |line: &str| {
+        let words = line.split(' ').map(OsString::from).collect();
+        let place = "client.toml:1".to_owned();
+        parse(words, || Err(ConfigError::TokenOfDaemon { place }))
+    };
+    assert!(parsed("pagemesh status").is_err());
+    for line in [
+        "pagemesh pool show /p",
+        "pagemesh doctor",
+        "pagemesh status --manager http://m:1",
+    ] {
+        assert!(parsed(line).is_ok(), "{line}");
     }
 }
 

@@ -101,7 +101,9 @@ impl ClientRecord {
         if killed.back().is_some_and(|last| last.pid == pid) {
             return;
         }
-        killed.truncate(KILLED_MAX - 1);
+        while killed.len() >= KILLED_MAX {
+            killed.pop_front();
+        }
         killed.push_back(KilledClient {
             pid,
             name: self.name(),
@@ -213,5 +215,23 @@ impl ClientRegistry {
             processes,
             killed: lock(&self.killed).iter().cloned().collect(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn oldest_killed_client_is_forgotten_first() {
+        let registry = ClientRegistry::new(Arc::default());
+        let last = KILLED_MAX as i32 + 5;
+        for number in 1..=last {
+            let pid = Pid::from_raw(number).expect("a number");
+            registry.find_or_add(pid).record_kill("stopped");
+        }
+        let killed = registry.status(None, 0, vec![]).killed;
+        let pids: Vec<i32> = killed.iter().map(|client| client.pid).collect();
+        assert_eq!(pids, Vec::from_iter(6..=last));
     }
 }

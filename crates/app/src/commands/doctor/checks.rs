@@ -2,11 +2,17 @@
 //!
 //! Invariant: pure. Each check reads `HostFacts` alone, so that a test has a case for each verdict.
 
-use super::facts::{Clock, DeviceAccess, HostFacts, KeyFacts, PortState};
+use super::facts::{Clock, DeviceAccess, HostFacts, KeyFacts, ManagerFacts};
+use super::installed::Limits;
+use super::ports::PortState;
 use serde::Serialize;
 
-/// The oldest kernel with long-term support.
-const KERNEL_MIN: (u32, u32) = (5, 10);
+/// The oldest kernel: a mount refuses a FUSE older than 7.31, which is of Linux 5.4, and a brick identifies the
+/// processes of its clients by pidfd_open(2), of Linux 5.3.
+const KERNEL_MIN: (u32, u32) = (5, 4);
+/// The oldest kernel without a limit: pidfd_getfd(2) connects direct clients of other network namespaces from Linux
+/// 5.6 on, and utimensat(2) with AT_EMPTY_PATH notifies watchers from 5.8 on.
+const KERNEL_WANTED: (u32, u32) = (5, 8);
 /// The first kernel with FUSE over io_uring.
 const KERNEL_URING: (u32, u32) = (6, 14);
 /// Locked memory below which buffers of io_uring may be refused, in bytes.
@@ -54,6 +60,11 @@ impl Judged {
         Judged(Finding::Ok, text.into(), None)
     }
 
+    /// A usual state that could be better.
+    fn advice(text: impl Into<String>, fix: impl Into<String>) -> Judged {
+        Judged(Finding::Ok, text.into(), Some(fix.into()))
+    }
+
     fn warning(text: impl Into<String>, fix: impl Into<String>) -> Judged {
         Judged(Finding::Warning, text.into(), Some(fix.into()))
     }
@@ -79,7 +90,8 @@ pub fn all(host: &HostFacts) -> Vec<Check> {
     let mut checks = vec![
         kernel(host).check(
             "kernel",
-            "system calls that pagemesh uses are missing in older kernels",
+            "mounts need FUSE 7.31 (Linux 5.4); direct clients in other network namespaces need pidfd_getfd (5.6), \
+             and watchers of direct writes need utimensat by descriptor (5.8)",
         ),
         fuse_device(host).check(
             "fuse",
@@ -108,8 +120,9 @@ pub fn all(host: &HostFacts) -> Vec<Check> {
         memlock(host).check("memlock", "io_uring locks its buffers in memory"),
         open_files(host).check("open-files", "each connection of a daemon has a descriptor"),
     ];
+    checks.extend(config(host));
     for port in &host.ports {
-        let reason = "the shipped configuration listens there";
+        let reason = "the configuration listens there, or the shipped one";
         checks.push(
             port_state(port.number, &port.state).check(format!("port-{}", port.number), reason),
         );
@@ -138,13 +151,21 @@ fn version(release: &str) -> Option<(u32, u32)> {
 fn kernel(host: &HostFacts) -> Judged {
     let release = &host.kernel;
     match version(release) {
-        Some(found) if found >= KERNEL_MIN => Judged::ok(release),
-        Some(_) => Judged::warning(
-            format!("{release} is older than {}.{}", KERNEL_MIN.0, KERNEL_MIN.1),
-            "install a kernel with long-term support: apt-get install linux-image-amd64",
-        ),
+        Some(found) if found >= KERNEL_WANTED => Judged::ok(release),
+        Some(found) if found >= KERNEL_MIN => {
+            Judged::warning(older_than(release, KERNEL_WANTED), KERNEL_FIX)
+        }
+        Some(_) => Judged::error(older_than(release, KERNEL_MIN), KERNEL_FIX),
         None => Judged::warning(format!("'{release}' is no known version"), "uname -r"),
     }
+}
+
+/// The way to a newer kernel.
+const KERNEL_FIX: &str =
+    "install a kernel with long-term support: apt-get install linux-image-amd64";
+
+fn older_than(release: &str, (major, minor): (u32, u32)) -> String {
+    format!("{release} is older than {major}.{minor}")
 }
 
 fn fuse_device(host: &HostFacts) -> Judged {
@@ -168,9 +189,19 @@ fn fusermount(host: &HostFacts) -> Judged {
 }
 
 fn fuse_uring(host: &HostFacts) -> Judged {
+    let disabled = host.io_uring_disabled.as_deref();
     match host.fuse_uring {
+        Some(true) if disabled == Some("2") => Judged::warning(
+            "enabled, but kernel.io_uring_disabled is 2, so mounts read and write /dev/fuse",
+            "sysctl kernel.io_uring_disabled=1; \
+             echo kernel.io_uring_disabled=1 > /etc/sysctl.d/60-pagemesh.conf",
+        ),
+        Some(true) if disabled == Some("1") => {
+            Judged::ok("enabled for mounts of root: kernel.io_uring_disabled is 1")
+        }
         Some(true) => Judged::ok("enabled"),
-        Some(false) => Judged::warning(
+        // The default of the kernel.
+        Some(false) => Judged::advice(
             "the kernel has FUSE over io_uring, and it is off",
             "echo 1 > /sys/module/fuse/parameters/enable_uring; \
              echo 'options fuse enable_uring=1' > /etc/modprobe.d/pagemesh-fuse.conf",
@@ -184,25 +215,23 @@ fn fuse_uring(host: &HostFacts) -> Judged {
 
 fn shmem(host: &HostFacts) -> Judged {
     match host.shmem_huge.as_deref() {
-        Some(word @ ("never" | "deny")) => Judged::warning(
-            format!("shmem_enabled is {word}"),
-            "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled",
-        ),
+        // The default of the kernel.
+        Some("never") => Judged::advice("shmem_enabled is never", SHMEM_FIX),
+        Some("deny") => Judged::warning("shmem_enabled is deny", SHMEM_FIX),
         Some(word) => Judged::ok(format!("shmem_enabled is {word}")),
         None => Judged::ok("the kernel has no transparent huge pages"),
     }
 }
+
+/// The way to huge pages for pools in memory.
+const SHMEM_FIX: &str = "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled";
 
 fn huge_tmpfs(host: &HostFacts) -> Judged {
     if let Some(dir) = host.huge_tmpfs.first() {
         return Judged::ok(format!("{} has huge pages", dir.display()));
     }
     let fix = "mount -t tmpfs -o huge=always,size=16G tmpfs /mnt/huge";
-    Judged(
-        Finding::Ok,
-        "no tmpfs has huge pages".into(),
-        Some(fix.into()),
-    )
+    Judged::advice("no tmpfs has huge pages", fix)
 }
 
 fn dax(host: &HostFacts) -> Judged {
@@ -213,35 +242,71 @@ fn dax(host: &HostFacts) -> Judged {
     }
 }
 
+/// The place of limits, for a text.
+fn place_of(limits: Limits) -> &'static str {
+    match limits.is_of_units {
+        true => "in the units",
+        false => "in this shell; the units have their own",
+    }
+}
+
 fn memlock(host: &HostFacts) -> Judged {
-    match host.memlock_bytes {
+    let place = place_of(host.limits);
+    let fix = "ulimit -l unlimited; a unit: LimitMEMLOCK=infinity";
+    match host.limits.memlock_bytes {
         None => Judged::ok("no limit"),
-        Some(bytes) if bytes >= MEMLOCK_MIN_BYTES => Judged::ok(format!("{} MiB", bytes >> 20)),
-        Some(bytes) => Judged::warning(
-            format!(
-                "{} KiB, less than {} MiB",
-                bytes >> 10,
-                MEMLOCK_MIN_BYTES >> 20
-            ),
-            "ulimit -l unlimited; a unit: LimitMEMLOCK=infinity",
-        ),
+        Some(bytes) => {
+            let text = format!("{} KiB {place}", bytes >> 10);
+            let is_enough = bytes >= MEMLOCK_MIN_BYTES;
+            // A shell has 8 MiB by default. Without io_uring nothing is locked.
+            let matters = host.limits.is_of_units || host.fuse_uring == Some(true);
+            match (is_enough, matters) {
+                (true, _) => Judged::ok(text),
+                (false, true) => Judged::warning(text, fix),
+                (false, false) => Judged::advice(text, fix),
+            }
+        }
     }
 }
 
 fn open_files(host: &HostFacts) -> Judged {
+    let place = place_of(host.limits);
     let fix = "ulimit -n 65536; a unit: LimitNOFILE=65536";
-    match host.open_files {
-        None => Judged::ok("no limit"),
-        Some(count) if count >= OPEN_FILES_WANTED => Judged::ok(format!("{count} descriptors")),
-        Some(count) if count >= OPEN_FILES_MIN => Judged::warning(
-            format!("{count} descriptors, less than {OPEN_FILES_WANTED}"),
-            fix,
-        ),
-        Some(count) => Judged::error(
-            format!("{count} descriptors, less than {OPEN_FILES_MIN}"),
-            fix,
-        ),
+    let Some(count) = host.limits.open_files else {
+        return Judged::ok("no limit");
+    };
+    let text = format!("{count} descriptors {place}");
+    if count >= OPEN_FILES_WANTED {
+        Judged::ok(text)
+    } else if count < OPEN_FILES_MIN {
+        Judged::error(text, fix)
+    } else if host.limits.is_of_units {
+        Judged::warning(text, fix)
+    } else {
+        // The default of a shell.
+        Judged::advice(text, fix)
     }
+}
+
+/// A check of all configuration files if they are valid, otherwise of each that is not.
+fn config(host: &HostFacts) -> Vec<Check> {
+    let reason =
+        "a daemon refuses an invalid configuration file, and so do commands with client.toml";
+    let wrong = host.config_files.iter().filter_map(|file| {
+        let cause = file.content.as_ref().err()?;
+        let fix = format!("edit {}", file.path.display());
+        let name = file.path.file_stem().unwrap_or_default().to_string_lossy();
+        Some(Judged::error(cause, fix).check(format!("config-{name}"), reason))
+    });
+    let wrong: Vec<Check> = wrong.collect();
+    if !wrong.is_empty() {
+        return wrong;
+    }
+    let text = match host.config_files.len() {
+        0 => "no configuration in /etc/pagemesh".to_owned(),
+        count => format!("{count} files in /etc/pagemesh are valid"),
+    };
+    vec![Judged::ok(text).check("config", reason)]
 }
 
 fn port_state(port: u16, state: &PortState) -> Judged {
@@ -250,9 +315,11 @@ fn port_state(port: u16, state: &PortState) -> Judged {
     match state {
         PortState::Free => Judged::ok("free"),
         PortState::Ours => Judged::ok("pagemesh listens there"),
-        PortState::Taken(Some(program)) => Judged::error(format!("{program} listens there"), fix),
-        PortState::Taken(None) => Judged::error("another program listens there", fix),
-        PortState::Unknown(cause) => Judged::warning(format!("cannot be checked: {cause}"), fix),
+        PortState::Taken(program) => Judged::error(format!("{program} listens there"), fix),
+        PortState::Unknown(cause) => {
+            let fix = format!("as root: ss -ltnp 'sport = :{port}'");
+            Judged::warning(format!("cannot be checked: {cause}"), fix)
+        }
     }
 }
 
@@ -281,6 +348,13 @@ fn key(host: &HostFacts) -> Judged {
     match &host.key {
         KeyFacts::Unnamed => Judged::ok("no key file is named"),
         KeyFacts::Usable(path) => Judged::ok(format!("{} is private", path.display())),
+        KeyFacts::Unseen(path) => Judged::warning(
+            format!(
+                "{} cannot be read by this user, so it is not checked",
+                path.display()
+            ),
+            "sudo pagemesh doctor",
+        ),
         KeyFacts::Refused { path, cause } => {
             let path = path.display();
             let fix = format!("chown pagemesh {path}; chmod 600 {path}");
@@ -291,9 +365,13 @@ fn key(host: &HostFacts) -> Judged {
 
 fn manager(host: &HostFacts) -> Judged {
     match &host.manager {
-        None => Judged::ok("no manager is named"),
-        Some((url, None)) => Judged::ok(format!("{url} answers")),
-        Some((_, Some(cause))) => {
+        ManagerFacts::Unnamed => Judged::ok("no manager is named"),
+        ManagerFacts::Answers(url) => Judged::ok(format!("{url} answers")),
+        ManagerFacts::NotAsked(url) => Judged::warning(
+            format!("{url} was not asked, because this user may not read the key"),
+            "sudo pagemesh doctor",
+        ),
+        ManagerFacts::Fails(cause) => {
             let fix = "systemctl start pagemesh-manager, on its machine; or name it with --manager";
             Judged::error(cause, fix)
         }
@@ -301,128 +379,4 @@ fn manager(host: &HostFacts) -> Judged {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::facts::PortFacts;
-    use super::*;
-    use std::path::PathBuf;
-
-    /// A machine without a finding.
-    fn good() -> HostFacts {
-        HostFacts {
-            kernel: "6.14.0-2-amd64".into(),
-            fuse_device: DeviceAccess::Usable,
-            is_root: false,
-            has_fusermount: true,
-            fuse_uring: Some(true),
-            shmem_huge: Some("advise".into()),
-            huge_tmpfs: vec![PathBuf::from("/mnt/huge")],
-            dax_devices: vec!["dax0.0".into()],
-            memlock_bytes: None,
-            open_files: Some(65536),
-            ports: vec![PortFacts {
-                number: 7070,
-                state: PortState::Free,
-            }],
-            clock: Clock::Synchronised,
-            shm_free_bytes: Some(1 << 30),
-            key: KeyFacts::Usable("/etc/pagemesh/key".into()),
-            manager: Some(("http://10.0.0.1:7070".into(), None)),
-        }
-    }
-
-    /// Asserts that the changed machine has this finding in one check, and no other finding.
-    #[track_caller]
-    fn judges(name: &str, wanted: Finding, change: impl FnOnce(&mut HostFacts)) {
-        let mut host = good();
-        change(&mut host);
-        for check in all(&host) {
-            let expected = if check.name == name {
-                wanted
-            } else {
-                Finding::Ok
-            };
-            assert_eq!(check.finding, expected, "{check:?}");
-            let has_way_out = check.fix.is_some() && !check.reason.is_empty();
-            assert!(check.finding == Finding::Ok || has_way_out, "{check:?}");
-        }
-    }
-
-    use Finding::{Error, Ok, Warning};
-
-    #[test]
-    fn kernel_and_fuse_are_judged() {
-        judges("kernel", Ok, |_| {});
-        judges("kernel", Ok, |host| host.kernel = "5.10".into());
-        for old in ["5.4.0", "4.19.1", "plan9", ""] {
-            judges("kernel", Warning, |host| host.kernel = old.into());
-        }
-        for state in [DeviceAccess::Absent, DeviceAccess::Forbidden] {
-            judges("fuse", Warning, |host| host.fuse_device = state);
-        }
-        judges("fusermount", Warning, |host| host.has_fusermount = false);
-        judges("fusermount", Ok, |host| {
-            (host.has_fusermount, host.is_root) = (false, true);
-        });
-        judges("io_uring", Warning, |host| host.fuse_uring = Some(false));
-        judges("io_uring", Ok, |host| host.fuse_uring = None);
-    }
-
-    #[test]
-    fn memory_is_judged() {
-        for word in ["never", "deny"] {
-            judges("thp", Warning, |host| host.shmem_huge = Some(word.into()));
-        }
-        judges("thp", Ok, |host| host.shmem_huge = None);
-        judges("hugepages", Ok, |host| host.huge_tmpfs = vec![]);
-        judges("dax", Ok, |host| host.dax_devices = vec![]);
-        judges("memlock", Ok, |host| {
-            host.memlock_bytes = Some(MEMLOCK_MIN_BYTES)
-        });
-        judges("memlock", Warning, |host| {
-            host.memlock_bytes = Some(8 << 20)
-        });
-        judges("shm", Warning, |host| {
-            host.shm_free_bytes = Some(SHM_MIN_BYTES)
-        });
-        judges("shm", Error, |host| host.shm_free_bytes = Some(0));
-        judges("shm", Error, |host| host.shm_free_bytes = None);
-    }
-
-    #[test]
-    fn limits_ports_and_clock_are_judged() {
-        judges("open-files", Ok, |host| host.open_files = None);
-        judges("open-files", Warning, |host| {
-            host.open_files = Some(OPEN_FILES_MIN)
-        });
-        judges("open-files", Error, |host| host.open_files = Some(256));
-        judges("port-7070", Ok, |host| {
-            host.ports[0].state = PortState::Ours
-        });
-        for taken in [Some("nginx".to_owned()), None] {
-            judges("port-7070", Error, |host| {
-                host.ports[0].state = PortState::Taken(taken)
-            });
-        }
-        judges("port-7070", Warning, |host| {
-            host.ports[0].state = PortState::Unknown("x".into())
-        });
-        for clock in [Clock::Unsynchronised, Clock::Unknown] {
-            judges("clock", Warning, |host| host.clock = clock);
-        }
-    }
-
-    #[test]
-    fn key_and_manager_are_judged() {
-        judges("key", Ok, |host| host.key = KeyFacts::Unnamed);
-        judges("key", Error, |host| {
-            host.key = KeyFacts::Refused {
-                path: "/k".into(),
-                cause: "open to others".into(),
-            };
-        });
-        judges("manager", Ok, |host| host.manager = None);
-        judges("manager", Error, |host| {
-            host.manager = Some(("http://a:1".into(), Some("no answer".into())));
-        });
-    }
-}
+mod tests;

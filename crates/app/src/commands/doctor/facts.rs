@@ -3,27 +3,24 @@
 //! Invariants: reads only; every wait has a limit. A fact that cannot be read is unknown, never an
 //! error of the command.
 
+use super::installed::{self, ConfigFile, Limits};
+use super::ports::{self, PortFacts};
+use crate::client_file::ClientFiles;
 use crate::key;
-use pagemesh_base::key::Key;
+use crate::program;
+use pagemesh_base::key::{Key, KeyError};
 use pagemesh_manage::ManagerClient;
 use rustix::fs::{Access, access, statvfs};
-use rustix::process::{Resource, getrlimit};
-use std::collections::HashSet;
 use std::io::ErrorKind;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// The ports of the shipped configuration: the manager's and the brick's.
-const PORTS: [u16; 2] = [7070, 7071];
-/// The name of this program in /proc.
-const PROGRAM: &str = "pagemesh";
 /// Limit of the wait for the service that knows the clock.
 const CLOCK_TIMEOUT: Duration = Duration::from_secs(3);
-const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// The state LISTEN in /proc/net/tcp.
-const LISTENING: &str = "0A";
+/// Bytes of its longest answer.
+const CLOCK_BYTES_MAX: usize = 4096;
+/// The ports of the shipped configuration: the manager's and the brick's.
+const PORTS: [u16; 2] = [7070, 7071];
 
 /// Access to a device file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,28 +31,6 @@ pub enum DeviceAccess {
     Forbidden,
     /// There is none.
     Absent,
-}
-
-/// A port of the default configuration.
-#[derive(Debug)]
-pub struct PortFacts {
-    /// The port.
-    pub number: u16,
-    /// Its state.
-    pub state: PortState,
-}
-
-/// The listener of a port.
-#[derive(Debug)]
-pub enum PortState {
-    /// None.
-    Free,
-    /// A process of pagemesh.
-    Ours,
-    /// Another program, by its name if it is known.
-    Taken(Option<String>),
-    /// The system refuses the question.
-    Unknown(String),
 }
 
 /// The clock of the machine.
@@ -76,6 +51,8 @@ pub enum KeyFacts {
     Unnamed,
     /// It can be read by its owner only.
     Usable(PathBuf),
+    /// It is there, and this user may not read it.
+    Unseen(PathBuf),
     /// pagemesh refuses it.
     Refused {
         /// The file.
@@ -83,6 +60,19 @@ pub enum KeyFacts {
         /// The reason.
         cause: String,
     },
+}
+
+/// The manager.
+#[derive(Debug)]
+pub enum ManagerFacts {
+    /// None is named.
+    Unnamed,
+    /// It answers at this address.
+    Answers(String),
+    /// It was not asked, because this user may not read the key.
+    NotAsked(String),
+    /// It does not answer, or refuses the key.
+    Fails(String),
 }
 
 /// A machine.
@@ -98,17 +88,19 @@ pub struct HostFacts {
     pub has_fusermount: bool,
     /// `enable_uring` of the module fuse; none if the module has no such parameter.
     pub fuse_uring: Option<bool>,
+    /// `kernel.io_uring_disabled`; none in kernels without it, which permit io_uring.
+    pub io_uring_disabled: Option<String>,
     /// The selected word of `shmem_enabled`.
     pub shmem_huge: Option<String>,
     /// Mount points of tmpfs with huge pages.
     pub huge_tmpfs: Vec<PathBuf>,
     /// Names of DAX devices, and of block devices in mode fsdax.
     pub dax_devices: Vec<String>,
-    /// RLIMIT_MEMLOCK; none if unlimited.
-    pub memlock_bytes: Option<u64>,
-    /// RLIMIT_NOFILE; none if unlimited.
-    pub open_files: Option<u64>,
-    /// The ports of the default configuration.
+    /// The limits of the daemons.
+    pub limits: Limits,
+    /// The configuration files in /etc/pagemesh.
+    pub config_files: Vec<ConfigFile>,
+    /// The ports of the configuration.
     pub ports: Vec<PortFacts>,
     /// The clock.
     pub clock: Clock,
@@ -116,14 +108,26 @@ pub struct HostFacts {
     pub shm_free_bytes: Option<u64>,
     /// The key file.
     pub key: KeyFacts,
-    /// The named manager, with the error if it does not answer.
-    pub manager: Option<(String, Option<String>)>,
+    /// The manager.
+    pub manager: ManagerFacts,
 }
 
 impl HostFacts {
-    /// Reads the facts of this machine.
+    /// Reads the facts of this machine. A manager and a key that are not named come from `client.toml`, and then
+    /// from the configuration of the daemons.
     pub fn gather(manager: Option<&str>, key: Option<&Path>) -> HostFacts {
         let release = rustix::system::uname();
+        let config_files = installed::config_files();
+        // An invalid file is among the configuration files.
+        let of_client = ClientFiles::load().unwrap_or_default();
+        let of_daemons = installed::value(&config_files, "manager");
+        let manager = manager.or(of_client.manager()).or(of_daemons);
+        let key = key_file(manager, key, &config_files);
+        let key_facts = key_facts(key.as_deref());
+        let mut numbers = installed::ports(&config_files);
+        if numbers.is_empty() {
+            numbers = PORTS.into();
+        }
         HostFacts {
             kernel: release.release().to_string_lossy().into_owned(),
             fuse_device: device_access(Path::new("/dev/fuse")),
@@ -131,17 +135,18 @@ impl HostFacts {
             has_fusermount: is_on_search_path("fusermount3"),
             fuse_uring: read_word("/sys/module/fuse/parameters/enable_uring")
                 .map(|word| word == "Y" || word == "1"),
+            io_uring_disabled: read_word("/proc/sys/kernel/io_uring_disabled"),
             shmem_huge: read_word("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
                 .and_then(|line| selected_word(&line)),
             huge_tmpfs: huge_tmpfs(&read_word("/proc/self/mounts").unwrap_or_default()),
             dax_devices: dax_devices(),
-            memlock_bytes: getrlimit(Resource::Memlock).current,
-            open_files: getrlimit(Resource::Nofile).current,
-            ports: PORTS.map(port).into(),
+            limits: installed::limits(),
+            ports: numbers.into_iter().map(ports::state).collect(),
             clock: clock(),
             shm_free_bytes: shm_free_bytes(),
-            key: key_facts(manager, key),
-            manager: manager.map(|url| (url.to_owned(), ask_manager(url, key).err())),
+            manager: manager_facts(manager, key.as_deref(), &key_facts),
+            key: key_facts,
+            config_files,
         }
     }
 }
@@ -205,88 +210,21 @@ fn dax_devices() -> Vec<String> {
         .collect()
 }
 
-fn port(number: u16) -> PortFacts {
-    let state = match TcpListener::bind(("0.0.0.0", number)) {
-        Ok(_) => PortState::Free,
-        Err(cause) if cause.kind() == ErrorKind::AddrInUse => match listener(number) {
-            Some(name) if name == PROGRAM => PortState::Ours,
-            other => PortState::Taken(other),
-        },
-        Err(cause) => PortState::Unknown(cause.to_string()),
-    };
-    PortFacts { number, state }
-}
-
-/// The name of the process that listens on a port, if this user may see it.
-fn listener(port: u16) -> Option<String> {
-    let tables =
-        ["/proc/net/tcp", "/proc/net/tcp6"].map(|path| read_word(path).unwrap_or_default());
-    let sockets: HashSet<String> = tables
-        .iter()
-        .flat_map(|table| listening_inodes(table, port))
-        .map(|inode| format!("socket:[{inode}]"))
-        .collect();
-    names("/proc").into_iter().find_map(|pid| {
-        pid.parse::<u32>().ok()?;
-        let open = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
-        let mut targets = open.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
-        let is_listener =
-            targets.any(|target| target.to_str().is_some_and(|it| sockets.contains(it)));
-        is_listener.then(|| read_word(&format!("/proc/{pid}/comm")))?
-    })
-}
-
-/// The inodes of the sockets that listen on a port, from a table of /proc/net.
-fn listening_inodes(table: &str, port: u16) -> Vec<String> {
-    let wanted = format!(":{port:04X}");
-    let inode = |line: &str| {
-        let fields: Vec<&str> = line.split_whitespace().collect();
-        let is_listener = fields.get(1)?.ends_with(&wanted) && *fields.get(3)? == LISTENING;
-        is_listener.then(|| fields.get(9).map(|it| (*it).to_owned()))?
-    };
-    table.lines().filter_map(inode).collect()
-}
-
 /// The state of the clock, from the service that has it.
 fn clock() -> Clock {
     if Path::new("/run/systemd/timesync/synchronized").exists() {
         return Clock::Synchronised;
     }
-    let asked = output_in_time(&[
-        "timedatectl",
-        "show",
-        "--property=NTPSynchronized",
-        "--value",
-    ]);
-    match asked.as_deref().map(str::trim) {
+    let words = ["show", "--property=NTPSynchronized", "--value"];
+    let asked = program::output("timedatectl", &words, CLOCK_TIMEOUT, CLOCK_BYTES_MAX);
+    let asked = asked
+        .ok()
+        .filter(|it| it.status.is_some_and(|it| it.success()));
+    match asked.as_ref().map(|it| it.text.trim()) {
         Some("yes") => Clock::Synchronised,
         Some("no") => Clock::Unsynchronised,
         _ => Clock::Unknown,
     }
-}
-
-/// The output of a program that succeeds in time.
-fn output_in_time(words: &[&str]) -> Option<String> {
-    let (program, arguments) = words.split_first()?;
-    let mut command = Command::new(program);
-    command
-        .args(arguments)
-        .stdin(Stdio::null())
-        .stderr(Stdio::null());
-    let mut child = command.stdout(Stdio::piped()).spawn().ok()?;
-    let end = Instant::now() + CLOCK_TIMEOUT;
-    while child.try_wait().ok()?.is_none() {
-        if Instant::now() > end {
-            // Fails only if the child has ended.
-            let _ = child.kill();
-            let _ = child.wait();
-            return None;
-        }
-        std::thread::sleep(POLL_INTERVAL);
-    }
-    let output = child.wait_with_output().ok()?;
-    let text = String::from_utf8(output.stdout).ok()?;
-    output.status.success().then_some(text)
 }
 
 fn shm_free_bytes() -> Option<u64> {
@@ -294,18 +232,28 @@ fn shm_free_bytes() -> Option<u64> {
     Some(told.f_bavail.saturating_mul(told.f_frsize))
 }
 
-fn key_facts(manager: Option<&str>, named: Option<&Path>) -> KeyFacts {
-    let by_address = || {
-        key::default_path(manager?)
-            .ok()
-            .filter(|path| path.exists())
+/// The key file: the named one, the one for the manager, or the one of the daemons.
+fn key_file(
+    manager: Option<&str>,
+    named: Option<&Path>,
+    config_files: &[ConfigFile],
+) -> Option<PathBuf> {
+    let located = match manager {
+        Some(manager) => key::locate(named, manager).ok().flatten(),
+        None => key::nonempty_path(named).map(Path::to_owned),
     };
-    let named = key::nonempty_path(named).map(Path::to_owned);
-    let Some(path) = named.or_else(by_address) else {
+    located.or_else(|| installed::value(config_files, "key").map(PathBuf::from))
+}
+
+fn key_facts(path: Option<&Path>) -> KeyFacts {
+    let Some(path) = path.map(Path::to_owned) else {
         return KeyFacts::Unnamed;
     };
     match Key::load(&path) {
         Ok(_) => KeyFacts::Usable(path),
+        Err(KeyError::Unreadable { cause, .. }) if cause.kind() == ErrorKind::PermissionDenied => {
+            KeyFacts::Unseen(path)
+        }
         Err(cause) => KeyFacts::Refused {
             path,
             cause: cause.to_string(),
@@ -313,13 +261,22 @@ fn key_facts(manager: Option<&str>, named: Option<&Path>) -> KeyFacts {
     }
 }
 
-fn ask_manager(url: &str, named: Option<&Path>) -> Result<(), String> {
+fn manager_facts(url: Option<&str>, key: Option<&Path>, key_facts: &KeyFacts) -> ManagerFacts {
+    let Some(url) = url else {
+        return ManagerFacts::Unnamed;
+    };
+    if let KeyFacts::Unseen(_) = key_facts {
+        return ManagerFacts::NotAsked(url.to_owned());
+    }
     let ask = || -> anyhow::Result<()> {
-        let key = key::find(named, url)?;
+        let key = key::find(key, url)?;
         ManagerClient::new(url, &key)?.status()?;
         Ok(())
     };
-    ask().map_err(|cause| format!("{cause:#}"))
+    match ask() {
+        Ok(()) => ManagerFacts::Answers(url.to_owned()),
+        Err(cause) => ManagerFacts::Fails(format!("{cause:#}")),
+    }
 }
 
 #[cfg(test)]
@@ -344,34 +301,9 @@ mod tests {
     }
 
     #[test]
-    fn listener_of_own_port_is_this_process() {
-        let listener_socket = TcpListener::bind("127.0.0.1:0").expect("bound");
-        let port = listener_socket.local_addr().expect("an address").port();
-        let own = read_word("/proc/self/comm");
-        assert_eq!(listener(port), own);
-        assert!(matches!(super::port(port).state, PortState::Taken(Some(_))));
-        drop(listener_socket);
-    }
-
-    #[test]
-    fn torn_tables_have_no_listener() {
-        for table in ["", "a", "0: 0100007F:1B9E", "0: :1B9E 0 0A"] {
-            assert_eq!(listening_inodes(table, 7070), Vec::<String>::new());
-        }
-    }
-
-    #[test]
-    fn silent_program_is_ended() {
-        assert_eq!(output_in_time(&["sleep", "60"]), None);
-        assert_eq!(output_in_time(&["echo", "yes"]).as_deref(), Some("yes\n"));
-        assert_eq!(output_in_time(&["/nowhere/program"]), None);
-    }
-
-    #[test]
     fn facts_of_this_machine_are_read() {
         let host = HostFacts::gather(Some("http://127.0.0.1:1"), None);
         assert!(!host.kernel.is_empty());
-        let (_, error) = host.manager.expect("the named manager");
-        assert!(error.is_some());
+        assert!(matches!(host.manager, ManagerFacts::Fails(_)), "{host:?}");
     }
 }

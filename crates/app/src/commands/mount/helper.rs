@@ -34,7 +34,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const LOG_DIR: &str = "/var/log/pagemesh";
 
 /// Mount options with a value, and the matching flags of `pagemesh mount`.
-const VALUE_OPTIONS: [(&str, &str); 7] = [
+const VALUE_OPTIONS: [(&str, &str); 8] = [
     ("manager", "--manager"),
     ("key", "--key"),
     ("threads", "--threads"),
@@ -42,11 +42,13 @@ const VALUE_OPTIONS: [(&str, &str); 7] = [
     ("fuse", "--fuse"),
     ("scrub_every", "--scrub-every"),
     ("scrub_rate", "--scrub-rate"),
+    ("metrics", "--metrics"),
 ];
-const FLAG_OPTIONS: [(&str, &str); 3] = [
+const FLAG_OPTIONS: [(&str, &str); 4] = [
     ("allow_other", "--allow-other"),
     ("no_keep_awake", "--no-keep-awake"),
     ("direct_io", "--direct-io"),
+    ("metrics_allow_remote", "--metrics-allow-remote"),
 ];
 /// Mount point options that the kernel implements.
 const MOUNT_FLAG_OPTIONS: [(&str, MountFlags); 4] = [
@@ -421,6 +423,15 @@ mod tests {
         assert_eq!(asked.flags, flags.bits());
         assert_eq!(asked.log, Some("/l".into()));
         assert!(asked.is_verbose && !asked.is_fake);
+    }
+
+    #[test]
+    fn metrics_and_timeout_of_systemd_are_understood() {
+        let line =
+            "home /mnt -o metrics=10.0.0.1:9100,metrics_allow_remote,x-systemd.mount-timeout=10min";
+        let asked = parsed(line).expect("a line of fstab");
+        let words = ["--metrics", "10.0.0.1:9100", "--metrics-allow-remote"];
+        assert_eq!(asked.mount_args, words);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! Invariant: the volume is detached after the file system is closed, on every way out.
 
 use crate::args::FuseTransport;
-use crate::client::{DetachGuard, attach, expect_content, manager_client};
+use crate::client::{DetachGuard, attach, cluster_client, expect_content};
 use crate::commands::mount::MountArgs;
 use crate::commands::mount::dead;
 use crate::commands::mount::end::{UnmountSequence, serve_until_end};
@@ -80,7 +80,7 @@ pub fn run(args: &MountArgs) -> anyhow::Result<()> {
     let detach = DetachGuard(Arc::clone(&volume));
     let fs = open_files(&volume, &detail)?;
     let reporter = FigureReporter::of_volumes(
-        manager_client(&args.client)?,
+        cluster_client(&args.client)?,
         vec![(name.clone(), Arc::downgrade(&volume))],
     )?;
     let fenced = FenceFlag::watch(&volume, ending.trigger())?;
@@ -146,7 +146,7 @@ fn attach_volume(
     name: &VolumeName,
 ) -> anyhow::Result<(Arc<Volume>, VolumeDetail)> {
     let signals = StatusSignals::listen()?;
-    let detail = expect_content(&args.client, name, VolumeContent::Files)?;
+    let detail = expect_content(&cluster_client(&args.client)?, name, VolumeContent::Files)?;
     let volume = Arc::new(attach(&args.client, args.transport, name)?);
     volume.plan_scrubs(args.scrubs.plan());
     signals.handle(vec![Arc::downgrade(&volume)])?;

@@ -20,6 +20,8 @@ const ARCHIVE_BYTES_MAX: u64 = 64 << 20;
 pub const ITEM_BYTES_MAX: usize = 8 << 20;
 /// Bytes dropped at the end of a text that is cut, so that no part of a secret is left there.
 const CUT_BYTES: usize = 512;
+/// The start of the note of a missing part.
+const MISSING: &str = "missing: ";
 
 /// One line of the list of contents.
 #[derive(Clone, Debug, Serialize)]
@@ -121,8 +123,14 @@ impl Archive {
         self.items.push(Item {
             name,
             bytes: 0,
-            note: Some(format!("missing: {reason}")),
+            note: Some(format!("{MISSING}{reason}")),
         });
+    }
+
+    /// The reason why a part is missing.
+    pub fn missing_reason(&self, name: &str) -> Option<&str> {
+        let item = self.items.iter().find(|item| item.name == name)?;
+        item.note.as_deref()?.strip_prefix(MISSING)
     }
 
     /// Writes the end of the archive, and gives it its name; returns its contents.

@@ -5,7 +5,7 @@
 
 use super::SupportBundleArgs;
 use super::sources::{read_bounded, running};
-use crate::key;
+use crate::client_file::config_dir;
 use pagemesh_base::key::Key;
 use pagemesh_manage::{ADMIN_TOKEN_FILE, token};
 use std::collections::BTreeSet;
@@ -53,8 +53,9 @@ pub fn find(args: &SupportBundleArgs) -> Known {
     }
     found.files.extend(args.client.key.clone());
     found.files.extend(args.client.token_file.clone());
-    if let Ok(path) = key::default_path(&args.client.manager) {
-        found.add_dir(path.parent());
+    if let Ok(dir) = config_dir() {
+        found.add_configured(&dir);
+        found.add_dir(Some(&dir.join("keys")));
     }
     let usual = ["/etc/pagemesh", "/var/lib/pagemesh"].map(PathBuf::from);
     for dir in usual.iter().chain(&args.dir) {

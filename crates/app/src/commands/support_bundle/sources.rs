@@ -7,12 +7,11 @@ use super::SupportBundleArgs;
 use super::archive::{Archive, ITEM_BYTES_MAX};
 use crate::client::manager_client;
 use crate::commands::doctor;
+use crate::program;
 use pagemesh_manage::{ManagerClient, ManagerError};
 use serde_json::Value;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::mpsc;
 use std::time::Duration;
 
 /// Limit of one answer of the manager.
@@ -51,6 +50,9 @@ const KERNEL_FILES: [(&str, &str); 11] = [
 /// Variables of processes whose values are shown.
 const SHOWN_VARIABLES: [&str; 3] = ["PAGEMESH_MANAGER", "PAGEMESH_LOG", "PAGEMESH_KEY"];
 
+/// The name of the part of the cluster, if it is missing as a whole.
+pub const CLUSTER: &str = "cluster";
+
 /// Reads a part into an archive.
 type Collect<'a> = Box<dyn FnOnce(&mut Archive) -> anyhow::Result<()> + 'a>;
 
@@ -68,7 +70,7 @@ pub fn all(args: &SupportBundleArgs) -> Vec<Source<'_>> {
         source("host", Box::new(add_kernel)),
         source("processes", Box::new(add_processes)),
         source("config", Box::new(|archive| add_dirs(archive, &args.dir))),
-        source("cluster", Box::new(|archive| add_cluster(archive, args))),
+        source(CLUSTER, Box::new(|archive| add_cluster(archive, args))),
         source("doctor", Box::new(|archive| add_doctor(archive, args))),
         source("journal", Box::new(add_journal)),
         source("units", Box::new(add_units)),
@@ -189,12 +191,12 @@ fn add_cluster(archive: &mut Archive, args: &SupportBundleArgs) -> anyhow::Resul
     let client = match manager_client(&args.client) {
         Ok(client) => client,
         Err(cause) => {
-            archive.missing("cluster", &format!("{cause:#}"));
+            archive.missing(CLUSTER, &format!("{cause:#}"));
             return Ok(());
         }
     };
     let events = format!("/api/v1/events?last={EVENTS}");
-    let mut figures = None;
+    let (mut figures, mut has_answer, mut first_cause) = (None, false, None);
     for (name, path) in [
         ("status.json", "/api/v1/status"),
         ("bricks.json", "/api/v1/bricks"),
@@ -207,6 +209,7 @@ fn add_cluster(archive: &mut Archive, args: &SupportBundleArgs) -> anyhow::Resul
     ] {
         match ask(&client, path) {
             Ok(text) => {
+                has_answer = true;
                 archive.add(&format!("cluster/{name}"), &text)?;
                 if name == "figures.json" {
                     figures = Some(text);
@@ -214,12 +217,17 @@ fn add_cluster(archive: &mut Archive, args: &SupportBundleArgs) -> anyhow::Resul
             }
             Err(cause) => {
                 archive.missing(&format!("cluster/{name}"), &cause.to_string());
-                if matches!(cause, ManagerError::Unreachable { .. }) {
-                    archive.missing("cluster", "the manager was not asked again");
-                    return Ok(());
+                let is_away = matches!(cause, ManagerError::Unreachable { .. });
+                first_cause.get_or_insert(cause);
+                if is_away {
+                    break;
                 }
             }
         }
+    }
+    if let Some(cause) = first_cause.filter(|_| !has_answer) {
+        archive.missing(CLUSTER, &cause.to_string());
+        return Ok(());
     }
     for (volume, kind) in slowest(&figures.unwrap_or_default()) {
         let path = format!("/api/v1/why/volumes/{volume}?kind={kind}&quantile=0.99");
@@ -312,34 +320,10 @@ fn read_end(path: &Path) -> Result<String, String> {
     read().map_err(|cause: std::io::Error| cause.to_string())
 }
 
-/// The output of a program, which is ended after its limit.
+/// The output of a program.
 fn program(name: &str, words: &[&str]) -> Result<String, String> {
-    let mut command = Command::new(name);
-    command
-        .args(words)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped());
-    let spawned = command.stderr(Stdio::null()).spawn();
-    let mut child = spawned.map_err(|cause| format!("{name}: {cause}"))?;
-    let (send, output) = mpsc::channel();
-    let stdout = child.stdout.take();
-    std::thread::spawn(move || {
-        let mut bytes = vec![];
-        let limited = stdout.map(|it| it.take(ITEM_BYTES_MAX as u64).read_to_end(&mut bytes));
-        // The receiver is gone after the limit.
-        let _ = send.send(limited.map(|_| bytes));
-    });
-    let read = output.recv_timeout(PROGRAM_TIMEOUT);
-    // Fails only if the child has ended.
-    let _ = child.kill();
-    let _ = child.wait();
-    match read {
-        Ok(Some(bytes)) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
-        _ => Err(format!(
-            "{name} did not end within {} s",
-            PROGRAM_TIMEOUT.as_secs()
-        )),
-    }
+    let output = program::output(name, words, PROGRAM_TIMEOUT, ITEM_BYTES_MAX)?;
+    Ok(output.text)
 }
 
 #[cfg(test)]
@@ -371,12 +355,5 @@ mod tests {
         ] {
             assert!(slowest(bad).is_empty());
         }
-    }
-
-    #[test]
-    fn program_that_hangs_is_ended() {
-        let error = program("sleep", &["600"]).expect_err("no output");
-        assert!(error.contains("did not end"), "{error}");
-        assert!(program("/nonexistent", &[]).is_err());
     }
 }

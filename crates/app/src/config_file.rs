@@ -2,7 +2,6 @@
 //!
 //! Invariant: an entry that is returned has a known key and a value of the type of its argument.
 
-use super::{key_name, keys, shown};
 use clap::{Arg, Command};
 use std::any::TypeId;
 use std::ffi::OsString;
@@ -11,12 +10,17 @@ use std::path::{Path, PathBuf};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+/// Arguments that are no keys: they concern one call of the command, or no daemon. A daemon needs the cluster key,
+/// and takes no token.
+const NO_KEYS: [&str; 5] = ["config", "output", "help", "version", "token_file"];
+/// The key, and the option, of a file with a token.
+pub const TOKEN_FILE: &str = "token-file";
 /// Bytes of the longest configuration file: many times the shipped examples.
 const FILE_BYTES_MAX: u64 = 256 << 10;
 
 /// Why a configuration file is refused.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum ConfigError {
+pub enum ConfigError {
     /// No such file, no right to read it, no text.
     #[error(
         "the configuration file {} cannot be read: {cause}; name a readable file with --config",
@@ -39,7 +43,7 @@ pub(super) enum ConfigError {
         message: String,
     },
     #[error(
-        "{}:{line}: the key '{key}' is unknown; the nearest key of `pagemesh {command}` is '{nearest}'",
+        "{}:{line}: the key '{key}' is unknown; the nearest known key is '{nearest}'",
         shown(path)
     )]
     UnknownKey {
@@ -47,8 +51,12 @@ pub(super) enum ConfigError {
         line: usize,
         key: String,
         nearest: String,
-        command: String,
     },
+    #[error(
+        "{place}: a daemon takes no token, because it registers, attaches and reports with the cluster key; \
+         leave it out, and name the file of the key: key, or --key"
+    )]
+    TokenOfDaemon { place: String },
     #[error(
         "{}:{line}: '{key}' has a value of type {found}; write {wanted}",
         shown(path)
@@ -74,7 +82,7 @@ pub(super) enum ConfigError {
 
 /// A key with its value.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Entry {
+pub struct Entry {
     pub key: String,
     pub line: usize,
     value: Value,
@@ -108,8 +116,26 @@ impl Entry {
     }
 }
 
+/// The arguments of a command that a file can set.
+pub fn keys(command: &Command) -> impl Iterator<Item = &Arg> {
+    let is_key = |it: &&Arg| !it.is_hide_set() && !NO_KEYS.contains(&it.get_id().as_str());
+    command.get_arguments().filter(is_key)
+}
+
+/// The key of an argument.
+pub fn key_name(argument: &Arg) -> &str {
+    argument
+        .get_long()
+        .unwrap_or_else(|| argument.get_id().as_str())
+}
+
+/// The path of a file as a word of a message.
+fn shown(path: &Path) -> std::path::Display<'_> {
+    path.display()
+}
+
 /// Reads the file of a command.
-pub(super) fn read(path: &Path, command: &Command) -> Result<Vec<Entry>, ConfigError> {
+pub fn read(path: &Path, command: &Command) -> Result<Vec<Entry>, ConfigError> {
     let text = read_text(path)?;
     let table = DeTable::parse(&text).map_err(|error| ConfigError::Syntax {
         path: path.to_owned(),
@@ -159,12 +185,15 @@ fn entry(
     value: &Spanned<DeValue<'_>>,
 ) -> Result<Entry, ConfigError> {
     let Some(argument) = keys(command).find(|argument| key_name(argument) == key) else {
+        if key == TOKEN_FILE {
+            let place = format!("{}:{line}: '{key}'", shown(path));
+            return Err(ConfigError::TokenOfDaemon { place });
+        }
         return Err(ConfigError::UnknownKey {
             path: path.to_owned(),
             line,
             key: key.to_owned(),
             nearest: nearest_key(command, key),
-            command: command.get_name().to_owned(),
         });
     };
     let converted = convert(argument, value.get_ref());
@@ -224,7 +253,7 @@ fn wanted(argument: &Arg, key: &str) -> String {
 }
 
 /// Whether an argument takes several values.
-pub(super) fn takes_many(argument: &Arg) -> bool {
+pub fn takes_many(argument: &Arg) -> bool {
     let is_range = argument
         .get_num_args()
         .is_some_and(|it| it.max_values() > 1);
@@ -232,7 +261,7 @@ pub(super) fn takes_many(argument: &Arg) -> bool {
 }
 
 /// Whether an argument is a number.
-pub(super) fn is_number(argument: &Arg) -> bool {
+pub fn is_number(argument: &Arg) -> bool {
     let parsed = argument.get_value_parser().type_id();
     let numbers = [
         TypeId::of::<u16>(),
