@@ -46,7 +46,6 @@ start_mounts() {
 	inside grep -q ' /mnt/home fuse.pagemesh ' /proc/self/mounts || fail "the line of fstab mounts nothing"
 	[ "$(inside stat -c %U /run/pagemesh)" = pagemesh ] || fail "the start of a mount took /run/pagemesh from the user pagemesh"
 	inside grep -q two.pool "/proc/$(property pagemesh-mount@files MainPID)/maps" || fail "the mount does not map the pool of its brick"
-	inside grep -q two.pool "/proc/$(inside pgrep --full --oldest 'mount home')/maps" 2>/dev/null || true
 }
 
 # probe UNIT PROGRAM: runs a program of Perl with the user, the capabilities and the filter of a unit.
@@ -59,7 +58,7 @@ probe() {
 
 # The calls that end or resume a client of root, and that take the socket of a client of another user.
 check_rights() {
-	inside sh -c 'sleep 1000 </dev/null & echo $! > /opt/root.pid; setpriv --reuid 65534 --clear-groups sleep 1000 </dev/null & echo $! > /opt/other.pid'
+	inside sh -c 'exec </dev/null >/dev/null 2>&1; sleep 1000 & echo $! > /opt/root.pid; setpriv --reuid 65534 --clear-groups sleep 1000 & echo $! > /opt/other.pid'
 	probe pagemesh-brick@ '
 		open(my $file, "<", "/opt/root.pid") or die "$!"; chomp(my $pid = <$file>); $pid += 0;
 		open(my $maps, "<", "/proc/$pid/maps") or die "maps: $!"; defined(<$maps>) or die "maps are empty";
@@ -117,8 +116,8 @@ check_reboot() {
 	begin=$(date +%s)
 	power_off
 	echo "powered off in $(($(date +%s) - begin)) s"
-	log=$(journalctl --directory "$root"/var/log/journal --output cat --quiet | grep -E '^(Stopped|Unmounted) (pagemesh-|target pagemesh-|mnt-home)|^Stopped target pagemesh')
-	line() { grep -n -E -- "$1" <<<"$log" | tail -1 | cut -d : -f 1; }
+	log=$(journalctl --directory "$(echo "$root"/var/log/journal/*)" --output cat --quiet | grep -E '^(Stopped|Unmounted) (target )?(pagemesh-|mnt-home)')
+	line() { grep -n -E -- "$1" <<<"$log" | tail -1 | cut -d : -f 1 || true; }
 	local target bricks manager
 	target=$(line 'Stopped target pagemesh-bricks')
 	manager=$(line 'pagemesh-manager')
@@ -143,17 +142,17 @@ fail_offline() {
 }
 
 check_removal() {
-	inside sh -c 'cd /mnt/files && exec sleep 1000 </dev/null >/dev/null 2>&1' &
+	inside sh -c 'cd /mnt/files && echo $$ > /opt/user.pid && exec sleep 1000 </dev/null >/dev/null 2>&1' &
 	local user=$!
-	await 10 inside pgrep --full 'sleep 1000'
+	await 10 inside test -s /opt/user.pid
 	inside dpkg -r pagemesh >/dev/null 2>"$work/removal.log" && fail "a removal ended a mount in use"
 	grep -q 'in use: /mnt/files' "$work/removal.log" || fail "the removal does not name the mount in use: $(cat "$work/removal.log")"
 	inside systemctl is-active --quiet pagemesh-brick@two || fail "a refused removal ended a brick"
-	inside pkill --full 'sleep 1000'
+	inside sh -c 'kill $(cat /opt/user.pid)'
 	wait "$user" || true
 	inside dpkg -r pagemesh >/dev/null || fail "the removal failed"
 	inside grep fuse.pagemesh /proc/self/mounts && fail "the removal left a mount"
-	inside pgrep --exact pagemesh && fail "the removal left a process"
+	inside sh -c 'grep -x pagemesh /proc/[0-9]*/comm' && fail "the removal left a process"
 	inside sh -c 'ls /etc/systemd/system/*.wants/pagemesh-* 2>/dev/null' && fail "the removal left links of units"
 	[ -n "$(inside ls /var/lib/pagemesh/one.pool /etc/pagemesh/key)" ] || fail "the removal took data"
 	echo "the removal refused a mount in use, then left no mount, no process and no link"

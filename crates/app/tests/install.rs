@@ -10,8 +10,9 @@ mod support;
 
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixDatagram;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use support::daemon::Daemon;
@@ -19,8 +20,8 @@ use support::net::{Host, Net};
 use support::skip::skip;
 use support::{PAGEMESH, Pools, own_ip, program, write_key};
 
-/// The limit of the guide for each host.
-const COMMANDS_MAX: usize = 6;
+/// The limit of the guide for each host: the installation, and the first I/O.
+const COMMANDS_MAX: usize = 7;
 /// The hosts of the guide, with their places in the test's network.
 const HOSTS: [(&str, Host); 3] = [
     ("10.0.0.1", Host::Manager),
@@ -79,6 +80,20 @@ fn guide() -> Vec<(String, String)> {
         }
     }
     commands
+}
+
+/// The words that start a command as the user of a unit, with its capabilities.
+fn become_user(unit: &str, user: &str) -> Vec<String> {
+    let given = unit_value(unit, "AmbientCapabilities").unwrap_or_default();
+    let names = given.to_lowercase().replace("cap_", "+");
+    let set = ["-all", &names.replace(' ', ",")].join(",");
+    let set = set.trim_end_matches(',');
+    let mut words = vec!["setpriv".to_owned()];
+    for kind in ["--bounding-set", "--inh-caps", "--ambient-caps"] {
+        words.push(format!("{kind}={set}"));
+    }
+    words.extend(["--reuid", user, "--regid", user, "--clear-groups", "--"].map(str::to_owned));
+    words
 }
 
 /// A machine of the guide.
@@ -151,19 +166,9 @@ impl<'a> Machine<'a> {
         assert_eq!(words[0], "/usr/bin/pagemesh");
         words[0] = "/run/bin/pagemesh";
         words.push("--until-stdin-ends");
-        let user = unit_value(&unit, "User");
-        if let Some(user) = &user {
-            let drop = [
-                "setpriv",
-                "--reuid",
-                user,
-                "--regid",
-                user,
-                "--clear-groups",
-                "--",
-            ];
-            words.splice(0..0, drop);
-        }
+        let drop = unit_value(&unit, "User").map(|user| become_user(&unit, &user));
+        let drop = drop.unwrap_or_default();
+        words.splice(0..0, drop.iter().map(String::as_str));
         let started = Daemon::start(self.command(&words), &self.dir, name, 1);
         let daemon = started.unwrap_or_else(|ended| panic!("{name} did not start: {ended:?}"));
         self.daemons.push(daemon);
@@ -197,9 +202,10 @@ fn readdressed(line: &str) -> String {
 
 /// A command of the guide with the addresses, paths and sizes of the test.
 fn adapted(line: &str, all: &Path) -> String {
-    let key = all.join(machine_name(HOSTS[0].0)).join("etc/pagemesh/key");
-    let remote_key = format!("scp {}:/etc/pagemesh/key", HOSTS[0].0);
-    let line = line.replace(&remote_key, &format!("cp {}", key.display()));
+    let dir = all.join(machine_name(HOSTS[0].0)).join("etc/pagemesh");
+    let remote = format!("scp {}:/etc/pagemesh/{{key,client.toml}}", HOSTS[0].0);
+    let dir = dir.display();
+    let line = line.replace(&remote, &format!("cp {dir}/key {dir}/client.toml"));
     let line = line.replace("/usr/share/pagemesh/", "/run/share/");
     readdressed(&line.replace("64G", "64M").replace("40G", "32M"))
 }
@@ -240,20 +246,191 @@ fn guide_leads_to_mirrored_volume_on_three_hosts() {
         let machine = machines.get_mut(address).expect("a host of the guide");
         machine.follow(&adapted(line, all));
     }
-    let client = &machines["10.0.0.1"];
-    let uri = format!(
-        "nbd+unix:///data?socket={}",
-        client.dir.join("run/pagemesh/data.nbd").display()
-    );
-    program::qemu_io(&uri, &["write -P 7 0 1M", "flush", "read -P 7 0 1M"]);
-    let show = "pagemesh volume show data --output json --manager http://10.0.0.1:7070 --key /etc/pagemesh/key";
-    let shown: Value = serde_json::from_str(&client.ok(&["sh", "-c", &readdressed(show)])).unwrap();
-    assert_eq!(in_sync_legs(&shown), 2, "{shown:#}");
+    let (_, last) = commands.last().expect("a command");
+    assert!(last.starts_with("qemu-io "), "{last} is no I/O");
+    // Each host knows the manager and the key without options.
+    for machine in machines.values() {
+        let shown = machine.ok(&["pagemesh", "volume", "show", "data", "--output", "json"]);
+        let shown: Value = serde_json::from_str(&shown).unwrap();
+        assert_eq!(in_sync_legs(&shown), 2, "{shown:#}");
+    }
     // The export ends before the bricks, and these before the manager.
     for address in ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.1"] {
         let machine = machines.get_mut(address).unwrap();
         machine.daemons.pop().expect("a daemon").stop();
     }
+}
+
+/// A machine with the manager and the brick `one` of its package, whose pool is in memory, and a volume `one`.
+fn packaged_brick<'a>(net: &'a Net, all: &Path) -> Machine<'a> {
+    let mut machine = Machine::new(net, Host::Manager, "10.0.0.1", all);
+    machine.install_package();
+    let address = Host::Manager.ip();
+    let prepare = format!(
+        "umask 077; printf %064d 7 > /etc/pagemesh/key; chown pagemesh /etc/pagemesh/key; umask 022
+         for it in manager client brick-one; do
+             sed 's/@NAME@/one/; s/@ADDRESS@/{address}/; s/@MANAGER@/{address}/' /run/share/${{it%-one}}.toml > /etc/pagemesh/$it.toml
+         done
+         runuser -u pagemesh -- pagemesh pool create /var/lib/pagemesh/one.pool --size 32M"
+    );
+    machine.ok(&["sh", "-ec", &prepare]);
+    machine.start_unit("pagemesh-manager");
+    machine.start_unit("pagemesh-brick@one");
+    machine.ok(&[
+        "pagemesh", "volume", "create", "one", "--size", "8M", "--layout", "concat",
+    ]);
+    machine
+}
+
+#[test]
+fn packaged_brick_ends_stopped_client_of_root() {
+    let Some(net) = Net::new(0, 0) else {
+        return;
+    };
+    let dir = Pools::Memory.dir();
+    let mut machine = packaged_brick(&net, dir.path());
+    let export = ["pagemesh", "export", "nbd", "one", "--transport", "map"];
+    let place = ["--socket", "/run/pagemesh/root.nbd", "--until-stdin-ends"];
+    let command = machine.command(&[&export[..], &place].concat());
+    let mut client = Daemon::start(command, &machine.dir, "export of root", 1).unwrap();
+    client.signal("STOP");
+    machine.daemons.pop().expect("the brick").kill();
+    machine.start_unit("pagemesh-brick@one");
+    assert_eq!(client.await_end().signal(), Some(rustix::process::Signal::KILL.as_raw()));
+    while let Some(daemon) = machine.daemons.pop() {
+        daemon.stop();
+    }
+}
+
+#[test]
+fn doctor_of_other_user_blames_no_daemon() {
+    let Some(net) = Net::new(0, 0) else {
+        return;
+    };
+    let dir = Pools::Memory.dir();
+    let mut machine = packaged_brick(&net, dir.path());
+    let doctor = ["pagemesh", "doctor", "--output", "json"];
+    let nobody = [
+        "setpriv",
+        "--reuid=65534",
+        "--regid=65534",
+        "--clear-groups",
+        "--",
+    ];
+    for (prefix, unseen) in [(&nobody[..], "warning"), (&[], "ok")] {
+        let output = machine
+            .command(&[prefix, &doctor].concat())
+            .output()
+            .unwrap();
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let checks = report["checks"].as_array().unwrap();
+        for (name, wanted) in [
+            ("port-7070", "ok"),
+            ("port-7071", "ok"),
+            ("config", "ok"),
+            ("key", unseen),
+            ("manager", unseen),
+        ] {
+            let check = checks.iter().find(|check| check["name"] == name);
+            let check = check.unwrap_or_else(|| panic!("no {name} in {report:#}"));
+            assert_eq!(check["finding"], wanted, "{check:#}");
+        }
+    }
+    while let Some(daemon) = machine.daemons.pop() {
+        daemon.stop();
+    }
+}
+
+#[test]
+fn removal_leaves_no_dangling_link_of_a_unit() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = std::fs::read_to_string(repository("contrib/deb/postrm")).unwrap();
+    let wants = dir.path().join("multi-user.target.wants");
+    std::fs::create_dir(&wants).unwrap();
+    std::fs::write(dir.path().join("own.service"), "").unwrap();
+    for (name, target) in [
+        (
+            "pagemesh-brick@one.service",
+            "/nowhere/pagemesh-brick@.service",
+        ),
+        ("pagemesh-own.service", "../own.service"),
+        ("other.service", "/nowhere/other.service"),
+    ] {
+        symlink(target, wants.join(name)).unwrap();
+    }
+    let script = script.replace("/etc/systemd/system", dir.path().to_str().unwrap());
+    let script = script.replace("systemctl", "true");
+    program::ok("sh", &["-c", &script, "postrm", "remove"]);
+    let entries = std::fs::read_dir(&wants).unwrap();
+    let mut left: Vec<_> = entries.map(|it| it.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["other.service", "pagemesh-own.service"]);
+}
+
+/// All values of a key of a unit.
+fn unit_words(unit: &str, key: &str) -> Vec<String> {
+    let start = format!("{key}=");
+    let values = unit.lines().filter_map(|line| line.strip_prefix(&start));
+    let words = values.flat_map(str::split_whitespace);
+    words.map(str::to_owned).collect()
+}
+
+#[test]
+fn units_restart_without_limit() {
+    for name in [
+        "pagemesh-manager",
+        "pagemesh-brick@a",
+        "pagemesh-export@a",
+        "pagemesh-mount@a",
+    ] {
+        let (unit, _) = unit_of(name);
+        assert_eq!(unit_words(&unit, "StartLimitIntervalSec"), ["0"], "{name}");
+        assert_eq!(unit_words(&unit, "RestartSec"), ["2s"], "{name}");
+    }
+}
+
+#[test]
+fn units_end_clients_before_bricks() {
+    let target = "pagemesh-bricks.target".to_owned();
+    let (brick, _) = unit_of("pagemesh-brick@a");
+    assert!(unit_words(&brick, "Before").contains(&target));
+    for name in ["pagemesh-brick@a", "pagemesh-export@a", "pagemesh-mount@a"] {
+        let (unit, _) = unit_of(name);
+        // Only an active target orders the end.
+        assert!(unit_words(&unit, "Wants").contains(&target), "{name}");
+        let after = unit_words(&unit, "After");
+        assert!(
+            after.contains(&"pagemesh-manager.service".to_owned()),
+            "{name}"
+        );
+        assert_eq!(after.contains(&target), !name.contains("brick"), "{name}");
+    }
+}
+
+#[test]
+fn units_have_rights_over_stopped_clients() {
+    for (name, calls) in [
+        ("pagemesh-brick@a", &["ptrace"][..]),
+        ("pagemesh-mount@a", &["ptrace", "pidfd_getfd"]),
+    ] {
+        let (unit, _) = unit_of(name);
+        let (allowed, bounded) = (
+            unit_words(&unit, "SystemCallFilter"),
+            unit_words(&unit, "CapabilityBoundingSet"),
+        );
+        for call in calls {
+            assert!(allowed.iter().any(|it| it == call), "{name}: {call}");
+        }
+        for capability in ["CAP_KILL", "CAP_SYS_PTRACE"] {
+            assert!(
+                bounded.iter().any(|it| it == capability),
+                "{name}: {capability}"
+            );
+        }
+    }
+    // systemd gives the directory to the user of each unit that names it.
+    let (mount, _) = unit_of("pagemesh-mount@a");
+    assert!(unit_words(&mount, "RuntimeDirectory").is_empty());
 }
 
 #[test]
