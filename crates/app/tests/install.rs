@@ -448,7 +448,7 @@ fn units_are_hardened() {
         ("manager", 30),
         ("brick@", 30),
         ("export@", 30),
-        ("mount@", 45),
+        ("mount@", 47),
     ];
     for (name, limit) in limits {
         let unit = repository("contrib/systemd").join(format!("pagemesh-{name}.service"));

@@ -167,8 +167,7 @@ pub fn run(command: &ExportCommand) -> anyhow::Result<()> {
         };
         exports.add(&name.to_string(), Arc::new(exported), options)?;
     }
-    let reported = attached.iter().zip(volumes);
-    let reported = reported.map(|(volume, name)| (name.clone(), volume.clone()));
+    let reported = volumes.iter().cloned().zip(attached.iter().cloned());
     let reported: Vec<_> = reported.collect();
     let _reporter = FigureReporter::of_volumes(manager, reported.clone())?;
     let _metrics = metrics_pages::serve(metrics, move || metrics_pages::client_page(&reported))?;
