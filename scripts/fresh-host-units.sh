@@ -2,7 +2,7 @@
 
 fail() {
 	echo "FAILED: $1" >&2
-	inside journalctl --no-pager --lines 30 --unit 'pagemesh*' >&2 || true
+	inside journalctl --no-pager --lines 30 --unit 'pagemesh*' --unit mnt-home.mount >&2 || true
 	exit 1
 }
 # await SECONDS COMMAND...: runs a command until it succeeds.
@@ -39,10 +39,10 @@ start_mounts() {
 		systemctl enable --quiet --now pagemesh-brick@two
 		for name in files home; do pagemesh fs create \$name --size 32M --copies 1 --class process; done
 		sed 's/@NAME@/files/; /^manager/d; /^key/d' /usr/share/pagemesh/mount.toml > /etc/pagemesh/mount-files.toml
-		echo 'home /mnt/home pagemesh allow_other,_netdev,nofail,x-systemd.requires=pagemesh-bricks.target,x-systemd.mount-timeout=10min 0 0' >> /etc/fstab
+		echo 'pagemesh:home /mnt/home pagemesh allow_other,_netdev,nofail,x-systemd.requires=pagemesh-bricks.target,x-systemd.mount-timeout=10min 0 0' >> /etc/fstab
 		systemctl daemon-reload
 		systemctl enable --quiet --now pagemesh-mount@files
-		systemctl start mnt-home.mount"
+		systemctl start mnt-home.mount" || fail "the mounts do not start"
 	inside grep -q ' /mnt/home fuse.pagemesh ' /proc/self/mounts || fail "the line of fstab mounts nothing"
 	[ "$(inside stat -c %U /run/pagemesh)" = pagemesh ] || fail "the start of a mount took /run/pagemesh from the user pagemesh"
 	inside grep -q two.pool "/proc/$(property pagemesh-mount@files MainPID)/maps" || fail "the mount does not map the pool of its brick"

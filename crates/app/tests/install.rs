@@ -296,7 +296,10 @@ fn packaged_brick_ends_stopped_client_of_root() {
     client.signal("STOP");
     machine.daemons.pop().expect("the brick").kill();
     machine.start_unit("pagemesh-brick@one");
-    assert_eq!(client.await_end().signal(), Some(rustix::process::Signal::KILL.as_raw()));
+    assert_eq!(
+        client.await_end().signal(),
+        Some(rustix::process::Signal::KILL.as_raw())
+    );
     while let Some(daemon) = machine.daemons.pop() {
         daemon.stop();
     }

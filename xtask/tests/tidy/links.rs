@@ -125,13 +125,14 @@ fn links_of_documents_lead_somewhere() {
     assert_none("links without a target", &wrong);
 }
 
-/// The paths of sources, documents and manifests in backquotes.
+/// The paths of sources, documents and manifests in backquotes, without absolute ones: those are of a machine.
 fn quoted_paths(text: &str) -> Vec<String> {
     let path = Regex::new(r"`([\w./-]+/[\w.-]+\.(?:rs|md|toml))`").expect("a pattern");
     let lines: Vec<&str> = lines_without_code(text).collect();
     let lines = lines.join("\n");
     let found = path.captures_iter(&lines);
-    found.map(|found| found[1].to_owned()).collect()
+    let found = found.map(|found| found[1].to_owned());
+    found.filter(|path| !path.starts_with('/')).collect()
 }
 
 /// The paths of all sources, documents and manifests, each with a `/` before it.

@@ -124,7 +124,7 @@ fn unknown_key_is_refused_with_nearest() {
 #[test]
 fn token_of_daemon_is_refused_with_way_out() {
     let file = "manager = \"http://m:1\"\ntoken-file = \"/t\"\n";
-    for daemon in ["brick", "mount", "export nbd", "manager"] {
+    for daemon in ["brick", "mount", "export nbd"] {
         let line = format!("pagemesh {daemon} --config FILE");
         let parts = ["FILE:2", "'token-file'", "cluster key", "--key"];
         refuses(&line, file, &parts);

@@ -188,6 +188,12 @@ fn parse_mount_line(words: Vec<String>) -> anyhow::Result<HelperRequest> {
     let Ok([source, dir]) = <[String; 2]>::try_from(places) else {
         bail!("name the file system and the directory: NAME DIR [-sfnv] [-o OPTION,…]");
     };
+    if source.starts_with('/') {
+        bail!(
+            "{source} is no file system. mount(8) takes a name for a path if a directory has it, as /home for \
+             home in /etc/fstab; write the source as {SOURCE}NAME"
+        );
+    }
     asked.name = source.strip_prefix(SOURCE).unwrap_or(&source).to_owned();
     asked.dir = std::path::absolute(dir)?;
     for option in options {
@@ -439,6 +445,7 @@ mod tests {
         for line in [
             "home",
             "home /mnt more",
+            "/home /mnt/home",
             "home /mnt -o",
             "home /mnt -x",
             "home /mnt -o unknown",
