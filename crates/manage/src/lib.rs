@@ -49,6 +49,7 @@ mod manager;
 mod media_figures;
 mod metrics;
 pub mod placement;
+mod published;
 mod publisher;
 pub mod records;
 mod replicas;

@@ -12,6 +12,7 @@ use crate::fault::Fault;
 use crate::figure_history::Figures;
 use crate::key_index::KeyIndex;
 use crate::placement::{BrickCandidate, OVERPROVISION_FACTOR};
+use crate::published::PublishedState;
 use crate::records::{BrickRecord, PendingDelete, VolumeRecord};
 use crate::slices::{SliceLocation, slice_locations};
 use crate::store::{Store, StoreError};
@@ -54,6 +55,12 @@ pub trait BrickConnector: Send + Sync {
 /// The times of streams of changes.
 #[derive(Clone, Copy, Debug)]
 pub struct WatchTimes {
+    /// Clients get the summary of the cluster and the bricks that have changed this often: heartbeats
+    /// change used bytes and scrubs, and come as often.
+    pub compare_every: Duration,
+    /// Clients get the summary of the cluster this often even if it has not changed. So they know the
+    /// age of all that they show.
+    pub status_every: Duration,
     /// A stream without messages for this long gets a comment, so that its client notices a lost
     /// connection.
     pub comment_every: Duration,
@@ -66,6 +73,8 @@ pub struct WatchTimes {
 impl Default for WatchTimes {
     fn default() -> WatchTimes {
         WatchTimes {
+            compare_every: HEARTBEAT_INTERVAL,
+            status_every: Duration::from_secs(10),
             comment_every: Duration::from_secs(15),
             check_every: Duration::from_secs(5),
             write_limit: Duration::from_secs(30),
@@ -115,6 +124,8 @@ pub struct Manager {
     pub(crate) started_unix_ms: u64,
     pub(crate) events: Arc<Mutex<EventRing>>,
     pub(crate) feed: Arc<Feed>,
+    /// The state that watching clients have.
+    pub(crate) published: Arc<Mutex<PublishedState>>,
     pub(crate) figures: Arc<Figures>,
     /// The tokens.
     pub(crate) access: Arc<AccessState>,
@@ -264,6 +275,7 @@ impl Manager {
             state: Arc::new(Mutex::new(book)),
             started_unix_ms,
             feed: Arc::new(Feed::new(ring.last_seq())),
+            published: Arc::default(),
             events: Arc::new(Mutex::new(ring)),
             access,
             figures: Arc::new(Figures::new(settings.metric_volumes)),

@@ -1,20 +1,28 @@
 //! The publisher: reads the present state of changed things, and puts messages about them into the
-//! queue of watching clients.
+//! queue of watching clients. Commits and events mark the things that they change. Heartbeats and
+//! slices change bricks without a mark, so the publisher compares bricks at intervals.
 
 use crate::events::{EventRecord, MessageQueue, Subscription, event_frame, frame};
 use crate::manager::Manager;
+use crate::published::{PublishedBrick, PublishedState};
 use crate::volume_info::summary_info;
 use crate::wire::{Acknowledged, Deleted};
+use pagemesh_base::poison;
 use std::sync::Arc;
+use std::time::Instant;
 
 impl Manager {
     /// Puts the changes since the last call into the queue. Without clients it forgets them.
     pub(crate) fn publish_changes(&self) {
         let mut messages = MessageQueue::default();
-        if self.feed.is_watched() {
-            self.encode_items(&mut messages);
-        } else {
-            self.feed.take_changed();
+        {
+            let mut published = poison::lock(&self.published);
+            if self.feed.is_watched() {
+                self.encode_items(&mut published, &mut messages);
+            } else {
+                self.feed.take_changed();
+                *published = PublishedState::default();
+            }
         }
         self.send(messages);
     }
@@ -35,22 +43,35 @@ impl Manager {
         });
     }
 
-    fn encode_items(&self, messages: &mut MessageQueue) {
+    fn encode_items(&self, published: &mut PublishedState, messages: &mut MessageQueue) {
+        let times = self.settings.watch;
+        let now = Instant::now();
         let mut book = self.state();
         self.refresh_living(&mut book);
-        let changed = self.feed.take_changed();
+        let mut changed = self.feed.take_changed();
         let status = self.status_of(&book);
-        if self.feed.is_news(&status) {
+        if self.feed.is_news(&status) || published.is_status_due(now, times.status_every) {
             messages.push(&frame("status", None, &status));
+            published.record_status(now);
         }
         let provisioned = book.provisioned();
+        if published.begin_comparison(now, times.compare_every) {
+            for (id, brick) in &book.bricks {
+                let info = self.brick_info(&book, &provisioned, brick);
+                if !published.has_brick(&PublishedBrick::new(info, brick.last_heartbeat)) {
+                    changed.bricks.insert(*id);
+                }
+            }
+        }
         for id in &changed.bricks {
-            let brick = book.bricks.get(id);
-            let info = brick.map(|brick| self.brick_info(&book, &provisioned, brick));
-            messages.push(&info.map_or_else(
-                || frame("brick", None, &Deleted::new(id)),
-                |info| frame("brick", None, &info),
-            ));
+            let Some(brick) = book.bricks.get(id) else {
+                published.remove_brick(id);
+                messages.push(&frame("brick", None, &Deleted::new(id)));
+                continue;
+            };
+            let info = self.brick_info(&book, &provisioned, brick);
+            messages.push(&frame("brick", None, &info));
+            published.record_brick(PublishedBrick::new(info, brick.last_heartbeat));
         }
         for name in &changed.volumes {
             let entry = book.volumes.entry(name);

@@ -45,9 +45,6 @@ const HEAD_BYTES_MAX: usize = 16 << 10;
 const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 /// Pause after a failed accept, as when file descriptors are used up.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Interval at which watching clients get the summary of the cluster, if it has changed: the used
-/// bytes change with heartbeats, which come as often.
-const STATUS_INTERVAL: Duration = Duration::from_secs(2);
 /// Pause after changes were passed on: things that change often cost a message per pause.
 const PUBLISH_PAUSE: Duration = Duration::from_millis(20);
 /// Shortest pause between two sweeps; a brick that died is noticed this much later at most.
@@ -355,7 +352,8 @@ async fn publish_changes(manager: Arc<Manager>) {
     loop {
         let changed = manager.feed.wake.notified();
         if manager.feed.is_watched() {
-            let _ = tokio::time::timeout(STATUS_INTERVAL, changed).await;
+            let pause = manager.settings.watch.compare_every;
+            let _ = tokio::time::timeout(pause, changed).await;
         } else {
             changed.await;
         }

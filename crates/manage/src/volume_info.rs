@@ -2,9 +2,10 @@
 
 use crate::manager::{Manager, ManagerState};
 use crate::records::VolumeRecord;
+use crate::slices::{SliceLocation, promised_slices};
 use crate::volume_table::{VolumeSummary, VolumeTable};
 use crate::wire::{ReplicationStatus, ResyncProgress, VolumeContent, VolumeDetail, VolumeInfo};
-use pagemesh_base::layout::{BrickId, LegState};
+use pagemesh_base::layout::{BrickId, LegState, VolumeName};
 
 impl Manager {
     pub(crate) fn volume_detail(&self, book: &ManagerState, record: &VolumeRecord) -> VolumeDetail {
@@ -94,8 +95,33 @@ impl Manager {
     pub(crate) fn put_volume(&self, book: &mut ManagerState, record: VolumeRecord) {
         let name = record.layout_state.layout.name.clone();
         self.feed.mark_volume(&name);
+        let before = book.volumes.get(&name).map(record_slices);
+        let (before, after) = (before.unwrap_or_default(), record_slices(&record));
+        if before != after {
+            self.mark_bricks_of(before.iter().chain(&after));
+        }
         book.volumes.insert(name, record);
     }
+
+    /// Removes a volume that the store no longer has, and tells the watching clients.
+    pub(crate) fn remove_volume(&self, book: &mut ManagerState, name: &VolumeName) {
+        if let Some(record) = book.volumes.get(name) {
+            self.mark_bricks_of(&record_slices(record));
+        }
+        self.feed.mark_volume(name);
+        book.volumes.remove(name);
+    }
+
+    /// Tells the watching clients that the slices of bricks have changed.
+    pub(crate) fn mark_bricks_of<'a>(&self, slices: impl IntoIterator<Item = &'a SliceLocation>) {
+        for slice in slices {
+            self.feed.mark_brick(slice.brick);
+        }
+    }
+}
+
+fn record_slices(record: &VolumeRecord) -> Vec<SliceLocation> {
+    promised_slices(&record.layout_state.layout.segments, record.files_bytes).collect()
 }
 
 /// A volume in a list.

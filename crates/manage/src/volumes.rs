@@ -200,8 +200,7 @@ impl Manager {
             let deleted = EventDraft::volume_deleted(name, &self.actor(), client);
             self.commit(&mut book, &writes, vec![deleted])?;
             Manager::add_pending_deletes(&mut book, &pending);
-            book.volumes.remove(name);
-            self.feed.mark_volume(name);
+            self.remove_volume(&mut book, name);
             book.replication_reports.remove(name);
             self.figures.remove(&FigureSubject::Volume(name.clone()));
             pending
@@ -461,7 +460,8 @@ pub(crate) struct SliceReservation<'a> {
 
 impl Drop for SliceReservation<'_> {
     fn drop(&mut self) {
-        self.manager.state().creating.remove(&self.name);
+        let reserved = self.manager.state().creating.remove(&self.name);
+        self.manager.mark_bricks_of(reserved.iter().flatten());
     }
 }
 
