@@ -2,7 +2,7 @@
 # missing packages.
 CARGO ?= cargo
 
-.PHONY: all install console test quick check deny nextest setup demo bench sim storm kills direct-clients direct-client-histories guests guest-lives natives crowd databases mapped flips fsx doors pjdfstest programs docs dist deb image fresh-host bench-api metrics-check api-check
+.PHONY: all install console console-real test quick check deny nextest setup demo bench sim storm kills direct-clients direct-client-histories guests guest-lives natives crowd databases mapped flips fsx doors pjdfstest programs docs dist deb image fresh-host bench-api metrics-check api-check
 all:
 	$(CARGO) build --release --locked -p pagemesh -p pagemesh-preload
 
@@ -46,6 +46,12 @@ fresh-host: deb
 # files are committed.
 console:
 	cd console && npm ci && npm run check && npm run unit && npm run build && npm run pages
+
+# Uses the console that a trial cluster serves, in Chromium: volumes, copies, a scrub, an event, a token. For another
+# build: scripts/console-real target/debug/pagemesh
+console-real: all
+	cd console && npm ci
+	@scripts/console-real target/release/pagemesh
 
 # A failure does not end the run; the summary has the command that reruns each.
 test: setup check deny nextest

@@ -39,8 +39,19 @@ export function series(subject: string, span: Span, scale: number): FigureSeries
   const seed = seedOf(subject);
   const all = Array.from({ length }, (_, index) => last - (length - 1 - index) * step);
   const times = scale === 0 ? [] : all.filter((_, index) => index < length * 0.42 || index > length * 0.47);
-  const kind = (of: OpKind) => values(of, seed, times, step, scale);
+  // The last step is still open: a part of its operations is to come.
+  const part = (Date.now() / 1000 - last) / step;
+  const kind = (of: OpKind) => {
+    const all = values(of, seed, times, step, scale);
+    for (const sums of [all.operations, all.kib ?? []]) if (sums.length > 0) sums.push(Math.round((sums.pop() ?? 0) * part));
+    return all;
+  };
   return { step_s: step, last_reported_us_ago: scale === 0 ? null : 2_400_000, is_shortened: false, time_unix_s: times, read: kind("read"), write: kind("write"), flush: kind("flush") };
+}
+
+function silent(name: string): SubjectFigures {
+  const kinds = (Object.keys(BASE) as OpKind[]).map((kind): FigureKind => ({ kind, operations: 0, bytes: 0, p50_ns: null, p99_ns: null }));
+  return { name, last_reported_us_ago: 600_000_000, kinds };
 }
 
 function subject(name: string, scale: number): SubjectFigures {
@@ -60,7 +71,7 @@ export function recent(world: World): RecentFigures {
   return {
     window_s: 60,
     cluster: attached.length > 0 ? subject("cluster", 1) : null,
-    volumes: attached.map((it, index) => subject(it.info.name, 0.4 / (index + 1))),
+    volumes: attached.map((it, index) => (world.silentVolumes.has(it.info.name) ? silent(it.info.name) : subject(it.info.name, 0.4 / (index + 1)))),
     bricks: world.bricks.filter((it) => it.alive && it.slices > 0).map((it) => ({ ...subject(it.name || it.brick, 0.2), media: MEDIA })),
     media: attached.length > 0 ? { written: MEDIA, per_user_byte: 2.0731, metadata_per_user_byte: 0.0731 } : null,
   };

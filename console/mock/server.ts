@@ -2,12 +2,12 @@
 
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from "node:http";
 import type { AddressInfo } from "node:net";
-import type { CreateVolume, Problem, Role, Span } from "../src/api/types.ts";
+import type { BrickInfo, CreateVolume, Problem, Role, Span, VolumeDetail } from "../src/api/types.ts";
 import { includes } from "../src/text/words.ts";
 import * as figures from "./figures.ts";
 import { serveFile } from "./files.ts";
 import { randomFrom } from "./random.ts";
-import { addEvent, makeVolume, makeWorld, statusOf, type Scenario, type StoredToken, type World } from "./world.ts";
+import { addEvent, brickNow, countSlices, makeVolume, makeWorld, statusOf, type Scenario, type StoredToken, type World } from "./world.ts";
 
 class Refused extends Error {
   constructor(readonly status: number, readonly code: string, detail: string, readonly hint: string) {
@@ -23,6 +23,8 @@ interface Call {
   /** The parts of the path that the route's stars stand for. */
   names: string[];
   publish(event: string, data: unknown): void;
+  /** Publishes the bricks of a volume, as the manager does when slices come or go. */
+  markBricks(of: VolumeDetail): void;
 }
 interface Result {
   status?: number;
@@ -53,7 +55,16 @@ function published(call: Call, kind: string, text: string): void {
   volume.info.epoch = volume.layout.epoch += 1;
   call.publish("volume", volume.info);
   call.publish("event", addEvent(call.world, kind, "info", { kind: "volume", name: volume.info.name }, text, call.caller.name));
-  call.publish("status", statusOf(call.world));
+}
+
+/** Changes the slices of a volume, and publishes the bricks that had or have one. */
+function changeSlices(call: Call, of: VolumeDetail, change: () => void): void {
+  const before = structuredClone(of);
+  countSlices(call.world, of, -1);
+  change();
+  countSlices(call.world, of, 1);
+  call.markBricks(before);
+  call.markBricks(of);
 }
 
 const listVolumes: Handler = ({ world, query }) => {
@@ -73,13 +84,18 @@ const create: Handler = (call) => {
   const volume = makeVolume(call.world, randomFrom(Date.now()), { name: asked.name, copies, columns, gib: asked.size_bytes / 2 ** 30, content: asked.content });
   call.world.volumes.push(volume);
   call.world.volumes.sort((a, b) => (a.info.name < b.info.name ? -1 : 1));
+  countSlices(call.world, volume, 1);
+  call.markBricks(volume);
   published({ ...call, names: [asked.name] }, "volume-created", `The volume ${asked.name} was created.`);
   return { status: 201, body: { volume, asked_bytes: asked.size_bytes, rounded: false, note: null } };
 };
 
 const remove: Handler = (call) => {
   refuseInUse(call, call.query.get("force") === "true");
-  const { info } = volumeOf(call);
+  const volume = volumeOf(call);
+  const { info } = volume;
+  countSlices(call.world, volume, -1);
+  call.markBricks(volume);
   call.world.volumes = call.world.volumes.filter((it) => it.info !== info);
   call.publish("volume", { name: info.name, deleted: true });
   call.publish("event", addEvent(call.world, "volume-deleted", "info", { kind: "volume", name: info.name }, `The volume ${info.name} was deleted.`, call.caller.name));
@@ -90,7 +106,7 @@ const grow: Handler = (call) => {
   const volume = volumeOf(call);
   const size = Number(call.body["size_bytes"]);
   if (size > 2 ** 50) throw new Refused(507, "no-room", "no brick has room for the new segment", "add a brick, or choose a smaller size");
-  volume.layout.segments.push({ ...structuredClone(volume.layout.segments[0]!), bytes: size - volume.info.size_bytes });
+  changeSlices(call, volume, () => volume.layout.segments.push({ ...structuredClone(volume.layout.segments[0]!), bytes: size - volume.info.size_bytes }));
   volume.info.size_bytes = size;
   published(call, "volume-grown", `The volume ${volume.info.name} has grown.`);
   return { body: { volume, asked_bytes: size, rounded: false, note: null } };
@@ -101,9 +117,11 @@ const replicas: Handler = (call) => {
   const used = new Set(Object.keys(volume.bricks));
   const brick = call.world.bricks.find((it) => it.alive && !used.has(it.brick))!;
   volume.bricks[brick.brick] = { name: brick.name ?? null, tcp: brick.address, durability: brick.durability };
-  for (const column of volume.layout.segments.flatMap((it) => it.columns)) {
-    column.legs.push({ brick: brick.brick, slice: brick.brick, state: "syncing", empty: true, asynchronous: call.body["asynchronous"] === true });
-  }
+  changeSlices(call, volume, () => {
+    for (const column of volume.layout.segments.flatMap((it) => it.columns)) {
+      column.legs.push({ brick: brick.brick, slice: brick.brick, state: "syncing", empty: true, asynchronous: call.body["asynchronous"] === true });
+    }
+  });
   Object.assign(volume.info, { copies: volume.info.copies + 1, health: "syncing" });
   published(call, "replica-attached", `The volume ${volume.info.name} has a further copy.`);
   return { status: 201, body: volume };
@@ -112,7 +130,9 @@ const replicas: Handler = (call) => {
 function dropCopy(call: Call): Result {
   refuseInUse(call, call.body["force"] === true);
   const volume = volumeOf(call);
-  for (const column of volume.layout.segments.flatMap((it) => it.columns)) column.legs.splice(Number(call.body["copy"]), 1);
+  changeSlices(call, volume, () => {
+    for (const column of volume.layout.segments.flatMap((it) => it.columns)) column.legs.splice(Number(call.body["copy"]), 1);
+  });
   volume.info.copies -= 1;
   published(call, "replica-detached", `Copy ${call.body["copy"]} of the volume ${volume.info.name} was removed.`);
   return { body: volume };
@@ -138,16 +158,29 @@ const detach: Handler = (call) => {
 const scrub: Handler = (call) => {
   const brick = brickOf(call);
   const stop = call.body["stop"] === true;
-  brick.scrub = { ...brick.scrub!, state: stop ? "waiting" : "running", progress_percent: stop ? null : 1, next_in_ms: stop ? 3_600_000 : null };
-  call.publish("brick", brick);
-  return { body: brick };
+  brick.scrub_request = { id: brick.brick, stop };
+  call.publish("brick", brickNow(call.world, brick));
+  return { body: brickNow(call.world, brick) };
 };
+
+/** The next heartbeat of a brick carries out the request that the answer to the last one had. */
+function carryOutScrub(world: World, brick: BrickInfo): void {
+  const stop = brick.scrub_request!.stop;
+  brick.scrub_request = null;
+  brick.scrub = { ...brick.scrub!, state: stop ? "waiting" : "running", progress_percent: stop ? null : 0, next_in_ms: stop ? 3_600_000 : null };
+  if (!stop) addEvent(world, "scrub-started", "info", { kind: "brick", name: brick.name || brick.brick }, `A scrub of the pool of the brick ${brick.name} has started.`);
+}
+
+/** A brick without its ages, which are no changes. */
+function agelessText(brick: BrickInfo): string {
+  return JSON.stringify({ ...brick, heartbeat_age_ms: null, scrub: brick.scrub ? { ...brick.scrub, next_in_ms: null, ended_ms_ago: null } : null });
+}
 
 const forget: Handler = (call) => {
   const brick = brickOf(call);
   if (brick.alive || brick.slices > 0) throw new Refused(409, "in-use", "the brick is alive or holds slices", "stop it and move its slices");
   call.world.bricks = call.world.bricks.filter((it) => it !== brick);
-  call.publish("brick", { name: brick.name || brick.brick, deleted: true });
+  call.publish("brick", { name: brick.brick, deleted: true });
   return { status: 204 };
 };
 
@@ -191,7 +224,7 @@ const spanOf = (call: Call) => (call.query.get("span") ?? "1h") as Span;
 const ROUTES: [string, string, Role, Handler][] = [
   ["GET", "whoami", "viewer", ({ caller }) => ({ body: { name: caller.name, role: caller.role, expires_unix_s: caller.expires_unix_s } })],
   ["GET", "status", "viewer", ({ world }) => ({ body: statusOf(world) })],
-  ["GET", "bricks", "viewer", ({ world }) => ({ body: world.bricks })],
+  ["GET", "bricks", "viewer", ({ world }) => ({ body: world.bricks.map((it) => brickNow(world, it)) })],
   ["POST", "bricks/*/scrub", "operator", scrub],
   ["DELETE", "bricks/*", "admin", forget],
   ["GET", "volumes", "viewer", listVolumes],
@@ -231,15 +264,24 @@ export class Mock {
   #root: string;
   #server: Server | null = null;
   #streams = new Set<ServerResponse>();
+  streamsOpened = 0;
   port = 0;
   /** Answers the stream with 503, as a manager with too many of them. */
   refusesStreams = false;
-  /** Paths of the API that fail with 500. */
+  /** Paths of the API that fail. */
   failing: RegExp | null = null;
+  failingStatus = 500;
   /** Paths of the API that get no answer. */
   silent: RegExp | null = null;
   /** The difference of the manager's clock from the browser's. */
   clockAheadMs = 0;
+  /** The times of the manager: bricks are compared, and an unchanged summary is repeated. */
+  compareEveryMs = 2000;
+  statusEveryMs = 10_000;
+  #published = new Map<string, string>();
+  #status = "";
+  #statusAt = 0;
+  #timer: ReturnType<typeof setInterval> | undefined;
 
   constructor(scenario: Scenario, root: string) {
     this.world = makeWorld(scenario);
@@ -256,9 +298,12 @@ export class Mock {
     await new Promise<void>((ready) => server.listen(port, "127.0.0.1", ready));
     this.#server = server;
     this.port = (server.address() as AddressInfo).port;
+    this.#timer = setInterval(() => this.#heartbeats(), this.compareEveryMs);
   }
 
   async stop(): Promise<void> {
+    clearInterval(this.#timer);
+    this.#published.clear();
     for (const stream of this.#streams) stream.destroy();
     this.#streams.clear();
     const server = this.#server;
@@ -271,7 +316,39 @@ export class Mock {
     return this.#streams.size;
   }
 
+  /** Takes the heartbeats, and publishes all that has changed, as the manager does without a mark. */
+  #heartbeats(): void {
+    for (const brick of this.world.bricks.filter((it) => it.alive && it.scrub_request)) {
+      const seq = this.world.events.at(-1)?.seq ?? 0;
+      carryOutScrub(this.world, brick);
+      for (const event of this.world.events.filter((it) => it.seq > seq)) this.publish("event", event);
+    }
+    if (this.#streams.size === 0) return;
+    for (const brick of this.world.bricks) {
+      if (this.#published.get(brick.brick) !== agelessText(brick)) this.publish("brick", brickNow(this.world, brick));
+    }
+    this.#publishStatus();
+  }
+
+  #publishStatus(): void {
+    const status = JSON.stringify(statusOf(this.world));
+    if (status === this.#status && Date.now() < this.#statusAt + this.statusEveryMs) return;
+    this.#status = status;
+    this.#statusAt = Date.now();
+    this.publish("status", statusOf(this.world));
+  }
+
+  #markBricks(of: VolumeDetail): void {
+    const ids = new Set(of.layout.segments.flatMap((it) => it.columns.flatMap((each) => each.legs.map((leg) => leg.brick))));
+    for (const brick of this.world.bricks.filter((it) => ids.has(it.brick))) this.publish("brick", brickNow(this.world, brick));
+  }
+
   publish(event: string, data: unknown): void {
+    if (event === "brick" && !("deleted" in (data as object))) {
+      const id = (data as BrickInfo).brick;
+      const stored = this.world.bricks.find((it) => it.brick === id);
+      if (stored) this.#published.set(id, agelessText(stored));
+    }
     for (const stream of this.#streams) stream.write(`event: ${event}\ndata: ${JSON.stringify(data)}\n\n`);
   }
 
@@ -284,7 +361,7 @@ export class Mock {
     }
     if (this.silent?.test(url.pathname)) return;
     try {
-      if (this.failing?.test(url.pathname)) throw new Refused(500, "internal", "the store cannot be read", "look at the manager's log: journalctl -u pagemesh-manager");
+      if (this.failing?.test(url.pathname)) throw new Refused(this.failingStatus, "internal", "the store cannot be read", "look at the manager's log: journalctl -u pagemesh-manager");
       await this.#api(request, response, url);
     } catch (error) {
       const refused = error instanceof Refused ? error : new Refused(500, "internal", String(error), "look at the mock");
@@ -325,7 +402,8 @@ export class Mock {
     const found = match(request.method ?? "GET", path);
     if (!found) throw new Refused(404, "not-found", `there is nothing at ${url.pathname}`, "read /api/v1/openapi.json");
     if (!includes(caller.role, found.role)) throw new Refused(403, "forbidden", `this needs the role ${found.role}; you are ${caller.role}`, "ask for another token");
-    const result = found.handler({ world: this.world, caller, query: url.searchParams, body, names: found.names, publish: (event, data) => this.publish(event, data) });
+    const result = found.handler({ world: this.world, caller, query: url.searchParams, body, names: found.names, publish: (event, data) => this.publish(event, data), markBricks: (of) => this.#markBricks(of) });
+    if (request.method !== "GET") this.#publishStatus();
     response.writeHead(result.status ?? 200, { "Content-Type": "application/json", ...result.headers });
     response.end(result.body === undefined ? undefined : JSON.stringify(result.body));
   }
@@ -334,6 +412,9 @@ export class Mock {
     response.writeHead(200, { "Content-Type": "text/event-stream", "Cache-Control": "no-store" });
     response.write(`event: hello\ndata: ${JSON.stringify({ version: "0.0.1", started_unix_ms: this.world.startedMs })}\n\n`);
     this.#streams.add(response);
+    this.streamsOpened += 1;
+    // The publisher sends the summary to a new client.
+    response.write(`event: status\ndata: ${JSON.stringify(statusOf(this.world))}\n\n`);
     response.on("close", () => this.#streams.delete(response));
   }
 }

@@ -23,6 +23,10 @@ export interface World {
   events: EventRecord[];
   tokens: StoredToken[];
   startedMs: number;
+  /** When this world was made: ages count on from then. */
+  madeMs: number;
+  /** Volumes whose clients have not reported for ten minutes. */
+  silentVolumes: Set<string>;
 }
 
 function brick(random: () => number, name: string, domain: string, more: Partial<BrickInfo>): BrickInfo {
@@ -85,6 +89,29 @@ export function makeVolume(world: World, random: () => number, plan: VolumePlan)
   const staleAt = states.findIndex((it) => it === "stale");
   const notes = plan.note && staleAt >= 0 ? layout.segments.flatMap((it, segment) => it.columns.map((_, at) => ({ segment, column: at, leg: staleAt, text: plan.note!, since_unix_s: now - 700 }))) : [];
   return { info, layout, bricks, notes, replication: plan.replication ?? null };
+}
+
+/** A brick as answers and messages have it, with its ages as of now. A living brick sent its last heartbeat within 2 s. */
+export function brickNow(world: World, of: BrickInfo): BrickInfo {
+  const passed = Date.now() - world.madeMs;
+  const beatAge = of.heartbeat_age_ms ?? null;
+  const sinceBeat = of.alive ? passed % 2000 : passed;
+  const age = beatAge === null ? null : of.alive ? sinceBeat : beatAge + passed;
+  const later = (ms: number | null | undefined, sign: number) => (typeof ms === "number" ? Math.max(0, ms + (of.alive ? sign * passed : 0)) : null);
+  const scrub = of.scrub ? { ...of.scrub, next_in_ms: later(of.scrub.next_in_ms, -1), ended_ms_ago: later(of.scrub.ended_ms_ago, 1) } : null;
+  return { ...of, heartbeat_age_ms: age, scrub };
+}
+
+/** Counts the slices of a volume on its bricks, or no longer. */
+export function countSlices(world: World, of: VolumeDetail, sign: 1 | -1): void {
+  for (const segment of of.layout.segments) {
+    for (const leg of segment.columns.flatMap((it) => it.legs)) {
+      const brick = world.bricks.find((it) => it.brick === leg.brick);
+      if (!brick) continue;
+      brick.slices += sign;
+      brick.provisioned_bytes += sign * Math.floor(segment.bytes / segment.columns.length);
+    }
+  }
 }
 
 export function addEvent(world: World, kind: string, severity: Severity, subject: EventRecord["subject"], text: string, actor = "manager", msAgo = 0): EventRecord {
@@ -150,7 +177,7 @@ function addBusyEvents(world: World): void {
 
 export function makeWorld(scenario: Scenario): World {
   const random = randomFrom(7);
-  const world: World = { bricks: [], volumes: [], events: [], tokens: [], startedMs: Date.now() - 86_400_000 * 3 };
+  const world: World = { bricks: [], volumes: [], events: [], tokens: [], startedMs: Date.now() - 86_400_000 * 3, madeMs: Date.now(), silentVolumes: new Set() };
   addTokens(world);
   if (scenario === "empty") {
     addEvent(world, "manager-started", "info", { kind: "manager", name: "manager" }, "The manager has started, version 0.0.1.");

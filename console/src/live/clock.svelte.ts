@@ -29,6 +29,11 @@ export function managerNowMs(): number {
   return elapsed + managerOrigin;
 }
 
+/** A time that the manager's wall clock has surely passed: `Date` is known within `PRECISION_MS`, and has whole seconds. */
+export function managerPassedMs(): number {
+  return performance.now() + managerOrigin - PRECISION_MS - 1000;
+}
+
 /** Takes the `Date` of an answer. */
 export function hearManagerClock(date: string | null): void {
   const given = date === null ? Number.NaN : Date.parse(date);

@@ -3,15 +3,18 @@
 
 import * as calls from "../api/calls.ts";
 import { asApiError, type ApiError } from "../api/client.ts";
-import type { Acknowledgement, BrickInfo, ClusterStatus, EventRecord, RecentFigures, SubjectFigures, VolumeInfo } from "../api/types.ts";
+import type { Acknowledgement, BrickInfo, Changed, ClusterStatus, EventRecord, RecentFigures, SubjectFigures, VolumeInfo } from "../api/types.ts";
 import { mergeEvents, withAcknowledgements } from "../text/events.ts";
-import { monotonicMs } from "./clock.svelte.ts";
+import { withChanges } from "../text/order.ts";
+import { monotonicMs, secondsSince } from "./clock.svelte.ts";
 import { session } from "./session.svelte.ts";
 import { watch } from "./watch.ts";
 
 const POLL_MS = 5000;
 const PATIENCE_MS = 100;
 const FIGURES_MS = 5000;
+/** Changes of bricks are shown together: a heartbeat of each brick changes all of them at once. */
+const BRICKS_MS = 50;
 const EVENTS_KEPT = 200;
 const ACKNOWLEDGEMENTS_KEPT = 1000;
 
@@ -20,7 +23,7 @@ export type VolumeListener = (name: string, volume: VolumeInfo | null) => void;
 class Cluster {
   status = $state.raw<ClusterStatus | null>(null);
   bricks = $state.raw<BrickInfo[]>([]);
-  /** When the status was last heard, by `monotonicMs`. */
+  /** When the status was last heard, by `monotonicMs`. The manager repeats it, so that all that the page shows is as new. */
   heardAt = $state(0);
   isLoaded = $state(false);
   error = $state.raw<ApiError | null>(null);
@@ -40,6 +43,14 @@ class Cluster {
 
   readonly #volumeFigures = $derived(new Map(this.figures?.volumes.map((it) => [it.name, it])));
   readonly #brickFigures = $derived(new Map(this.figures?.bricks.map((it) => [it.name, it])));
+  /** When each brick was heard, by `monotonicMs`. */
+  readonly #bricksAt = new WeakMap<BrickInfo, number>();
+  /** Changes of bricks that are not in `bricks` yet. */
+  #changes: Changed<BrickInfo>[] = [];
+  #changesDue: ReturnType<typeof setTimeout> | undefined;
+  /** Changes since the list of bricks was asked for; null unless it is. */
+  #meanwhile: Changed<BrickInfo>[] | null = null;
+  #reloads = 0;
   #listeners = new Set<VolumeListener>();
   #stop: (() => void)[] = [];
 
@@ -69,14 +80,14 @@ class Cluster {
       },
     });
     const poll = setInterval(() => {
-      if (!this.isStreaming) void this.reload();
+      if (!this.isStreaming || this.error) void this.reload();
     }, POLL_MS);
     const figures = setInterval(() => void this.#readFigures(), FIGURES_MS);
     // The lists have to be read after the stream has begun, so they wait for it, but not for long.
     const patience = setTimeout(() => {
       if (!this.isStreaming) void this.reload();
     }, PATIENCE_MS);
-    this.#stop = [close, () => clearInterval(poll), () => clearInterval(figures), () => clearTimeout(patience)];
+    this.#stop = [close, () => clearInterval(poll), () => clearInterval(figures), () => clearTimeout(patience), () => this.#applyChanges()];
     void this.#readFigures();
   }
 
@@ -95,20 +106,29 @@ class Cluster {
     this.events = [];
     this.acknowledgements = new Map();
     this.figures = null;
+    this.figuresError = null;
     this.isLoaded = false;
     this.error = null;
   }
 
   async reload(): Promise<void> {
+    this.#reloads += 1;
+    const mine = this.#reloads;
+    this.#meanwhile = [];
     try {
       const [status, bricks] = await Promise.all([calls.status(), calls.bricks()]);
+      if (mine !== this.#reloads) return;
       this.#take(status);
-      this.bricks = sorted(bricks);
+      for (const brick of bricks) this.#bricksAt.set(brick, monotonicMs());
+      // A change that came meanwhile may be newer than the list.
+      this.bricks = withChanges(bricks, this.#meanwhile);
+      this.#meanwhile = null;
+      this.#changes = [];
       this.isLoaded = true;
       this.error = null;
       this.generation += 1;
     } catch (error) {
-      this.error = asApiError(error);
+      if (mine === this.#reloads) this.error = asApiError(error);
     }
   }
 
@@ -134,6 +154,11 @@ class Cluster {
     return this.bricks.find((it) => it.name === name || it.brick === name) ?? null;
   }
 
+  /** The seconds since a brick was heard; renewed each second. */
+  heardAgo(brick: BrickInfo): number {
+    return secondsSince(this.#bricksAt.get(brick) ?? this.heardAt);
+  }
+
   volumeFigures(name: string): SubjectFigures | null {
     return this.#volumeFigures.get(name) ?? null;
   }
@@ -147,13 +172,19 @@ class Cluster {
     this.heardAt = monotonicMs();
   }
 
-  #brick(change: BrickInfo | { name: string; deleted: true }): void {
-    if ("deleted" in change) {
-      this.bricks = this.bricks.filter((it) => it.name !== change.name && it.brick !== change.name);
-      return;
-    }
-    const others = this.bricks.filter((it) => it.brick !== change.brick);
-    this.bricks = sorted([...others, change]);
+  #brick(change: Changed<BrickInfo>): void {
+    if (!("deleted" in change)) this.#bricksAt.set(change, monotonicMs());
+    this.#changes.push(change);
+    this.#meanwhile?.push(change);
+    this.#changesDue ??= setTimeout(() => this.#applyChanges(), BRICKS_MS);
+  }
+
+  #applyChanges(): void {
+    clearTimeout(this.#changesDue);
+    this.#changesDue = undefined;
+    if (this.#changes.length === 0) return;
+    this.bricks = withChanges(this.bricks, this.#changes);
+    this.#changes = [];
   }
 
   async #readFigures(): Promise<void> {
@@ -165,11 +196,6 @@ class Cluster {
       this.figuresError = asApiError(error);
     }
   }
-}
-
-function sorted(bricks: BrickInfo[]): BrickInfo[] {
-  const key = (it: BrickInfo) => it.name || it.brick;
-  return bricks.toSorted((a, b) => key(a).localeCompare(key(b), undefined, { numeric: true }));
 }
 
 export const cluster = new Cluster();

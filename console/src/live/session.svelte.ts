@@ -11,12 +11,15 @@ type Phase = "asking" | "out" | "in";
 class Session {
   phase = $state<Phase>("asking");
   caller = $state<WhoAmI | null>(null);
+  /** Why the manager does not tell who the reader is, while the page asks again. */
+  refusal = $state.raw<ApiError | null>(null);
   /** Why the login page is shown, if the reader had been logged in. */
   reason = $state<string | null>(null);
   /** When the manager stopped answering, by `monotonicMs`; null while it answers. */
   unreachableSince = $state<number | null>(null);
   /** The same moment by the manager's clock. */
   unreachableMoment = $state(0);
+  #isAsking = false;
 
   constructor() {
     onOutcome((error, date) => {
@@ -56,15 +59,21 @@ class Session {
     this.unreachableMoment = managerNowMs();
   }
 
-  /** Asks for the name and role of the token in the cookie. */
+  /** Asks for the name and role of the token in the cookie. Only the refusal of the token (401) leads to the login. */
   async ask(): Promise<void> {
+    if (this.#isAsking) return;
+    this.#isAsking = true;
     try {
       this.caller = await calls.whoami();
       this.phase = "in";
       this.reason = null;
+      this.refusal = null;
     } catch (error) {
       const found = asApiError(error);
-      if (!found.isUnreachable) this.phase = "out";
+      this.refusal = found.isUnreachable || found.status === 401 ? null : found;
+      if (found.status === 401) this.phase = "out";
+    } finally {
+      this.#isAsking = false;
     }
   }
 

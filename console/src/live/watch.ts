@@ -18,6 +18,8 @@ export interface WatchHandlers {
 }
 
 const PATH = "/api/v1/watch";
+/** The manager sends a message at least every 10 s. A stream that is silent for this long is lost, though nothing has closed it. */
+const SILENCE_MS_MAX = 35_000;
 const PAUSE_MS_MIN = 1000;
 const PAUSE_MS_MAX = 10_000;
 
@@ -25,11 +27,15 @@ const PAUSE_MS_MAX = 10_000;
 export function watch(handlers: WatchHandlers): () => void {
   let source: EventSource | null = null;
   let timer: ReturnType<typeof setTimeout> | undefined;
+  let silence: ReturnType<typeof setTimeout> | undefined;
   let pause = PAUSE_MS_MIN;
+  let isOpened = false;
   let isClosed = false;
 
   function heard<T>(name: string, handle: (value: T) => void): void {
     source?.addEventListener(name, (message) => {
+      clearTimeout(silence);
+      silence = setTimeout(lose, SILENCE_MS_MAX);
       let value: T;
       try {
         value = JSON.parse((message as MessageEvent<string>).data) as T;
@@ -45,8 +51,18 @@ export function watch(handlers: WatchHandlers): () => void {
     if (refusal && !refusal.isUnreachable && !isClosed) handlers.refused(refusal);
   }
 
+  function lose(): void {
+    source?.close();
+    clearTimeout(silence);
+    if (isClosed) return;
+    handlers.lost();
+    if (!isOpened) void askForRefusal();
+    timer = setTimeout(open, pause);
+    pause = Math.min(PAUSE_MS_MAX, pause * 2);
+  }
+
   function open(): void {
-    let isOpened = false;
+    isOpened = false;
     source = new EventSource(PATH);
     heard<WatchHello>("hello", (hello) => {
       isOpened = true;
@@ -59,20 +75,14 @@ export function watch(handlers: WatchHandlers): () => void {
     heard<EventRecord>("event", handlers.event);
     heard<Acknowledged>("acknowledged", handlers.acknowledged);
     // The browser's own retry gives up after a refusal, so this closes and opens again itself.
-    source.onerror = () => {
-      source?.close();
-      if (isClosed) return;
-      handlers.lost();
-      if (!isOpened) void askForRefusal();
-      timer = setTimeout(open, pause);
-      pause = Math.min(PAUSE_MS_MAX, pause * 2);
-    };
+    source.onerror = lose;
   }
 
   open();
   return () => {
     isClosed = true;
     clearTimeout(timer);
+    clearTimeout(silence);
     source?.close();
   };
 }

@@ -55,6 +55,13 @@ export function duration(seconds: number | null | undefined): string {
   return rest === 0 ? head : `${head} ${rest} ${nextName}`;
 }
 
+/** A duration in its largest unit, for lists: the seconds of many rows would only flicker. */
+export function roughDuration(seconds: number): string {
+  const whole = Math.max(0, Math.round(seconds));
+  const unit = [86_400, 3_600, 60].find((size) => whole >= size) ?? 1;
+  return duration(Math.floor(whole / unit) * unit);
+}
+
 /** The age of something, as in "3 s ago". */
 export function ago(seconds: number | null | undefined): string {
   if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return "never";

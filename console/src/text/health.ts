@@ -28,16 +28,25 @@ export function brickName(brick: { name?: string | null; brick: string }): strin
   return brick.name || brick.brick.slice(0, 8);
 }
 
-function brickTroubles(brick: BrickInfo): Trouble[] {
+/** The seconds since the brick's last heartbeat, for a message of `heardAgo` seconds ago; null if the manager has received none since its start. */
+export function silence(brick: BrickInfo, heardAgo: number): number | null {
+  const age = brick.heartbeat_age_ms;
+  return age === null || age === undefined ? null : age / 1000 + heardAgo;
+}
+
+/** The time without heartbeats of a lost brick. */
+export function silenceWords(seconds: number | null, words: (seconds: number) => string = duration): string {
+  return seconds === null ? "since the manager's start" : `for ${words(seconds)}`;
+}
+
+function brickTroubles(brick: BrickInfo, heardAgo: number): Trouble[] {
   const found: Trouble[] = [];
   const name = brickName(brick);
   const path = brickPath(brick.name || brick.brick);
   if (!brick.alive) {
-    const age = brick.heartbeat_age_ms;
-    const since = age === null || age === undefined ? "since the manager's start" : `for ${duration(age / 1000)}`;
     found.push({
       tone: "bad",
-      text: `Brick ${name} has sent no heartbeat ${since}.`,
+      text: `Brick ${name} has sent no heartbeat ${silenceWords(silence(brick, heardAgo))}.`,
       hint: brick.slices > 0 ? `${plural(brick.slices, "slice")} on it. Start it again, or replace it.` : "Start it again, or forget it.",
       path,
     });
@@ -78,15 +87,19 @@ function volumeTrouble(volume: VolumeInfo, resyncs: ReadonlyMap<string, string>)
   return { tone: "warn", text: `${thing} is degraded${lost}.`, hint, path };
 }
 
-/** The verdict; `volumes` has the volumes that are not in-sync, or some of them, and `resyncs` their progress by name. */
+/**
+ * The verdict; `volumes` has the volumes that are not in-sync, or some of them, and `resyncs` their progress by name.
+ * `heardAgo` gives the age of a brick's figures in seconds.
+ */
 export function verdict(
   status: ClusterStatus,
   bricks: BrickInfo[],
   volumes: VolumeInfo[],
   critical: EventRecord[],
   resyncs: ReadonlyMap<string, string> = new Map(),
+  heardAgo: (brick: BrickInfo) => number = () => 0,
 ): Verdict {
-  const all = bricks.flatMap(brickTroubles);
+  const all = bricks.flatMap((brick) => brickTroubles(brick, heardAgo(brick)));
   for (const volume of volumes) {
     const trouble = volumeTrouble(volume, resyncs);
     if (trouble) all.push(trouble);

@@ -1,7 +1,19 @@
-// The orders of the list of bricks. Pure.
+// The list of bricks: its changes and its orders. Pure.
 
-import type { BrickInfo, FigureKind } from "../api/types.ts";
+import type { BrickInfo, Changed, FigureKind } from "../api/types.ts";
 import { share } from "./format.ts";
+
+const byText = new Intl.Collator(undefined, { numeric: true });
+
+/** The bricks by name after changes in their order; a brick without a name counts by its id. */
+export function withChanges(bricks: BrickInfo[], changes: Changed<BrickInfo>[]): BrickInfo[] {
+  const byId = new Map(bricks.map((it) => [it.brick, it]));
+  for (const change of changes) {
+    if ("deleted" in change) byId.delete(change.name);
+    else byId.set(change.brick, change);
+  }
+  return [...byId.values()].sort((a, b) => byText.compare(a.name || a.brick, b.name || b.brick));
+}
 
 export const BRICK_ORDERS = { "": "By failure domain", slow: "Slowest writes first", busy: "Busiest first", full: "Fullest first" } as const;
 export type BrickOrder = keyof typeof BRICK_ORDERS;

@@ -65,13 +65,17 @@ export function createPlan(asked: CreateVolume, bricks: BrickInfo[]): { does: st
   else does.push("There is one copy: the loss of one brick loses data.");
   if (columns > 1) does.push(`Units of 64 KiB alternate over ${columns} columns.`);
   const usable = classes(bricks).filter((it) => !asked.durability || it.durability === asked.durability);
-  const fits = usable.find((it) => it.domains >= copies && it.bricks >= columns);
-  const chosen = fits ?? usable[0];
-  if (chosen) does.push(`Class ${chosen.durability}: ${DURABILITY[chosen.durability].meaning}.`);
+  const possible = usable.filter((it) => it.domains >= copies);
+  const legs = plural(copies * columns, "leg");
+  const [only, ...others] = possible;
+  if (only && others.length === 0) does.push(`Class ${only.durability}: ${DURABILITY[only.durability].meaning}.`);
+  else if (only) does.push(`The manager chooses the class: the first of ${possible.map((it) => it.durability).join(", ")} with room for ${legs}.`);
+  const domains = Math.max(0, ...usable.map((it) => it.domains));
+  const freeBytes = Math.max(0, ...possible.map((it) => it.freeBytes));
   if (bricks.length === 0) doubts.push("There are no bricks yet. Start bricks first.");
-  else if (!chosen) doubts.push(`No living brick has the class ${asked.durability}.`);
-  else if (!fits) doubts.push(`${copies} copies need ${copies} failure domains of one class; there ${chosen.domains === 1 ? "is" : "are"} ${chosen.domains}.`);
-  else if (chosen.freeBytes < promised) doubts.push(`The bricks have ${bytes(chosen.freeBytes)} free, less than the full volume will take. Add bricks before it fills.`);
+  else if (usable.length === 0) doubts.push(asked.durability ? `No living brick has the class ${asked.durability}.` : "No brick is alive.");
+  else if (!only) doubts.push(`${copies} copies need ${copies} failure domains of one class; there ${domains === 1 ? "is" : "are"} ${domains}.`);
+  else if (freeBytes < promised) doubts.push(`The bricks${others.length > 0 ? " of any one class" : ""} have ${bytes(freeBytes)} free, less than the full volume will take. Add bricks before it fills.`);
   return { does, doubts };
 }
 

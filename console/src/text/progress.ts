@@ -1,6 +1,6 @@
 // The progress of resyncs and the remaining time. Pure.
 
-import type { ResyncProgress } from "../api/types.ts";
+import type { BrickScrub, EventRecord, ResyncProgress } from "../api/types.ts";
 import { duration } from "./format.ts";
 
 export interface Progress {
@@ -16,6 +16,24 @@ export function resyncProgress(report: ResyncProgress): Progress {
   if (done <= 0 || elapsed <= 0) return { percent, bytesPerSecond: null, secondsLeft: null };
   const bytesPerSecond = (done / elapsed) * 1000;
   return { percent, bytesPerSecond, secondsLeft: Math.max(0, todo - done) / bytesPerSecond };
+}
+
+/**
+ * When the running scrub of a brick began, by the manager's clock in milliseconds, from the events of the brick; null if
+ * they do not tell. A start before the end of the last scrub, or before an interruption of the brick, is one of an
+ * earlier scrub.
+ */
+export function scrubStart(events: EventRecord[], lastEndedMs: number | null): number | null {
+  const kinds = ["scrub-started", "brick-lost", "brick-returned"];
+  const latest = events.filter((it) => kinds.includes(it.kind)).reduce<EventRecord | null>((a, b) => (a === null || b.seq > a.seq ? b : a), null);
+  if (latest?.kind !== "scrub-started") return null;
+  return lastEndedMs === null || latest.time_unix_ms > lastEndedMs ? latest.time_unix_ms : null;
+}
+
+/** The seconds until the next scrub, for a heartbeat of `heardAgo` seconds ago; null if none is planned. */
+export function scrubDueSeconds(scrub: BrickScrub, heardAgo: number): number | null {
+  const due = scrub.next_in_ms;
+  return due === null || due === undefined ? null : due / 1000 - heardAgo;
 }
 
 /** The remaining seconds of a scrub that began `elapsed` seconds ago; null below one percent. */

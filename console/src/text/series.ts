@@ -1,6 +1,6 @@
 // Histories as the charts draw them: rates per second, and latencies with gaps. Pure.
 
-import { OP_KINDS, type FigureKind, type FigureSeries, type FigureValues, type OpKind } from "../api/types.ts";
+import { OP_KINDS, type FigureKind, type FigureSeries, type FigureValues, type OpKind, type SubjectFigures } from "../api/types.ts";
 
 export interface KindSeries {
   perSecond: (number | null)[];
@@ -27,16 +27,17 @@ function bytesAt(values: FigureValues, index: number): number | null {
 }
 
 /**
- * A history on a regular grid that ends now, by the manager's clock. The manager has no entry for a step without
- * operations: from the first entry on, such a step has the rate 0 and no latency. Before it nothing is known.
+ * A history on a regular grid that ends with the last complete step. `passedS` is a time that the manager's clock has
+ * passed: the step that contains it, and later ones, still get reports, so their sums divided by a whole step would be
+ * too small. The manager has no entry for a step without operations: from the first entry on, such a step has the rate
+ * 0 and no latency. Before it nothing is known.
  */
-export function regularSeries(given: FigureSeries, spanSeconds: number): Series {
+export function regularSeries(given: FigureSeries, spanSeconds: number, passedS: number): Series {
   const step = given.step_s;
   const reported = given.time_unix_s.at(-1);
   const kinds = { read: emptyKind(0), write: emptyKind(0), flush: emptyKind(0) };
   if (reported === undefined || step <= 0) return { time: [], kinds };
-  const silent = Math.floor((given.last_reported_us_ago ?? 0) / 1e6 / step);
-  const last = reported + silent * step;
+  const last = reported + Math.floor((passedS - step - reported) / step) * step;
   const length = Math.min(4096, Math.max(1, Math.round(spanSeconds / step)));
   const first = last - (length - 1) * step;
   const time = Array.from({ length }, (_, index) => first + index * step);
@@ -73,9 +74,23 @@ export function rates(kinds: FigureKind[], windowSeconds: number): Rates {
   return { iops: sum("operations") / seconds, bytesPerSecond: sum("bytes") / seconds };
 }
 
-/** The last value of a series that was reported. */
-export function lastValue(values: (number | null)[]): number | null {
-  return values.findLast((value) => value !== null) ?? null;
+/** From this age on a report is old: clients and bricks report every 10 s, also without operations. */
+export const FRESH_SECONDS = 30;
+
+export interface Recent {
+  /** The last minute; null if nothing was reported in it. */
+  rates: Rates | null;
+  /** The age of the last report in seconds, if it is old. */
+  oldSeconds: number | null;
+}
+
+/** The last minute of a volume or brick in an answer of `answeredAgo` seconds ago. */
+export function recentRates(of: SubjectFigures | null, windowSeconds: number, answeredAgo: number): Recent {
+  if (!of) return { rates: null, oldSeconds: null };
+  const age = of.last_reported_us_ago / 1e6;
+  const isSilent = age > Math.max(windowSeconds, FRESH_SECONDS);
+  const now = age + answeredAgo;
+  return { rates: isSilent ? null : rates(of.kinds, windowSeconds), oldSeconds: now > FRESH_SECONDS ? now : null };
 }
 
 export const STAGES: readonly { key: string; name: string; meaning: string }[] = [

@@ -2,14 +2,24 @@
 
 import { afterAll, expect } from "vitest";
 import type { Page } from "playwright-core";
+import type { Mock } from "../../mock/server.ts";
+import { count } from "../../src/text/format.ts";
 import { MARKUP } from "../../mock/world.ts";
-import { addEvent, statusOf } from "../../mock/world.ts";
+import { addEvent } from "../../mock/world.ts";
 import { check, shutDown } from "./browser.ts";
 
 afterAll(shutDown);
 
 const button = (page: Page, name: string | RegExp) => page.getByRole("button", { name, exact: typeof name === "string" });
 const dialog = (page: Page) => page.getByRole("dialog");
+
+/** Waits until the page asks for no list: it reads all of them again when its stream opens. */
+async function untilQuiet(page: Page): Promise<void> {
+  let lastMs = Date.now();
+  page.on("request", (request) => (lastMs = request.url().includes("/api/v1/volumes") ? Date.now() : lastMs));
+  await page.getByText("live", { exact: true }).waitFor();
+  await expect.poll(() => Date.now() - lastMs, { timeout: 10_000 }).toBeGreaterThan(800);
+}
 
 check("login refuses a wrong token with the way out, then opens the asked page", { role: null, path: "/volumes/mail" }, async (page, { expected, context }) => {
   expected.push(/401/);
@@ -30,8 +40,6 @@ check("first steps follow the cluster", { scenario: "empty" }, async (page, { mo
   await page.getByText("pagemesh pool create /var/lib/pagemesh/pool --size 64G").waitFor();
   const { makeWorld } = await import("../../mock/world.ts");
   mock.world.bricks = makeWorld("bare").bricks;
-  for (const brick of mock.world.bricks) mock.publish("brick", brick);
-  mock.publish("status", statusOf(mock.world));
   await page.getByText("6 of 6 are alive").waitFor();
 });
 
@@ -92,10 +100,89 @@ check("a scrub is started and stopped", { path: "/bricks/node-1", role: "operato
   await button(page, "Scrub now").click();
   await dialog(page).getByText("corrects flipped bits").waitFor();
   await button(page, "Start scrub").click();
+  await page.getByText("A request to start waits for the next heartbeat.").waitFor();
   await page.getByText("scrubbing").waitFor();
   await button(page, "Stop scrub").click();
   await dialog(page).getByRole("button", { name: "Stop scrub" }).click();
   await button(page, "Scrub now").waitFor();
+});
+
+function beginScrub(mock: Mock): void {
+  addEvent(mock.world, "scrub-started", "info", { kind: "brick", name: "node-3" }, "A scrub of the pool of the brick node-3 has started.", "manager", 10 * 60_000);
+}
+check("a scrub shows its remaining time, and its progress and end arrive by themselves", { path: "/bricks/node-3", prepare: beginScrub }, async (page, { mock }) => {
+  const scrub = page.getByRole("region", { name: "Scrub", exact: true });
+  await scrub.getByText(/^Running, 37 %, about 17 min.* left$/).waitFor();
+  const brick = mock.world.bricks[2]!;
+  brick.scrub!.progress_percent = 50;
+  await scrub.getByText(/^Running, 50 %, about (9 min 5\d s|10 min.*) left$/).waitFor();
+  brick.scrub = { ...brick.scrub!, state: "waiting", progress_percent: null, pass: null, passes: 5, next_in_ms: 3_600_000, ended_ms_ago: 0 };
+  brick.sessions = 41;
+  await scrub.getByText("The next scrub begins in").waitFor();
+  await page.getByRole("region", { name: "State", exact: true }).getByText("41", { exact: true }).waitFor();
+});
+
+check("a brick is free to be forgotten after its last volume was deleted elsewhere", { scenario: "healthy", path: "/bricks" }, async (page, { mock }) => {
+  const id = mock.world.volumes[0]!.layout.segments[0]!.columns[0]!.legs[0]!.brick;
+  const brick = mock.world.bricks.find((it) => it.brick === id)!;
+  Object.assign(brick, { alive: false, slices: 1 });
+  await page.getByRole("link", { name: brick.name!, exact: true }).click();
+  await expect.poll(() => button(page, "Forget").getAttribute("title")).toContain("1 slice of");
+  await page.evaluate(`fetch("/api/v1/volumes/data?force=true", { method: "DELETE" })`);
+  await expect.poll(() => button(page, "Forget").isDisabled()).toBe(false);
+});
+
+const silence = (mock: Mock) => void mock.world.silentVolumes.add("mail");
+check("a row of a client that has stopped reporting has the age of its figures, and no rate", { path: "/volumes", prepare: silence }, async (page, { mock, expected }) => {
+  const row = page.locator("tr", { hasText: "mx-1:88" });
+  await row.getByText("reported 10 min ago").waitFor();
+  expect(await row.locator("td[data-head='IOPS']").textContent()).toMatch(/^–/);
+  expect(await page.locator("tr", { hasText: "pg-ledger" }).getByText("reported").count()).toBe(0);
+  expected.push(/500/);
+  mock.failing = /v1\/figures$/;
+  await page.getByText("Figures are not renewed.").waitFor();
+  await page.getByText(/Those below came \d+ s ago/).waitFor();
+  await page.getByRole("link", { name: "Bricks" }).click();
+  await page.getByText("Figures are not renewed.").waitFor();
+  mock.failing = null;
+  await expect.poll(() => page.getByText("Figures are not renewed.").count(), { timeout: 10_000 }).toBe(0);
+});
+
+check("an idle list of volumes asks for nothing", { path: "/volumes" }, async (page) => {
+  await page.getByRole("link", { name: "archive" }).waitFor();
+  await untilQuiet(page);
+});
+
+check("rows that no longer match the filter go", { path: "/volumes?health=degraded" }, async (page, { mock }) => {
+  await page.getByRole("link", { name: "pg-orders" }).waitFor();
+  await untilQuiet(page);
+  const orders = mock.world.volumes.find((it) => it.info.name === "pg-orders")!;
+  mock.publish("volume", { ...orders.info, health: "in-sync" });
+  orders.info.health = "in-sync";
+  await page.getByText("Nothing matches").waitFor();
+});
+
+check("a new volume appears while others change all the time", { path: "/volumes" }, async (page, { mock }) => {
+  await page.getByRole("link", { name: "archive" }).waitFor();
+  await untilQuiet(page);
+  const template = mock.world.volumes[0]!;
+  const churn = setInterval(() => mock.publish("volume", { ...template.info, name: "elsewhere" }), 100);
+  try {
+    mock.world.volumes.push({ ...template, info: { ...template.info, name: "fresh", id: "fresh" } });
+    await page.getByRole("link", { name: "fresh" }).waitFor({ timeout: 5000 });
+  } finally {
+    clearInterval(churn);
+  }
+});
+
+check("the numbers beside a chart are those of the last minute, not of a step that is not over", {}, async (page) => {
+  const chart = page.getByRole("region", { name: "Cluster" }).locator("figure").first();
+  const recent = await page.evaluate<number>(`fetch("/api/v1/figures").then((it) => it.json()).then((it) => it.cluster.kinds.find((kind) => kind.kind === "read").operations / it.window_s)`);
+  for (const span of ["24 h", "1 h"]) {
+    await button(page, span).click();
+    await chart.getByText(", last minute").waitFor();
+    await expect.poll(() => chart.locator(".line b").first().textContent()).toBe(count(recent));
+  }
 });
 
 check("only a dead brick without slices is forgotten, by an admin that types its name", { path: "/bricks" }, async (page, { mock }) => {
@@ -103,7 +190,6 @@ check("only a dead brick without slices is forgotten, by an admin that types its
   expect(await button(page, "Forget").isDisabled()).toBe(true);
   expect(await button(page, "Forget").getAttribute("title")).toContain("6 slices");
   mock.world.bricks[5]!.slices = 0;
-  mock.publish("brick", mock.world.bricks[5]);
   await button(page, "Forget").click();
   expect(await button(page, "Forget brick").isDisabled()).toBe(true);
   await dialog(page).getByRole("textbox").fill("node-6");
@@ -132,6 +218,7 @@ check("a thousand volumes are paged, searched and filtered by the manager", { sc
 check("file systems are found among many volumes", { scenario: "many", path: "/files" }, async (page) => {
   await page.getByText("tenant-0000").waitFor();
   expect(await page.getByText("tenant-0001", { exact: true }).count()).toBe(0);
+  await untilQuiet(page);
   const asked: string[] = [];
   page.on("request", (request) => asked.push(request.url()));
   await button(page, "Next").click();

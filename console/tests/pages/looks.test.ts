@@ -1,6 +1,7 @@
 // Every page at three widths in both themes: nothing scrolls sideways, axe finds nothing, and a picture is taken.
 
 import { afterAll, describe, expect, test } from "vitest";
+import { addEvent } from "../../mock/world.ts";
 import { launch, open, overflow, shoot, shutDown, THEMES, violations, WIDTHS, type Wanted } from "./browser.ts";
 
 interface Case extends Wanted {
@@ -28,6 +29,10 @@ const CASES: Case[] = [
   { name: "volume-loading", path: "/volumes/mail", shows: "Loading the stages", prepare: (mock) => void (mock.silent = /why|figures|events/) },
   { name: "search", shows: "Busiest volumes", press: "Search bricks and volumes" },
   { name: "brick", path: "/bricks/node-5", shows: "Operations of node-5" },
+  { name: "brick-scrubbing", path: "/bricks/node-3", shows: "left", prepare: (mock) => void addEvent(mock.world, "scrub-started", "info", { kind: "brick", name: "node-3" }, "A scrub of the pool of the brick node-3 has started.", "manager", 600_000) },
+  { name: "overloaded", path: "/volumes", shows: "does not serve this page now", expects: /503/, prepare: (mock) => void Object.assign(mock, { failing: /whoami/, failingStatus: 503 }) },
+  { name: "volumes-old-figures", path: "/volumes", shows: "reported 10 min", prepare: (mock) => void mock.world.silentVolumes.add("mail").add("pg-orders") },
+  { name: "bricks-no-figures", path: "/bricks", shows: "Figures are not renewed", expects: /500/, prepare: (mock) => void (mock.failing = /v1\/figures$/) },
   { name: "brick-lost", path: "/bricks/node-6", shows: "No heartbeat" },
   { name: "volumes", path: "/volumes", shows: "pg-ledger" },
   { name: "volume-degraded", path: "/volumes/pg-orders", shows: "Where the time goes" },

@@ -21,6 +21,53 @@ check("changes arrive by the stream", { path: "/volumes" }, async (page, { mock 
   await expect.poll(() => page.getByRole("link", { name: "mail", exact: true }).count()).toBe(0);
 });
 
+const repeatOften = (mock: Mock) => void (mock.statusEveryMs = 1000);
+check("the age of a lost brick counts on, and that of a living one stays small", { path: "/bricks/node-1", prepare: repeatOften }, async (page, { mock }) => {
+  await page.getByText("live", { exact: true }).waitFor();
+  await page.waitForTimeout(6000);
+  const state = page.getByRole("region", { name: "State", exact: true });
+  await state.getByText(/^heartbeats arrive, as of (just now|[1-4] s ago)$/).waitFor();
+  await page.getByRole("link", { name: "Overview" }).click();
+  await page.getByText(/^as of (just now|[1-4] s ago)$/).waitFor();
+  Object.assign(mock.world.bricks[0]!, { alive: false, heartbeat_age_ms: 7000 - (Date.now() - mock.world.madeMs) });
+  await page.getByRole("link", { name: /Brick node-1 has sent no heartbeat for [789] s/ }).waitFor();
+  await page.getByRole("link", { name: /Brick node-1 has sent no heartbeat for 1[3-9] s/ }).waitFor({ timeout: 20_000 });
+  await page.getByRole("link", { name: /Brick node-1 has sent no heartbeat/ }).click();
+  await page.getByText(/^No heartbeat for [12]\d s: the brick has ended/).waitFor();
+  await state.getByText(/^last heartbeat [12]\d s ago$/).waitFor();
+});
+
+const overload = (mock: Mock) => void Object.assign(mock, { failing: /whoami/, failingStatus: 503 });
+check("a reload during an overload says so and asks again, without a login", { path: "/bricks", prepare: overload }, async (page, { mock, expected }) => {
+  expected.push(/503/);
+  await page.getByText("The manager does not serve this page now").waitFor();
+  await page.getByText("This page tries again every 3 s.").waitFor();
+  expect(await page.getByLabel("Token").count()).toBe(0);
+  mock.failing = null;
+  await page.getByText("node-1", { exact: true }).waitFor();
+});
+
+const failLists = (mock: Mock) => void (mock.failing = /v1\/(status|bricks)/);
+check("lists that fail while the stream is open are asked for again", { path: "/bricks", prepare: failLists }, async (page, { mock, expected }) => {
+  expected.push(/500/);
+  await page.getByText("live", { exact: true }).waitFor();
+  await page.getByText("The store cannot be read.").waitFor();
+  mock.failing = null;
+  await page.getByText("node-1", { exact: true }).waitFor({ timeout: 10_000 });
+});
+
+check("a stream that falls silent is opened again", { path: "/bricks", prepare: repeatOften }, async (page, { mock }) => {
+  await page.getByText("live", { exact: true }).waitFor();
+  expect(mock.streamsOpened).toBe(1);
+  await page.clock.install();
+  const heard = page.evaluate(`new Promise((done) => { const source = new EventSource("/api/v1/watch"); let left = 2; source.addEventListener("status", () => { left -= 1; if (left === 0) { source.close(); done(); } }); })`);
+  await heard;
+  mock.statusEveryMs = 1e9;
+  await page.clock.fastForward(36_000);
+  await page.clock.fastForward(2000);
+  await expect.poll(() => mock.streamsOpened).toBe(3);
+});
+
 check("a manager that restarts is missed, and its changes are read afterwards", { path: "/bricks" }, async (page, { mock, expected }) => {
   expected.push(/ERR_/);
   await page.getByText("live", { exact: true }).waitFor();

@@ -1,9 +1,9 @@
 import { describe, expect, test } from "vitest";
-import type { BrickInfo, FigureKind, FigureSeries, FigureValues, RecentFigures } from "../../src/api/types.ts";
+import type { BrickInfo, BrickScrub, EventRecord, FigureKind, FigureSeries, FigureValues, RecentFigures } from "../../src/api/types.ts";
 import { mediaNote } from "../../src/text/media.ts";
-import { ordered, brickOrder } from "../../src/text/order.ts";
-import { resyncHint, resyncProgress, scrubSecondsLeft } from "../../src/text/progress.ts";
-import { lastValue, rates, regularSeries, stageShares } from "../../src/text/series.ts";
+import { brickOrder, ordered, withChanges } from "../../src/text/order.ts";
+import { resyncHint, resyncProgress, scrubDueSeconds, scrubSecondsLeft, scrubStart } from "../../src/text/progress.ts";
+import { rates, recentRates, regularSeries, stageShares } from "../../src/text/series.ts";
 
 const none: FigureValues = { operations: [], kib: [], p50_ns: [], p99_ns: [] };
 
@@ -13,46 +13,79 @@ function given(time: number[], read: Partial<FigureValues>): FigureSeries {
 
 describe("histories", () => {
   test("steps without operations have the rate 0 and no latency; before the first nothing is known", () => {
-    const series = regularSeries(given([100, 130], { operations: [50, 100], kib: [10, 20], p50_ns: [7, null], p99_ns: [8, 9] }), 60);
+    const series = regularSeries(given([100, 130], { operations: [50, 100], kib: [10, 20], p50_ns: [7, null], p99_ns: [8, 9] }), 60, 140);
     expect(series.time).toEqual([80, 90, 100, 110, 120, 130]);
     expect(series.kinds.read.perSecond).toEqual([null, null, 5, 0, 0, 10]);
     expect(series.kinds.read.bytesPerSecond).toEqual([null, null, 1024, 0, 0, 2048]);
     expect(series.kinds.read.p50).toEqual([null, null, 7, null, null, null]);
   });
 
-  test("the grid ends now, so that silence shows", () => {
-    const quiet = { ...given([100], { operations: [50], kib: [10], p50_ns: [7], p99_ns: [8] }), last_reported_us_ago: 25_000_000 };
-    const series = regularSeries(quiet, 40);
+  test("the grid ends with the last complete step, so that silence shows", () => {
+    const quiet = given([100], { operations: [50], kib: [10], p50_ns: [7], p99_ns: [8] });
+    const series = regularSeries(quiet, 40, 135);
     expect(series.time).toEqual([90, 100, 110, 120]);
     expect(series.kinds.read.perSecond).toEqual([null, 5, 0, 0]);
   });
 
   test("bytes win over KiB, and a null is a gap", () => {
-    const series = regularSeries(given([100], { operations: [null], bytes: [30], kib: [1], p50_ns: [null], p99_ns: [null] }), 10);
+    const series = regularSeries(given([100], { operations: [null], bytes: [30], kib: [1], p50_ns: [null], p99_ns: [null] }), 10, 110);
     expect(series.kinds.read.bytesPerSecond).toEqual([3]);
     expect(series.kinds.read.perSecond).toEqual([null]);
   });
 
   test("nothing reported is an empty history", () => {
-    expect(regularSeries(given([], {}), 3600).time).toEqual([]);
-    expect(regularSeries({ ...given([5], {}), step_s: 0 }, 3600).time).toEqual([]);
+    expect(regularSeries(given([], {}), 3600, 100).time).toEqual([]);
+    expect(regularSeries({ ...given([5], {}), step_s: 0 }, 3600, 100).time).toEqual([]);
   });
 
   test("older steps than the span are left out, and the length is bounded", () => {
-    const series = regularSeries(given([10, 1000], { operations: [1, 2], kib: [0, 0], p50_ns: [1, 1], p99_ns: [1, 1] }), 50);
+    const series = regularSeries(given([10, 1000], { operations: [1, 2], kib: [0, 0], p50_ns: [1, 1], p99_ns: [1, 1] }), 50, 1010);
     expect(series.time).toHaveLength(5);
-    expect(regularSeries(given([10], { operations: [1] }), 1e12).time.length).toBeLessThanOrEqual(4096);
+    expect(regularSeries(given([10], { operations: [1] }), 1e12, 1010).time.length).toBeLessThanOrEqual(4096);
   });
 
-  test("the last value is the last reported one", () => {
-    expect(lastValue([1, 2, null])).toBe(2);
-    expect(lastValue([null])).toBeNull();
+  test("the open step is left out, because a part of its operations is still to come", () => {
+    const day = { ...given([1200, 1500, 1800], { operations: [30_000, 30_000, 400], kib: [1, 1, 1], p50_ns: [7, 7, 7], p99_ns: [8, 8, 8] }), step_s: 300 };
+    for (const passed of [1804, 2099]) {
+      const series = regularSeries(day, 900, passed);
+      expect(series.time).toEqual([900, 1200, 1500]);
+      expect(series.kinds.read.perSecond).toEqual([null, 100, 100]);
+    }
+    expect(regularSeries(day, 900, 2100).time.at(-1)).toBe(1800);
+  });
+
+  test("a history of the open step alone has no rate yet", () => {
+    const series = regularSeries({ ...given([1800], { operations: [400], kib: [1], p50_ns: [7], p99_ns: [8] }), step_s: 300 }, 600, 1900);
+    expect(series.time).toEqual([1200, 1500]);
+    expect(series.kinds.read.perSecond).toEqual([null, null]);
   });
 
   test("rates add all kinds", () => {
     const kind = { kind: "read", operations: 60, bytes: 600, p50_ns: 1, p99_ns: 1 };
     expect(rates([kind, { ...kind, kind: "write" }], 60)).toEqual({ iops: 2, bytesPerSecond: 20 });
     expect(rates([kind], 0)).toEqual({ iops: 60, bytesPerSecond: 600 });
+  });
+});
+
+describe("the last minute in lists", () => {
+  const kind = { kind: "write", operations: 600, bytes: 0, p50_ns: 1, p99_ns: 1 };
+  const of = (seconds: number, operations = 600) => ({ name: "v", last_reported_us_ago: seconds * 1e6, kinds: [{ ...kind, operations }] });
+
+  test("fresh figures carry no age", () => {
+    expect(recentRates(of(8), 60, 2)).toEqual({ rates: { iops: 10, bytesPerSecond: 0 }, oldSeconds: null });
+  });
+
+  test("old figures carry their age, which counts on from the answer", () => {
+    expect(recentRates(of(8), 60, 40)).toEqual({ rates: { iops: 10, bytesPerSecond: 0 }, oldSeconds: 48 });
+  });
+
+  test("a client that has not reported for the whole window has no rate, rather than the rate 0", () => {
+    expect(recentRates(of(600, 0), 60, 5)).toEqual({ rates: null, oldSeconds: 605 });
+    expect(recentRates(null, 60, 5)).toEqual({ rates: null, oldSeconds: null });
+  });
+
+  test("a manager that has just started has a short window, and reports within it are not old", () => {
+    expect(recentRates(of(8, 40), 4, 0).rates).toEqual({ iops: 10, bytesPerSecond: 0 });
   });
 });
 
@@ -84,6 +117,37 @@ describe("progress", () => {
   test("a scrub below one percent has no estimate", () => {
     expect(scrubSecondsLeft(0, 10)).toBeNull();
     expect(scrubSecondsLeft(50, 10)).toBe(10);
+  });
+});
+
+describe("scrubs", () => {
+  const event = (seq: number, kind: string, time_unix_ms: number) => ({ seq, kind, time_unix_ms }) as EventRecord;
+
+  test("a scrub began with its last start", () => {
+    const events = [event(9, "scrub-found", 900), event(8, "scrub-started", 800), event(2, "scrub-started", 200)];
+    expect(scrubStart(events, 300)).toBe(800);
+    expect(scrubStart(events, null)).toBe(800);
+  });
+
+  test("the start of an earlier scrub says nothing of the running one", () => {
+    expect(scrubStart([event(2, "scrub-started", 200)], 300)).toBeNull();
+    expect(scrubStart([event(2, "scrub-started", 200), event(5, "brick-returned", 250)], null)).toBeNull();
+    expect(scrubStart([], null)).toBeNull();
+  });
+
+  test("the time until the next scrub counts on from the heartbeat", () => {
+    expect(scrubDueSeconds({ next_in_ms: 90_000 } as BrickScrub, 60)).toBe(30);
+    expect(scrubDueSeconds({ next_in_ms: null } as BrickScrub, 60)).toBeNull();
+  });
+});
+
+describe("changes of bricks", () => {
+  const brick = (id: string, name: string, slices = 0) => ({ brick: id, name, slices }) as BrickInfo;
+
+  test("the last change of a brick counts, and the list stays ordered by name", () => {
+    const before = [brick("1", "node-2"), brick("2", "node-10")];
+    const after = withChanges(before, [brick("3", "node-9"), brick("1", "node-2", 1), brick("1", "node-2", 2), { name: "2", deleted: true }]);
+    expect(after.map((it) => [it.name, it.slices])).toEqual([["node-2", 2], ["node-9", 0]]);
   });
 });
 

@@ -1,5 +1,9 @@
 import { describe, expect, test } from "vitest";
-import { ago, bytes, commandSize, count, duration, latency, moment, parseSize, percent, plural, sentence, share } from "../../src/text/format.ts";
+import { ago, bytes, commandSize, count, duration, latency, moment, parseSize, percent, plural, roughDuration, sentence, share } from "../../src/text/format.ts";
+
+test.each([[7, "7 s"], [59, "59 s"], [602, "10 min"], [7199, "1 h"], [200_000, "2 d"]])("the rough duration of %d s", (seconds, text) => {
+  expect(roughDuration(seconds)).toBe(text);
+});
 
 describe("numbers for people", () => {
   test.each([

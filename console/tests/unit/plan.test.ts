@@ -13,7 +13,16 @@ describe("what a change will do", () => {
   test("creation names copies, domains and class", () => {
     const { does, doubts } = createPlan(asked, world.bricks);
     expect(does.join(" ")).toContain("2 copies lie in 2 failure domains");
-    expect(does.join(" ")).toContain("file-sync");
+    expect(does.join(" ")).toContain("Class file-sync");
+    expect(doubts).toEqual([]);
+  });
+
+  test("the manager chooses among several possible classes by room for all legs", () => {
+    const [first] = world.bricks;
+    const fast = ["rack-8", "rack-9"].map((domain) => ({ ...first!, brick: domain, domain, durability: "pmem" as const, capacity_bytes: 2 ** 30, used_bytes: 0 }));
+    const { does, doubts } = createPlan({ ...asked, layout: "stripe+mirror", columns: 4, size_bytes: 2 ** 35 }, [...world.bricks, ...fast]);
+    expect(does.join(" ")).toContain("The manager chooses the class: the first of pmem, file-sync with room for 8 legs.");
+    expect(does.join(" ")).not.toContain("Class pmem");
     expect(doubts).toEqual([]);
   });
 

@@ -4,10 +4,10 @@ use crate::ConsoleFile;
 
 pub(crate) const FILES: &[ConsoleFile] = &[
     ConsoleFile {
-        path: "/assets/console-DKbnWYi6.js",
+        path: "/assets/console-DVItHJFh.js",
         content_type: "text/javascript; charset=utf-8",
-        etag: "\"12636eacc1984db4418f38c0f8ccadd8\"",
-        bytes: include_bytes!("../assets/assets/console-DKbnWYi6.js"),
+        etag: "\"6d91b3ef5030a886ced2f1677cb25135\"",
+        bytes: include_bytes!("../assets/assets/console-DVItHJFh.js"),
     },
     ConsoleFile {
         path: "/assets/icon-WOU32JyF.svg",
@@ -16,15 +16,15 @@ pub(crate) const FILES: &[ConsoleFile] = &[
         bytes: include_bytes!("../assets/assets/icon-WOU32JyF.svg"),
     },
     ConsoleFile {
-        path: "/assets/style-ChsfjvQ_.css",
+        path: "/assets/style-3zy5b3hO.css",
         content_type: "text/css; charset=utf-8",
-        etag: "\"b2205807e43ab8e3dc1d08cd3f625ba7\"",
-        bytes: include_bytes!("../assets/assets/style-ChsfjvQ_.css"),
+        etag: "\"eec828091c26b92df87880507ea1d962\"",
+        bytes: include_bytes!("../assets/assets/style-3zy5b3hO.css"),
     },
     ConsoleFile {
         path: "/index.html",
         content_type: "text/html; charset=utf-8",
-        etag: "\"aeb1fc26adc4ee6d3656d3dd61b2664e\"",
+        etag: "\"322faa61f7d0004ada0e1110f58a9ff2\"",
         bytes: include_bytes!("../assets/index.html"),
     },
 ];
