@@ -142,9 +142,14 @@ function promote(call: Call): Result {
   refuseInUse(call, call.body["force"] === true);
   const volume = volumeOf(call);
   volume.info.attached = null;
-  volume.info.health = "degraded";
-  for (const column of volume.layout.segments.flatMap((it) => it.columns)) column.legs.forEach((leg, index) => (leg.state = index === Number(call.body["copy"]) ? "in-sync" : "stale"));
-  published(call, "promoted", `Copy ${call.body["copy"]} of the volume ${volume.info.name} was promoted.`);
+  const copy = Number(call.body["copy"]);
+  // The promotion of an in-sync copy changes no leg.
+  for (const column of volume.layout.segments.flatMap((it) => it.columns)) {
+    if (column.legs[copy]?.state === "in-sync") continue;
+    volume.info.health = "degraded";
+    column.legs.forEach((leg, index) => (leg.state = index === copy ? "in-sync" : "stale"));
+  }
+  published(call, "promoted", `Copy ${copy} of the volume ${volume.info.name} was promoted.`);
   return { body: volume };
 }
 

@@ -176,8 +176,8 @@ export function detachReplicaPlan(detail: VolumeDetail, copy: number): string[] 
 export function promotePlan(detail: VolumeDetail, copy: number): string[] {
   const of = copyOf(detail, copy);
   return compact([
-    `The volume goes on with copy ${copy} on ${of.bricks.join(", ")}. The other copies become stale and return by comparison.`,
-    of.isInSync ? "The copy is in-sync: no write is lost." : `Data loss: the copy is ${of.state === "following" ? "an asynchronous replica" : of.state}. Writes that it lacks are given up.`,
+    `The volume goes on with copy ${copy} on ${of.bricks.join(", ")}.${of.isInSync ? "" : " The other copies become stale and return by comparison."}`,
+    of.isInSync ? "The copy is in-sync: no write is lost, and the other copies stay as they are." : `Data loss: the copy is ${of.state === "following" ? "an asynchronous replica" : of.state}. Writes that it lacks are given up.`,
     inUse(detail),
   ]);
 }

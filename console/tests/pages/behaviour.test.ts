@@ -306,7 +306,19 @@ check("copies are attached, detached and promoted", { path: "/volumes/archive", 
   await dialog(page).getByText("no write is lost").waitFor();
   await dialog(page).getByRole("textbox").fill("archive");
   await button(page, "Promote copy").click();
-  await page.getByText("degraded").first().waitFor();
+  await page.getByText("Copy 0 of the volume archive was promoted.").waitFor();
+  expect(await page.getByText("stale", { exact: true }).count()).toBe(0);
+});
+
+check("the promotion of a stale copy gives up writes, and the others become stale", { path: "/volumes/pg-orders", role: "operator" }, async (page) => {
+  await button(page, "Promote").nth(1).click();
+  await dialog(page).getByText("Data loss").waitFor();
+  await dialog(page).getByRole("textbox").fill("pg-orders");
+  expect(await button(page, "Promote copy").isDisabled()).toBe(true);
+  await dialog(page).getByRole("checkbox").check();
+  await button(page, "Promote copy").click();
+  const first = page.getByRole("region", { name: "Copies" }).getByRole("listitem").first();
+  await first.getByText("stale", { exact: true }).waitFor();
 });
 
 check("a client is detached", { path: "/volumes/scratch", role: "operator" }, async (page) => {

@@ -56,6 +56,14 @@ check("lists that fail while the stream is open are asked for again", { path: "/
   await page.getByText("node-1", { exact: true }).waitFor({ timeout: 10_000 });
 });
 
+check("the focus stays on a problem while its age counts on", {}, async (page) => {
+  const link = page.getByRole("link", { name: /Brick node-6 has sent no heartbeat/ });
+  await link.focus();
+  const before = await link.textContent();
+  await expect.poll(() => link.textContent(), { timeout: 10_000 }).not.toBe(before);
+  expect(await page.evaluate<string>("document.activeElement.getAttribute('href')")).toBe("/bricks/node-6");
+});
+
 check("a stream that falls silent is opened again", { path: "/bricks", prepare: repeatOften }, async (page, { mock }) => {
   await page.getByText("live", { exact: true }).waitFor();
   expect(mock.streamsOpened).toBe(1);

@@ -58,7 +58,7 @@ async function changeCopies(page: Page): Promise<void> {
   await copies.getByRole("listitem").filter({ hasText: "copy 1" }).getByRole("button", { name: "Promote", exact: true }).click();
   await dialog(page).getByText("no write is lost").waitFor();
   await confirm(page, name, "Promote copy");
-  await copies.getByText("stale", { exact: true }).waitFor();
+  await page.getByText(`Copy 1 of the volume ${name} was promoted`).waitFor();
 }
 
 async function acknowledgeEvent(page: Page): Promise<void> {

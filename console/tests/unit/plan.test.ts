@@ -47,7 +47,9 @@ describe("what a change will do", () => {
 
   test("promotion of a copy that lacks writes says so", () => {
     expect(promotePlan(volume("pg-orders"), 1).join(" ")).toContain("Data loss");
-    expect(promotePlan(volume("archive"), 1).join(" ")).toContain("no write is lost");
+    expect(promotePlan(volume("pg-orders"), 1).join(" ")).toContain("The other copies become stale");
+    expect(promotePlan(volume("archive"), 1).join(" ")).toContain("no write is lost, and the other copies stay as they are");
+    expect(promotePlan(volume("archive"), 1).join(" ")).not.toContain("become stale");
     expect(copyOf(volume("dr-orders"), 2)).toMatchObject({ isAsynchronous: true, isInSync: false });
   });
 

@@ -4,10 +4,10 @@ use crate::ConsoleFile;
 
 pub(crate) const FILES: &[ConsoleFile] = &[
     ConsoleFile {
-        path: "/assets/console-DVItHJFh.js",
+        path: "/assets/console-BBqF_I26.js",
         content_type: "text/javascript; charset=utf-8",
-        etag: "\"6d91b3ef5030a886ced2f1677cb25135\"",
-        bytes: include_bytes!("../assets/assets/console-DVItHJFh.js"),
+        etag: "\"cd196cfb8ba5134d3ce8b15db78ff9e7\"",
+        bytes: include_bytes!("../assets/assets/console-BBqF_I26.js"),
     },
     ConsoleFile {
         path: "/assets/icon-WOU32JyF.svg",
@@ -24,7 +24,7 @@ pub(crate) const FILES: &[ConsoleFile] = &[
     ConsoleFile {
         path: "/index.html",
         content_type: "text/html; charset=utf-8",
-        etag: "\"322faa61f7d0004ada0e1110f58a9ff2\"",
+        etag: "\"822573085ca5c0fb7a28d2862dcb052a\"",
         bytes: include_bytes!("../assets/index.html"),
     },
 ];
