@@ -25,7 +25,7 @@ export interface World {
   startedMs: number;
   /** When this world was made: ages count on from then. */
   madeMs: number;
-  /** Volumes whose clients have not reported for ten minutes. */
+  /** Volumes without a report of their clients for ten minutes. */
   silentVolumes: Set<string>;
 }
 

@@ -11,7 +11,7 @@ type Phase = "asking" | "out" | "in";
 class Session {
   phase = $state<Phase>("asking");
   caller = $state<WhoAmI | null>(null);
-  /** Why the manager does not tell who the reader is, while the page asks again. */
+  /** The refusal of the question for the name and role, while the page asks again. */
   refusal = $state.raw<ApiError | null>(null);
   /** Why the login page is shown, if the reader had been logged in. */
   reason = $state<string | null>(null);
