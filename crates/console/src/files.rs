@@ -4,10 +4,10 @@ use crate::ConsoleFile;
 
 pub(crate) const FILES: &[ConsoleFile] = &[
     ConsoleFile {
-        path: "/assets/console-BBqF_I26.js",
+        path: "/assets/console-xR2y5FDG.js",
         content_type: "text/javascript; charset=utf-8",
-        etag: "\"cd196cfb8ba5134d3ce8b15db78ff9e7\"",
-        bytes: include_bytes!("../assets/assets/console-BBqF_I26.js"),
+        etag: "\"d28b702cb054ee4cccbd81457e29f742\"",
+        bytes: include_bytes!("../assets/assets/console-xR2y5FDG.js"),
     },
     ConsoleFile {
         path: "/assets/icon-WOU32JyF.svg",
@@ -24,7 +24,7 @@ pub(crate) const FILES: &[ConsoleFile] = &[
     ConsoleFile {
         path: "/index.html",
         content_type: "text/html; charset=utf-8",
-        etag: "\"822573085ca5c0fb7a28d2862dcb052a\"",
+        etag: "\"8bdae996f0f5bc53db65fbedeefe7924\"",
         bytes: include_bytes!("../assets/index.html"),
     },
 ];
