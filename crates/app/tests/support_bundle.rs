@@ -97,6 +97,8 @@ fn bundle_has_state_of_cluster_and_no_secret() {
     std::fs::create_dir(&named).unwrap();
     write_secrets(dir.path(), &cluster.key(), key);
     write_secrets(&named, &cluster.key(), key);
+    // A link could lead out of the directory.
+    std::os::unix::fs::symlink("/proc/self/status", named.join("linked.log")).unwrap();
     let file = dir.path().join("bundle.tar.gz");
     let arguments = [
         "support-bundle",
@@ -132,6 +134,8 @@ fn bundle_has_state_of_cluster_and_no_secret() {
     assert!(text("doctor.txt").contains("kernel"));
     assert!(text("host/version.txt").contains("Linux"));
     assert!(text("contents.json").contains("cluster/bricks.json"));
+    assert!(text("contents.json").contains("symbolic link"));
+    assert!(!bundle.keys().any(|name| name.contains("linked.log")));
     let names = report["contents"].as_array().unwrap().iter();
     let is_missing = |item: &Value| {
         item["note"]

@@ -4,7 +4,7 @@
 //! Invariant: their texts go to the mask alone; they are never printed or written.
 
 use super::SupportBundleArgs;
-use super::sources::{read_bounded, running};
+use super::sources::{self, read_bounded, running};
 use crate::client_file::config_dir;
 use pagemesh_base::key::Key;
 use pagemesh_manage::{ADMIN_TOKEN_FILE, token};
@@ -99,7 +99,9 @@ impl SecretSources {
     /// The files that the configuration files in a directory name, and files of secrets in it.
     fn add_configured(&mut self, dir: &Path) {
         self.add_dir(Some(dir));
-        for path in super::sources::files(dir, "toml") {
+        // A linked file is not packed, but a daemon may read it: its secrets count, too.
+        let found = [sources::files(dir, "toml"), sources::links(dir, "toml")];
+        for path in found.concat() {
             let text = read_bounded(&path).unwrap_or_default();
             // Line by line: a file with an error has secrets, too.
             for line in text.lines() {

@@ -9,7 +9,9 @@ use crate::client::manager_client;
 use crate::commands::doctor;
 use crate::program;
 use pagemesh_manage::{ManagerClient, ManagerError};
+use rustix::fs::{Mode, OFlags};
 use serde_json::Value;
+use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -163,6 +165,12 @@ fn add_processes(archive: &mut Archive) -> anyhow::Result<()> {
 fn add_dirs(archive: &mut Archive, dirs: &[PathBuf]) -> anyhow::Result<()> {
     for (number, dir) in dirs.iter().enumerate() {
         let found = [files(dir, "toml"), files(dir, "log")].concat();
+        for path in [links(dir, "toml"), links(dir, "log")].concat() {
+            archive.missing(
+                &path.display().to_string(),
+                "it is a symbolic link, which is not followed; copy its file beside it to include it",
+            );
+        }
         if found.is_empty() {
             archive.missing(&dir.display().to_string(), "it has no *.toml and no *.log");
         }
@@ -176,14 +184,36 @@ fn add_dirs(archive: &mut Archive, dirs: &[PathBuf]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The regular files in a directory with an extension.
+/// The regular files in a directory with an extension. Links do not count: a program that may write
+/// to a directory of logs could let root pack any file.
 pub fn files(dir: &Path, extension: &str) -> Vec<PathBuf> {
+    entries(dir, extension, std::fs::FileType::is_file)
+}
+
+/// The symbolic links in a directory with an extension.
+pub fn links(dir: &Path, extension: &str) -> Vec<PathBuf> {
+    entries(dir, extension, std::fs::FileType::is_symlink)
+}
+
+fn entries(dir: &Path, extension: &str, is: fn(&std::fs::FileType) -> bool) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    let paths = entries.map(|entry| entry.path());
+    let wanted = entries.filter(|entry| entry.file_type().is_ok_and(|it| is(&it)));
+    let paths = wanted.map(|entry| entry.path());
     let wanted = paths.filter(|it| it.extension().is_some_and(|found| found == extension));
-    let mut found: Vec<PathBuf> = wanted.filter(|it| it.is_file()).take(FILES_MAX).collect();
+    let mut found: Vec<PathBuf> = wanted.take(FILES_MAX).collect();
     found.sort();
     found
+}
+
+/// Opens a regular file, and no link to one. Its name may have become a link since the directory was
+/// read. `O_NONBLOCK` keeps the open of a FIFO from waiting.
+fn open_regular(path: &Path) -> std::io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    if file.metadata()?.is_file() {
+        return Ok(file);
+    }
+    Err(std::io::Error::other("not a regular file"))
 }
 
 /// The state of the cluster, as the manager tells it.
@@ -300,7 +330,7 @@ pub fn read_bounded(path: &Path) -> Result<String, String> {
 fn read_end(path: &Path) -> Result<String, String> {
     use std::io::{Seek, SeekFrom};
     let read = || {
-        let mut file = std::fs::File::open(path)?;
+        let mut file = open_regular(path)?;
         let skipped = file
             .metadata()?
             .len()
@@ -329,6 +359,26 @@ fn program(name: &str, words: &[&str]) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A link or a FIFO that replaces a log must not reach the bundle, nor hold it up.
+    #[test]
+    fn only_regular_files_are_read() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = |name: &str| dir.path().join(name);
+        std::fs::write(path("secret"), "root:x").expect("written");
+        std::fs::write(path("a.log"), "a line").expect("written");
+        std::os::unix::fs::symlink(path("secret"), path("b.log")).expect("a link");
+        std::os::unix::fs::symlink(path("nowhere"), path("c.log")).expect("a link");
+        std::fs::create_dir(path("d.log")).expect("a directory");
+        let mode = Mode::RUSR | Mode::WUSR;
+        rustix::fs::mkfifoat(rustix::fs::CWD, path("e.log"), mode).expect("a FIFO");
+        assert_eq!(files(dir.path(), "log"), [path("a.log")]);
+        assert_eq!(links(dir.path(), "log"), [path("b.log"), path("c.log")]);
+        assert_eq!(read_end(&path("a.log")).as_deref(), Ok("a line"));
+        for other in ["b.log", "c.log", "d.log", "e.log", "f.log"] {
+            assert!(read_end(&path(other)).is_err(), "{other}");
+        }
+    }
 
     #[test]
     fn slowest_volumes_come_first_and_bad_figures_give_none() {
