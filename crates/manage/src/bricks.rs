@@ -12,8 +12,9 @@ use crate::wire::{
     BrickInfo, BrickRegistration, BrickScrub, HeartbeatReply, ScrubBrick, ScrubRequest,
 };
 use pagemesh_base::brick_name::{BrickLabel, BrickName, BrickRef};
-use pagemesh_base::layout::{BrickId, NAME_BYTES_MAX};
+use pagemesh_base::layout::{BrickId, NAME_BYTES_MAX, SliceId};
 use std::collections::BTreeMap;
+use uuid::Uuid;
 
 /// Bytes of the longest address: a DNS name (RFC 1035, section 2.3.4), a
 /// colon and a port.
@@ -245,10 +246,7 @@ impl Manager {
                 slices,
             });
         }
-        let owed = book
-            .pending_deletes
-            .keys()
-            .filter(|(brick, _)| *brick == id);
+        let owed = deletes_on(&book, id);
         let mut writes: Vec<_> = owed
             .map(|&(b, s)| StoreWrite::RemovePendingDelete(b, s))
             .collect();
@@ -307,8 +305,17 @@ fn heartbeat_drafts(
 }
 
 fn pending_deletes_on(book: &ManagerState, id: BrickId) -> usize {
-    let on_it = |&&(brick, slice): &&(BrickId, _)| brick == id && !book.is_being_created(slice);
-    book.pending_deletes.keys().filter(on_it).count()
+    let on_it = deletes_on(book, id);
+    on_it
+        .filter(|(_, slice)| !book.is_being_created(*slice))
+        .count()
+}
+
+/// The pending deletes of a brick, also the ones of slices that are being created, without a walk
+/// over those of other bricks.
+fn deletes_on(book: &ManagerState, id: BrickId) -> impl Iterator<Item = &(BrickId, SliceId)> {
+    let [first, last] = [Uuid::nil(), Uuid::max()].map(|slice| (id, SliceId(slice)));
+    book.pending_deletes.range(first..=last).map(|(key, _)| key)
 }
 
 fn check_holds_no_slices(book: &ManagerState, label: &BrickLabel) -> Result<(), Fault> {
@@ -425,6 +432,38 @@ fn is_address(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::manager::TrackedDelete;
+    use crate::records::PendingDelete;
+    use crate::slices::SliceLocation;
+
+    #[test]
+    fn pending_deletes_count_for_their_brick() {
+        let mut book = ManagerState::default();
+        let id = |number: u128| BrickId(Uuid::from_u128(number));
+        let slices = [Uuid::nil(), Uuid::from_u128(5), Uuid::max()].map(SliceId);
+        for (brick, count) in [(1, 3), (2, 0), (3, 1), (u128::MAX, 2)] {
+            for slice in &slices[..count] {
+                let pending = PendingDelete {
+                    brick: id(brick),
+                    slice: *slice,
+                    uncertain: false,
+                };
+                let delete = TrackedDelete::new(pending);
+                book.pending_deletes.insert((id(brick), *slice), delete);
+            }
+        }
+        let building = SliceLocation {
+            brick: id(1),
+            slice: slices[1],
+            bytes: 4096,
+        };
+        book.creating
+            .insert("v".parse().expect("a name"), vec![building]);
+        for (brick, owed, counted) in [(1, 3, 2), (2, 0, 0), (3, 1, 1), (u128::MAX, 2, 1)] {
+            assert_eq!(deletes_on(&book, id(brick)).count(), owed);
+            assert_eq!(pending_deletes_on(&book, id(brick)), counted);
+        }
+    }
 
     #[test]
     fn addresses_have_a_host_and_a_port() {
