@@ -66,5 +66,7 @@ fn start_log() {
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
+        // It would report a failed write by `eprintln`, which panics: a full disk of logs ended requests.
+        .log_internal_errors(false)
         .init();
 }
