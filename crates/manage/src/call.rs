@@ -1,6 +1,6 @@
 //! The request for which a handle of the manager acts: its actor, the state that it expects, and its key.
 
-use crate::access::Identity;
+use crate::access::{Identity, Role};
 use crate::call_key::ScopedKey;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
@@ -12,6 +12,8 @@ use std::sync::Arc;
 pub struct CallContext {
     /// The cause of the changes that it makes, as events name it.
     pub actor: Arc<str>,
+    /// The rights of the actor.
+    pub role: Role,
     /// The states of which the changed thing must have one; any if missing.
     pub expected: Option<Arc<[RecordTag]>>,
     /// The `Idempotency-Key` of the request, if it has one.
@@ -20,8 +22,10 @@ pub struct CallContext {
 
 impl Default for CallContext {
     fn default() -> CallContext {
+        let Identity { name, role, .. } = Identity::cluster_key();
         CallContext {
-            actor: Identity::cluster_key().name,
+            actor: name,
+            role,
             expected: None,
             key: None,
         }

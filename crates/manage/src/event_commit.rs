@@ -37,27 +37,29 @@ impl Manager {
             .iter()
             .map(|&seq| StoreWrite::RemoveEvent(seq));
         let put = change.put.iter().map(|event| StoreWrite::PutEvent(event));
-        let writes: Vec<StoreWrite<'_>> =
-            writes.iter().cloned().chain(removed).chain(put).collect();
+        let dropped = change.dropped_seq.map(StoreWrite::SetDroppedEvent);
+        let writes = writes.iter().cloned().chain(removed).chain(put);
+        let writes: Vec<StoreWrite<'_>> = writes.chain(dropped).collect();
         self.store.commit(&writes)?;
         self.events().apply(change);
         self.feed.wake.notify_one();
         Ok(())
     }
 
-    /// The events that match, at most `limit`, and whether more follow.
+    /// The events that match and that the caller may read, at most `limit`, and whether more follow.
     #[must_use]
     pub fn list_events(&self, filter: &EventFilter, limit: usize) -> (Vec<Arc<EventRecord>>, bool) {
-        self.events().page(filter, limit)
+        self.events().page(filter, limit, self.call.role)
     }
 
     /// Acknowledges an event. A second acknowledgement changes nothing.
     ///
     /// # Errors
-    /// When there is no such event, or the store fails.
+    /// When there is no such event, the caller may not read it, or the store fails.
     pub fn acknowledge(&self, seq: u64) -> Result<Arc<EventRecord>, Fault> {
         let _state = self.state();
         let event = self.events().get(seq).cloned();
+        let event = event.filter(|event| event.kind.is_readable_by(self.call.role));
         let event = event.ok_or(Fault::NoSuchEvent(seq))?;
         if event.acknowledged.is_some() {
             return Ok(event);

@@ -264,7 +264,7 @@ impl Manager {
             pending_deletes: contents.pending_deletes.into_iter().map(doom).collect(),
             ..ManagerState::default()
         };
-        let ring = EventRing::new(contents.events);
+        let ring = EventRing::new(contents.events, contents.dropped_event_seq);
         let started_unix_ms = clock.unix_ms();
         let manager = Manager {
             started_at: clock.elapsed(),

@@ -2,7 +2,7 @@
 //! queue of watching clients. Commits and events mark the things that they change. Heartbeats and
 //! slices change bricks without a mark, so the publisher compares bricks at intervals.
 
-use crate::events::{EventRecord, MessageQueue, Subscription, event_frame, frame};
+use crate::events::{MessageQueue, Subscription, frame};
 use crate::manager::Manager;
 use crate::published::{PublishedBrick, PublishedState};
 use crate::volume_info::summary_info;
@@ -36,10 +36,7 @@ impl Manager {
 
     fn send(&self, messages: MessageQueue) {
         self.feed.send(messages, |position| {
-            let events: Vec<Arc<EventRecord>> = self.events().after(position).cloned().collect();
-            events
-                .into_iter()
-                .map(|event| (event.seq, event_frame(&event)))
+            self.events().after(position).cloned().collect()
         });
     }
 
@@ -84,9 +81,12 @@ impl Manager {
         drop(book);
         for seq in changed.acknowledged {
             let event = self.events().get(seq).cloned();
-            if let Some(acknowledged) = event.and_then(|event| event.acknowledged.clone()) {
+            let Some(event) = event else {
+                continue;
+            };
+            if let Some(acknowledged) = event.acknowledged.clone() {
                 let news = Acknowledged { seq, acknowledged };
-                messages.push(&frame("acknowledged", None, &news));
+                messages.push_about(event.kind, &frame("acknowledged", None, &news));
             }
         }
     }

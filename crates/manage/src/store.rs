@@ -10,6 +10,7 @@
 //! table.
 
 mod answers;
+mod events;
 mod tokens;
 
 use crate::access::TokenRecord;
@@ -20,8 +21,8 @@ use crate::slices::slice_locations;
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::layout::{BrickId, SliceId, VolumeName};
 use redb::{
-    Database, DatabaseError, Durability, ReadTransaction, ReadableDatabase, ReadableTable,
-    TableDefinition, TableError, WriteTransaction,
+    Database, DatabaseError, Durability, ReadableDatabase, ReadableTable, TableDefinition,
+    TableError, WriteTransaction,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -47,7 +48,6 @@ const META: TableDefinition<&str, &str> = TableDefinition::new("meta");
 const BRICKS: TableDefinition<u128, &[u8]> = TableDefinition::new("bricks");
 const VOLUMES: TableDefinition<&str, &[u8]> = TableDefinition::new("volumes");
 const PENDING_DELETES: TableDefinition<(u128, u128), &[u8]> = TableDefinition::new("doomed");
-const EVENTS: TableDefinition<u64, &[u8]> = TableDefinition::new("events");
 
 /// The reason why the store cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -111,6 +111,8 @@ pub enum StoreWrite<'a> {
     PutEvent(&'a EventRecord),
     /// Removes an event.
     RemoveEvent(u64),
+    /// Replaces the highest number of a dropped event.
+    SetDroppedEvent(u64),
     /// Adds or replaces a token.
     PutToken(&'a TokenRecord),
     /// Forgets a token.
@@ -136,6 +138,8 @@ pub struct StoreContents {
     pub pending_deletes: Vec<PendingDelete>,
     /// Every event, by sequence number.
     pub events: Vec<EventRecord>,
+    /// The highest number of an event that was dropped for lack of room; 0 if none was.
+    pub dropped_event_seq: u64,
     /// Every token.
     pub tokens: Vec<TokenRecord>,
     /// Every kept answer, by number.
@@ -279,28 +283,11 @@ impl Store {
             self.check_record(&what, is_its_own)?;
             contents.pending_deletes.push(pending);
         }
-        contents.events = self.load_events(&transaction)?;
+        self.load_events(&transaction, &mut contents)?;
         self.load_tokens(&transaction, &mut contents)?;
         contents.answers = self.load_answers(&transaction)?;
         self.check_slices_unique(&contents)?;
         Ok(contents)
-    }
-
-    fn load_events(&self, transaction: &ReadTransaction) -> Result<Vec<EventRecord>, StoreError> {
-        let table = match transaction.open_table(EVENTS) {
-            Ok(table) => table,
-            Err(TableError::TableDoesNotExist(_)) => return Ok(vec![]),
-            Err(error) => return Err(self.io_error(error)),
-        };
-        let mut events = Vec::new();
-        for entry in table.iter().map_err(|e| self.io_error(e))? {
-            let (seq, value) = entry.map_err(|e| self.io_error(e))?;
-            let what = format!("the event {}", seq.value());
-            let event: EventRecord = self.decode(&what, value.value())?;
-            self.check_record(&what, event.seq == seq.value())?;
-            events.push(event);
-        }
-        Ok(events)
     }
 
     fn check_record(&self, what: &str, sound: bool) -> Result<(), StoreError> {
@@ -423,13 +410,9 @@ fn apply_write(transaction: &WriteTransaction, write: &StoreWrite<'_>) -> Result
             let key = (brick.0.as_u128(), slice.0.as_u128());
             transaction.open_table(PENDING_DELETES)?.remove(key)?;
         }
-        StoreWrite::PutEvent(event) => {
-            let mut table = transaction.open_table(EVENTS)?;
-            table.insert(event.seq, encode(event)?.as_slice())?;
-        }
-        StoreWrite::RemoveEvent(seq) => {
-            transaction.open_table(EVENTS)?.remove(seq)?;
-        }
+        StoreWrite::PutEvent(event) => events::put(transaction, event)?,
+        StoreWrite::RemoveEvent(seq) => events::remove(transaction, *seq)?,
+        StoreWrite::SetDroppedEvent(seq) => events::set_dropped(transaction, *seq)?,
         StoreWrite::PutToken(record) => tokens::put(transaction, record)?,
         StoreWrite::RemoveToken(id) => tokens::remove(transaction, *id)?,
         StoreWrite::PutAnswer(answer) => answers::put(transaction, answer)?,

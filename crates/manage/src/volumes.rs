@@ -4,6 +4,7 @@
 //! publishes the slice removes it from that list. After any failure in between, the sweep finds the
 //! slice.
 
+use crate::access::Role;
 use crate::call::RecordTag;
 use crate::events::{EventDraft, leg_drafts};
 use crate::fault::Fault;
@@ -289,10 +290,10 @@ impl Manager {
             |present: &mut Attachment| request.attachment.is_none_or(|a| a == present.epoch);
         let ended = record.attachment.take_if(meant);
         if let Some(Attachment { client, .. }) = &ended {
-            let actor = match request.attachment {
-                Some(_) => client.clone(),
-                None => self.actor(),
-            };
+            // A client names its own attachment with the cluster key. Others name one to end no later
+            // attachment, as the console does.
+            let is_own = request.attachment.is_some() && self.call.role == Role::Cluster;
+            let actor = if is_own { client.clone() } else { self.actor() };
             let detached = EventDraft::detached(name, client, &actor);
             self.commit_volume(&mut book, &record, vec![detached])?;
         }

@@ -484,6 +484,15 @@ pub struct Hello {
     pub last_seq: u64,
 }
 
+/// Events that a stream cannot give any more, after its `hello`: the history had no room for them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct EventGap {
+    /// The number after which the client wanted to continue.
+    pub after: u64,
+    /// Events up to this number are missing; the history still has some of them, which follow.
+    pub up_to: u64,
+}
+
 /// A thing that the manager no longer has, in a stream of changes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Deleted {

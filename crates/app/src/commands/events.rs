@@ -5,7 +5,7 @@ use crate::args::Output;
 use crate::client::manager_client;
 use crate::output::{self, json_word, table, time_text};
 use clap::{Args, Subcommand, ValueEnum};
-use pagemesh_manage::wire::{EventFilter, EventRecord, Hello, Severity, SubjectKind};
+use pagemesh_manage::wire::{EventFilter, EventGap, EventRecord, Hello, Severity, SubjectKind};
 use pagemesh_manage::{ManagerClient, ManagerError};
 use std::io::{ErrorKind, Write};
 use std::str::FromStr;
@@ -160,6 +160,7 @@ fn follow(manager: &ManagerClient, args: &EventsArgs, filter: &EventFilter) -> a
         ..EventFilter::default()
     })?;
     let mut seen = newest.last().map_or(0, |event| event.seq);
+    let mut reported_gap = 0;
     for event in list(manager, args, filter)? {
         seen = seen.max(event.seq);
         if !print_line(args.client.output, &event)? {
@@ -171,7 +172,7 @@ fn follow(manager: &ManagerClient, args: &EventsArgs, filter: &EventFilter) -> a
         match manager.watch(Some(seen)) {
             Ok(stream) => {
                 is_waiting = false;
-                if !print_stream(stream, args, filter, &mut seen)? {
+                if !print_stream(stream, args, filter, (&mut seen, &mut reported_gap))? {
                     return Ok(());
                 }
             }
@@ -187,12 +188,13 @@ fn follow(manager: &ManagerClient, args: &EventsArgs, filter: &EventFilter) -> a
     }
 }
 
-/// Prints the events of a stream to its end; false once standard output is closed.
+/// Prints the events of a stream to its end; false once standard output is closed. The last argument
+/// has the number of the last event, and the end of the last gap that was reported.
 fn print_stream(
     mut stream: pagemesh_manage::EventStream,
     args: &EventsArgs,
     filter: &EventFilter,
-    seen: &mut u64,
+    (seen, reported_gap): (&mut u64, &mut u64),
 ) -> anyhow::Result<bool> {
     while let Some(message) = stream.next_message() {
         match message.kind.as_str() {
@@ -204,6 +206,16 @@ fn print_stream(
                         "the manager has another store: its last event is {last}, not {seen}"
                     );
                     *seen = last;
+                }
+            }
+            "gap" => {
+                let EventGap { after, up_to } = serde_json::from_str(&message.data)?;
+                if up_to > *reported_gap {
+                    eprintln!(
+                        "events between {after} and {up_to} are missing: the history of the manager had no room \
+                         for them"
+                    );
+                    *reported_gap = up_to;
                 }
             }
             "event" => {

@@ -15,7 +15,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use utoipa::IntoParams;
 
-/// An extractor of [`ApiState`] for handlers that change state.
+/// An extractor of [`ApiState`] for handlers that change state, or whose answer depends on the role.
 pub(super) struct CallerApi(pub ApiState);
 
 impl FromRequestParts<ApiState> for CallerApi {
@@ -29,6 +29,7 @@ impl FromRequestParts<ApiState> for CallerApi {
         let mut call = CallContext::default();
         if let Some(identity) = identity {
             call.actor = identity.name.clone();
+            call.role = identity.role;
         }
         call.expected = if_match(&parts.headers);
         let manager = Arc::new(state.manager.acting_for(call));

@@ -14,7 +14,7 @@ use crate::connection::ConnectionCut;
 use crate::error_code::ErrorCode;
 use crate::events::{Subscription, event_frame, frame};
 use crate::manager::{Manager, WatchTimes};
-use crate::wire::Hello;
+use crate::wire::{EventGap, Hello};
 use axum::body::{Body, HttpBody};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
@@ -115,9 +115,16 @@ pub(super) fn open(
     let manager = &api.manager;
     let subscription = manager.subscribe();
     let (sender, messages) = mpsc::channel(1);
+    let dropped_seq = manager.events().dropped_seq();
+    // A number that the manager has not given yet comes from another store.
+    let sent_seq = resume_at.unwrap_or(u64::MAX).min(subscription.position);
+    let gap = (sent_seq < dropped_seq && resume_at.is_some()).then_some(EventGap {
+        after: sent_seq,
+        up_to: dropped_seq,
+    });
     let stream = WatchStream {
-        // A number that the manager has not given yet comes from another store.
-        sent_seq: resume_at.unwrap_or(u64::MAX).min(subscription.position),
+        sent_seq,
+        gap,
         subscription,
         sender,
         stopping: api.watch_streams.stopping.subscribe(),
@@ -174,6 +181,8 @@ struct WatchStream {
     manager: Arc<Manager>,
     subscription: Subscription,
     sent_seq: u64,
+    /// The events that are missing between the client's last one and the stream.
+    gap: Option<EventGap>,
     sender: mpsc::Sender<Bytes>,
     stopping: watch::Receiver<bool>,
     times: WatchTimes,
@@ -185,12 +194,14 @@ impl WatchStream {
     async fn run(mut self) {
         let start = Instant::now();
         let mut checks = interval_at(start + self.times.check_every, self.times.check_every);
-        let mut pending = Some(Bytes::from(frame("hello", None, &self.hello())));
+        let mut pending = Some(self.first_message());
         let mut since = start;
         loop {
             if pending.is_none() {
                 pending = self.next_of_past();
-                since = Instant::now();
+                if pending.is_some() {
+                    since = Instant::now();
+                }
             }
             let is_pending = pending.is_some();
             let limit = if is_pending {
@@ -219,11 +230,13 @@ impl WatchStream {
                 }
                 next = self.subscription.messages.recv(), if !is_pending => {
                     match next {
-                        Ok(message) => pending = Some(message),
+                        Ok(message) => pending = message.readable_by(self.identity.role),
                         Err(RecvError::Lagged(_)) => return self.connection.cut(),
                         Err(RecvError::Closed) => return,
                     }
-                    since = Instant::now();
+                    if pending.is_some() {
+                        since = Instant::now();
+                    }
                 }
                 () = sleep_until(since + limit) => {
                     if is_pending {
@@ -234,6 +247,15 @@ impl WatchStream {
                 }
             }
         }
+    }
+
+    /// The `hello`, and the gap after it.
+    fn first_message(&self) -> Bytes {
+        let mut message = frame("hello", None, &self.hello());
+        if let Some(gap) = &self.gap {
+            message.extend(frame("gap", None, gap));
+        }
+        message.into()
     }
 
     fn hello(&self) -> Hello {
@@ -249,11 +271,16 @@ impl WatchStream {
         let ring = self.manager.events();
         let past = ring.after(self.sent_seq);
         let past = past.take_while(|event| event.seq <= self.subscription.position);
+        let past = past.filter(|event| event.kind.is_readable_by(self.identity.role));
         let mut message = Vec::new();
         for event in past.take(BACKLOG_EVENTS) {
             self.sent_seq = event.seq;
             message.extend(event_frame(event));
         }
-        (!message.is_empty()).then(|| message.into())
+        if message.is_empty() {
+            self.sent_seq = self.subscription.position;
+            return None;
+        }
+        Some(message.into())
     }
 }

@@ -7,14 +7,18 @@
 //!
 //! A change only marks the thing as changed. The publisher then reads its present state, so a thing
 //! that changes often costs one message per turn of the publisher.
+//!
+//! Events about tokens are for admins. Each message therefore has two forms, and a stream takes the
+//! one of its role.
 
-use super::record::EventRecord;
+use super::record::{EventKind, EventRecord};
+use crate::access::Role;
 use crate::wire::ClusterStatus;
 use hyper::body::Bytes;
 use pagemesh_base::layout::{BrickId, VolumeName};
 use serde::Serialize;
 use std::collections::BTreeSet;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Notify, broadcast};
 
 /// Messages that a client may fall behind.
@@ -28,7 +32,7 @@ const MESSAGE_BYTES_MAX: usize = 64 << 10;
 pub(crate) struct Feed {
     /// Wakes the publisher.
     pub wake: Notify,
-    sender: broadcast::Sender<Bytes>,
+    sender: broadcast::Sender<FeedMessage>,
     /// The number of the last event in the queue.
     position: Mutex<u64>,
     changed: Mutex<ChangedItems>,
@@ -46,7 +50,7 @@ pub(crate) struct ChangedItems {
 /// One client's place in the queue.
 pub(crate) struct Subscription {
     /// The messages from now on.
-    pub messages: broadcast::Receiver<Bytes>,
+    pub messages: broadcast::Receiver<FeedMessage>,
     /// The number of the last event that `messages` does not have.
     pub position: u64,
 }
@@ -95,16 +99,16 @@ impl Feed {
     }
 
     /// Sends messages, and the events after the last one that was sent. `events` gives the events
-    /// after a number, and the number of the last one.
-    pub(crate) fn send<E: Iterator<Item = (u64, Vec<u8>)>>(
+    /// after a number.
+    pub(crate) fn send(
         &self,
         mut messages: MessageQueue,
-        events: impl FnOnce(u64) -> E,
+        events: impl FnOnce(u64) -> Vec<Arc<EventRecord>>,
     ) {
         let mut position = locked(&self.position);
-        for (seq, frame) in events(*position) {
-            *position = seq;
-            messages.push(&frame);
+        for event in events(*position) {
+            *position = event.seq;
+            messages.push_about(event.kind, &event_frame(&event));
         }
         for message in messages.0 {
             // An error means that the last client has gone.
@@ -138,15 +142,74 @@ impl Feed {
     }
 }
 
+/// A message of the queue, in the two forms that roles may read.
+#[derive(Clone, Debug)]
+pub(crate) struct FeedMessage {
+    all: Bytes,
+    /// The same bytes without the frames for admins.
+    public: Bytes,
+}
+
+impl FeedMessage {
+    /// The frames that a role may read; `None` if there is none.
+    pub(crate) fn readable_by(self, role: Role) -> Option<Bytes> {
+        let bytes = if role >= Role::Admin {
+            self.all
+        } else {
+            self.public
+        };
+        (!bytes.is_empty()).then_some(bytes)
+    }
+}
+
 /// Messages in the making.
 #[derive(Default)]
-pub(crate) struct MessageQueue(Vec<Vec<u8>>);
+pub(crate) struct MessageQueue(Vec<MessageDraft>);
+
+/// A message in the making. Without frames for admins both of its forms share their bytes.
+#[derive(Default)]
+struct MessageDraft {
+    all: Vec<u8>,
+    /// The frames for everyone, once there is another one.
+    public: Option<Vec<u8>>,
+}
 
 impl MessageQueue {
+    /// Adds a frame for everyone.
     pub(crate) fn push(&mut self, frame: &[u8]) {
-        match self.0.last_mut() {
-            Some(last) if last.len() < MESSAGE_BYTES_MAX => last.extend_from_slice(frame),
-            _ => self.0.push(frame.to_vec()),
+        let last = self.last_with_room();
+        last.all.extend_from_slice(frame);
+        if let Some(public) = &mut last.public {
+            public.extend_from_slice(frame);
+        }
+    }
+
+    /// Adds a frame about an event of this kind, for the roles that may read it.
+    pub(crate) fn push_about(&mut self, kind: EventKind, frame: &[u8]) {
+        if !kind.is_for_admins() {
+            return self.push(frame);
+        }
+        let last = self.last_with_room();
+        last.public.get_or_insert_with(|| last.all.clone());
+        last.all.extend_from_slice(frame);
+    }
+
+    fn last_with_room(&mut self) -> &mut MessageDraft {
+        let has_room = |last: &MessageDraft| last.all.len() < MESSAGE_BYTES_MAX;
+        if !self.0.last().is_some_and(has_room) {
+            self.0.push(MessageDraft::default());
+        }
+        let last = self.0.len() - 1;
+        &mut self.0[last]
+    }
+}
+
+impl From<MessageDraft> for FeedMessage {
+    fn from(draft: MessageDraft) -> FeedMessage {
+        let all = Bytes::from(draft.all);
+        FeedMessage {
+            public: draft.public.map_or_else(|| all.clone(), Bytes::from),
+            all,
         }
     }
 }

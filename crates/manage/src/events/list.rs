@@ -2,6 +2,7 @@
 
 use super::record::{EventRecord, Severity, SubjectKind};
 use super::ring::EventRing;
+use crate::access::Role;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use utoipa::IntoParams;
@@ -57,10 +58,16 @@ impl EventFilter {
 }
 
 impl EventRing {
-    /// At most `limit` events that match, and whether more follow.
-    pub(crate) fn page(&self, filter: &EventFilter, limit: usize) -> (Vec<Arc<EventRecord>>, bool) {
+    /// At most `limit` events that match and that the role may read, and whether more follow.
+    pub(crate) fn page(
+        &self,
+        filter: &EventFilter,
+        limit: usize,
+        role: Role,
+    ) -> (Vec<Arc<EventRecord>>, bool) {
         let after = filter.after.unwrap_or(0);
-        let mut matching = self.after(after).filter(|event| filter.matches(event));
+        let readable = self.after(after).filter(|it| it.kind.is_readable_by(role));
+        let mut matching = readable.filter(|event| filter.matches(event));
         if let Some(last) = filter.last {
             let mut found: Vec<_> = matching.rev().take(last.min(limit)).cloned().collect();
             found.reverse();

@@ -6,10 +6,13 @@
 //!
 //! A flapping brick must not push the other events out of the ring:
 //!
-//! - An event that repeats within an hour (the same kind, the same subject) *replaces* its
-//!   predecessor: it has a new sequence number, and counts the repetitions. A reader that follows the
-//!   numbers sees each repetition; the ring has one event for all of them.
-//! - A full ring drops the oldest event of its most frequent kind.
+//! - An event of a kind that flaps (bricks, legs, scrubs, refused logins, starts) *replaces* an equal
+//!   one of the last hour: it has a new sequence number, and counts the repetitions. A reader that
+//!   follows the numbers sees each repetition; the ring has one event for all of them. Equal events
+//!   have the same subject, severity, actor and text (of a scrub the text may differ).
+//! - All other events stay, because each is a decision of its actor.
+//! - A full ring drops the oldest event of its most frequent kind. Refused logins have a limit of
+//!   their own, because strangers cause them.
 
 mod draft;
 mod feed;
@@ -22,7 +25,7 @@ mod scrubs;
 pub use feed::QUEUE_MESSAGES;
 pub use list::EventFilter;
 pub use record::{Acknowledgement, EventKind, EventRecord, Severity, Subject, SubjectKind};
-pub use ring::{EVENTS_MAX, REPEAT_PERIOD};
+pub use ring::{EVENTS_MAX, LOGIN_REFUSED_MAX, REPEAT_PERIOD};
 
 pub(crate) use draft::{EventDraft, LossEffect};
 pub(crate) use feed::{Feed, MessageQueue, Subscription, event_frame, frame};

@@ -1,5 +1,6 @@
 //! An event, as the store keeps it and as REST shows it.
 
+use crate::access::Role;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -59,6 +60,19 @@ pub enum EventKind {
     Other,
 }
 
+impl EventKind {
+    /// Whether a role may read events of this kind: the names, roles and lives of tokens are for the
+    /// roles that may list tokens.
+    #[must_use]
+    pub fn is_readable_by(self, role: Role) -> bool {
+        !self.is_for_admins() || role >= Role::Admin
+    }
+
+    pub(crate) fn is_for_admins(self) -> bool {
+        matches!(self, EventKind::TokenCreated | EventKind::TokenRevoked)
+    }
+}
+
 /// How urgent an event is.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
@@ -86,7 +100,9 @@ impl Severity {
 }
 
 /// The kind of the thing that an event is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum SubjectKind {
     /// A brick.
@@ -100,7 +116,7 @@ pub enum SubjectKind {
 }
 
 /// The thing that an event is about.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 pub struct Subject {
     /// Its kind.
     pub kind: SubjectKind,

@@ -3,29 +3,100 @@
 //! Pure: no clock, no I/O. A change is planned, committed by the caller, then applied.
 
 use super::draft::EventDraft;
-use super::record::{EventKind, EventRecord, Subject};
+use super::record::{EventKind, EventRecord, Severity, Subject};
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Events in the ring: with 400 bytes each, 4 MB in memory and in the store. A cluster that is well
 /// has tens a day.
 pub const EVENTS_MAX: usize = 10_000;
-/// An event of the same kind and subject within this time is a repetition. Longer than the time
-/// between two losses of a flapping brick, shorter than a shift of an operator.
+/// An equal event within this time is a repetition. Longer than the time between two losses of a
+/// flapping brick, shorter than a shift of an operator.
 pub const REPEAT_PERIOD: Duration = Duration::from_secs(3600);
+/// Events about refused logins in the ring. Anyone who reaches the port causes them, from many
+/// addresses, so they may not take the room of other events.
+pub const LOGIN_REFUSED_MAX: usize = 256;
 
-type RepeatKey = (EventKind, Subject);
+/// The facts that an event and its repetition share.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct RepeatKey<'e> {
+    kind: EventKind,
+    severity: Severity,
+    subject: &'e Subject,
+    actor: &'e str,
+    /// `None` if the texts may differ.
+    text: Option<&'e str>,
+}
+
+impl<'e> RepeatKey<'e> {
+    /// The key of an event; `None` for a kind of which each event stays.
+    ///
+    /// Only kinds that one cause produces again and again have a key. All others are decisions of
+    /// people or of single clients: a merged event would hide all but the last one.
+    fn new(
+        kind: EventKind,
+        severity: Severity,
+        subject: &'e Subject,
+        (actor, text): (&'e str, &'e str),
+    ) -> Option<RepeatKey<'e>> {
+        let text = match kind {
+            EventKind::BrickLost
+            | EventKind::BrickReturned
+            | EventKind::LegLost
+            | EventKind::LegReturned
+            | EventKind::LoginRefused
+            | EventKind::ManagerStarted => Some(text),
+            // A scrub reports each heartbeat in which its sums have risen.
+            EventKind::ScrubFound => None,
+            _ => return None,
+        };
+        Some(RepeatKey {
+            kind,
+            severity,
+            subject,
+            actor,
+            text,
+        })
+    }
+
+    fn of_draft(draft: &'e EventDraft) -> Option<RepeatKey<'e>> {
+        let words = (draft.actor.as_str(), draft.text.as_str());
+        RepeatKey::new(draft.kind, draft.severity, &draft.subject, words)
+    }
+
+    fn of_record(event: &'e EventRecord) -> Option<RepeatKey<'e>> {
+        let words = (event.actor.as_str(), event.text.as_str());
+        RepeatKey::new(event.kind, event.severity, &event.subject, words)
+    }
+
+    /// The index of the key. Two keys with the same index are compared, so a collision costs a merge.
+    fn index(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.hash(&mut hasher);
+        hasher.finish()
+    }
+}
+
+/// Whether an event of the past is recent enough to be repeated. A time in the future comes from a
+/// wall clock that was corrected since: it says nothing about the age.
+fn is_recent(event: &EventRecord, now_unix_ms: u64) -> bool {
+    let age_ms = now_unix_ms.checked_sub(event.time_unix_ms);
+    age_ms.is_some_and(|age_ms| u128::from(age_ms) < REPEAT_PERIOD.as_millis())
+}
 
 /// All events, by sequence number.
 #[derive(Debug, Default)]
 pub(crate) struct EventRing {
     events: BTreeMap<u64, Arc<EventRecord>>,
     by_kind: BTreeMap<EventKind, BTreeSet<u64>>,
-    /// The last event of each kind and subject.
-    last: BTreeMap<RepeatKey, u64>,
+    /// The last event of each [`RepeatKey`], by its index.
+    last: BTreeMap<u64, u64>,
     /// The highest number ever used.
     last_seq: u64,
+    /// The highest number of an event that was dropped for lack of room; 0 if none was.
+    dropped_seq: u64,
 }
 
 /// The events that a transaction adds and removes.
@@ -35,12 +106,25 @@ pub(crate) struct RingChange {
     pub put: Vec<Arc<EventRecord>>,
     /// The numbers of removed events.
     pub remove: BTreeSet<u64>,
+    /// The highest number that was ever dropped for lack of room, if it rises.
+    pub dropped_seq: Option<u64>,
+}
+
+impl RingChange {
+    /// Removes an event for lack of room.
+    fn drop_event(&mut self, seq: u64) {
+        self.remove.insert(seq);
+        self.dropped_seq = self.dropped_seq.max(Some(seq));
+    }
 }
 
 impl EventRing {
-    /// The ring of a store.
-    pub(crate) fn new(records: Vec<EventRecord>) -> EventRing {
-        let mut ring = EventRing::default();
+    /// The ring of a store, and the highest number of an event that it has dropped.
+    pub(crate) fn new(records: Vec<EventRecord>, dropped_seq: u64) -> EventRing {
+        let mut ring = EventRing {
+            dropped_seq,
+            ..EventRing::default()
+        };
         for record in records {
             ring.insert(Arc::new(record));
         }
@@ -54,6 +138,11 @@ impl EventRing {
     /// The highest number ever used; 0 before the first event.
     pub(crate) fn last_seq(&self) -> u64 {
         self.last_seq
+    }
+
+    /// The highest number of an event that was dropped for lack of room; 0 if none was.
+    pub(crate) fn dropped_seq(&self) -> u64 {
+        self.dropped_seq
     }
 
     /// The events with higher numbers, in their order.
@@ -70,7 +159,9 @@ impl EventRing {
             seq += 1;
             self.plan_one(draft, seq, now_unix_ms, &mut change);
         }
+        self.plan_login_evictions(&mut change);
         self.plan_evictions(&mut change);
+        change.dropped_seq = change.dropped_seq.filter(|seq| *seq > self.dropped_seq);
         change
     }
 
@@ -78,29 +169,13 @@ impl EventRing {
     pub(crate) fn plan_update(event: EventRecord) -> RingChange {
         RingChange {
             put: vec![Arc::new(event)],
-            remove: BTreeSet::new(),
+            ..RingChange::default()
         }
     }
 
     fn plan_one(&self, draft: EventDraft, seq: u64, now: u64, change: &mut RingChange) {
-        let repeats = |event: &Arc<EventRecord>| {
-            let age_ms = now.saturating_sub(event.time_unix_ms);
-            (event.kind, &event.subject) == (draft.kind, &draft.subject)
-                && event.acknowledged.is_none()
-                && u128::from(age_ms) < REPEAT_PERIOD.as_millis()
-        };
-        let in_change = change.put.iter().position(repeats);
-        let before = match in_change {
-            Some(at) => Some(change.put.remove(at)),
-            None => {
-                let last = self.last.get(&(draft.kind, draft.subject.clone()));
-                let last = last
-                    .and_then(|seq| self.events.get(seq))
-                    .filter(|&it| repeats(it));
-                change.remove.extend(last.map(|event| event.seq));
-                last.cloned()
-            }
-        };
+        let before =
+            RepeatKey::of_draft(&draft).and_then(|key| self.take_repeated(key, now, change));
         let (count, first_unix_ms) = before.map_or((0, now), |it| (it.count, it.first_unix_ms));
         change.put.push(Arc::new(EventRecord {
             seq,
@@ -114,6 +189,44 @@ impl EventRing {
             first_unix_ms,
             acknowledged: None,
         }));
+    }
+
+    /// The event that an event with this key repeats; it leaves the ring.
+    fn take_repeated(
+        &self,
+        key: RepeatKey<'_>,
+        now: u64,
+        change: &mut RingChange,
+    ) -> Option<Arc<EventRecord>> {
+        let repeats = |event: &Arc<EventRecord>| {
+            RepeatKey::of_record(event) == Some(key)
+                && event.acknowledged.is_none()
+                && is_recent(event, now)
+        };
+        if let Some(at) = change.put.iter().position(repeats) {
+            return Some(change.put.remove(at));
+        }
+        let last = self.last.get(&key.index());
+        let last = last.and_then(|seq| self.events.get(seq));
+        let last = last.filter(|&it| repeats(it) && !change.remove.contains(&it.seq))?;
+        change.remove.insert(last.seq);
+        Some(last.clone())
+    }
+
+    /// Removes the oldest events about refused logins until at most [`LOGIN_REFUSED_MAX`] are left.
+    fn plan_login_evictions(&self, change: &mut RingChange) {
+        let is_login = |event: &&Arc<EventRecord>| event.kind == EventKind::LoginRefused;
+        let new = change.put.iter().filter(is_login).count();
+        let old = self.by_kind.get(&EventKind::LoginRefused);
+        let old = old.into_iter().flatten();
+        let old: Vec<u64> = old
+            .copied()
+            .filter(|seq| !change.remove.contains(seq))
+            .collect();
+        let excess = (old.len() + new).saturating_sub(LOGIN_REFUSED_MAX);
+        for seq in old.into_iter().take(excess) {
+            change.drop_event(seq);
+        }
     }
 
     /// Removes the oldest event of the most frequent kind until the ring fits.
@@ -136,7 +249,7 @@ impl EventRing {
             let Some(oldest) = oldest else {
                 return;
             };
-            change.remove.insert(oldest);
+            change.drop_event(oldest);
             *counts.entry(kind).or_insert(1) -= 1;
             left -= 1;
         }
@@ -147,6 +260,7 @@ impl EventRing {
         for seq in &change.remove {
             self.remove(*seq);
         }
+        self.dropped_seq = self.dropped_seq.max(change.dropped_seq.unwrap_or(0));
         for event in change.put {
             self.insert(event);
         }
@@ -158,9 +272,10 @@ impl EventRing {
             .entry(event.kind)
             .or_default()
             .insert(event.seq);
-        let last = self.last.entry((event.kind, event.subject.clone()));
-        let last = last.or_insert(event.seq);
-        *last = event.seq.max(*last);
+        if let Some(key) = RepeatKey::of_record(&event) {
+            let last = self.last.entry(key.index()).or_insert(event.seq);
+            *last = event.seq.max(*last);
+        }
         self.events.insert(event.seq, event);
     }
 
@@ -171,9 +286,9 @@ impl EventRing {
         if let Some(seqs) = self.by_kind.get_mut(&event.kind) {
             seqs.remove(&seq);
         }
-        let key = (event.kind, event.subject.clone());
-        if self.last.get(&key) == Some(&seq) {
-            self.last.remove(&key);
+        let index = RepeatKey::of_record(&event).map(|key| key.index());
+        if let Some(index) = index.filter(|it| self.last.get(it) == Some(&seq)) {
+            self.last.remove(&index);
         }
     }
 }

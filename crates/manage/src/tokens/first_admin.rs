@@ -32,9 +32,8 @@ pub enum AdminTokenOutput {
 pub(crate) fn create_at_first_start(manager: &Manager, store: &Path, output: AdminTokenOutput) {
     let path = store.with_file_name(ADMIN_TOKEN_FILE);
     let manager = manager.acting_for(CallContext {
-        expected: None,
-        key: None,
         actor: "manager".into(),
+        ..CallContext::default()
     });
     let made = manager.create_first_admin_token(|token| match output {
         AdminTokenOutput::Terminal => print(token),

@@ -4,7 +4,7 @@
 
 use serde_json::Value;
 use socket2::{Domain, Socket, Type};
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -109,6 +109,18 @@ pub fn exchange(server: SocketAddr, peer: Ipv4Addr, request: &str) -> HttpAnswer
     let text = String::from_utf8_lossy(&bytes);
     let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
     answer(head, body)
+}
+
+/// The lines of an answer that does not end, its head included.
+pub fn stream_lines(
+    server: SocketAddr,
+    path: &str,
+    authorization: &str,
+) -> impl Iterator<Item = String> {
+    let mut stream = connect(fresh_peer(), server);
+    let text = request("GET", path, &["Host: x".into(), authorization.into()]);
+    stream.write_all(text.as_bytes()).expect("sent");
+    BufReader::new(stream).lines().map(|it| it.expect("a line"))
 }
 
 fn answer(head: &str, body: &str) -> HttpAnswer {

@@ -9,7 +9,6 @@ use crate::api::reply::{PathParam, QueryParam, Refusal};
 use crate::client::{CALL_TIMEOUT, ManagerClient, ManagerError};
 use crate::wire::{ErrorBody, EventFilter, EventRecord};
 use axum::Json;
-use axum::extract::State;
 use axum::http::{HeaderMap, Method};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -20,13 +19,14 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
         .routes(routes!(acknowledge_event))
 }
 
-/// The events of the cluster, in the order of their numbers.
+/// The events of the cluster, in the order of their numbers. Events about tokens are for the role
+/// `admin` and above.
 #[utoipa::path(get, path = "/api/v1/events", tag = "events",
     security(("token" = ["viewer"])),
     params(EventFilter),
     responses((status = 200, body = Vec<EventRecord>), (status = 400, body = ErrorBody)))]
 async fn list_events(
-    State(api): State<ApiState>,
+    CallerApi(api): CallerApi,
     QueryParam(filter): QueryParam<EventFilter>,
 ) -> Result<(HeaderMap, Json<Vec<EventRecord>>), Refusal> {
     let limit = check_limit(filter.limit)?.unwrap_or(PAGE_MAX);
@@ -54,7 +54,8 @@ async fn list_events(
     Ok((link.unwrap_or_default(), Json(events)))
 }
 
-/// Acknowledges an event. A second acknowledgement changes nothing.
+/// Acknowledges an event. A second acknowledgement changes nothing. Events about tokens are for the
+/// role `admin` and above; for others there are none.
 #[utoipa::path(post, path = "/api/v1/events/{seq}/acknowledge", tag = "events",
     security(("token" = ["operator"])),
     params(("seq" = u64, Path, description = "The number of the event")),

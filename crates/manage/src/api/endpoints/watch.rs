@@ -20,7 +20,8 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
 
 /// Changes as server-sent events: `hello`, then `status`, `brick` and `volume` with the items of the
 /// lists (or `{name, deleted}`), `event` with its number as `id`, and `acknowledged`. `Last-Event-ID`
-/// continues after an event. A client that falls behind by 256 messages is cut off.
+/// continues after an event; `gap` (`{after, up_to}`) names the dropped events that cannot follow. Events
+/// about tokens are for the role `admin` and above. A client that falls behind by 256 messages is cut off.
 #[utoipa::path(get, path = "/api/v1/watch", tag = "events",
     security(("token" = ["viewer"])),
     params(("Last-Event-ID" = Option<u64>, Header, description = "Begin after the event of this number; with the next event if missing")),
