@@ -267,7 +267,7 @@ impl Fault {
             Fault::Placement(_) => "choose a smaller size, add a brick, or delete a volume",
             Fault::LayoutChange(change) => change_hint(change),
             Fault::Store(StoreError::EarlierWriteFailed(_)) => {
-                "repair the disk, then start the manager again"
+                "make room on the disk of the manager's store or repair it, and start the manager again if nothing restarts it"
             }
             Fault::Store(_) => "look at the manager's log and the disk of its store",
             Fault::NoSuchVolume(_) => "list what there is with: pagemesh volume list",

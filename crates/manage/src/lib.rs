@@ -24,6 +24,7 @@
 
 pub mod access;
 pub mod api;
+mod api_counters;
 pub mod authority;
 mod brick_names;
 mod bricks;

@@ -5,6 +5,7 @@
 //! hold the lock over commits and never over calls to bricks.
 
 use crate::access::{AccessState, TokenBook};
+use crate::api_counters::ApiCounters;
 use crate::call::CallContext;
 use crate::clock::Clock;
 use crate::events::{EventRing, Feed};
@@ -127,6 +128,7 @@ pub struct Manager {
     /// The state that watching clients have.
     pub(crate) published: Arc<Mutex<PublishedState>>,
     pub(crate) figures: Arc<Figures>,
+    pub(crate) api_counters: Arc<ApiCounters>,
     /// The tokens.
     pub(crate) access: Arc<AccessState>,
     /// Wakes the sweep when a brick with slices to delete returns.
@@ -279,6 +281,7 @@ impl Manager {
             events: Arc::new(Mutex::new(ring)),
             access,
             figures: Arc::new(Figures::new(settings.metric_volumes)),
+            api_counters: Arc::default(),
             brick_returned: Arc::default(),
             call: CallContext::default(),
         };
@@ -298,6 +301,12 @@ impl Manager {
     /// The actor of the request, as events name it.
     pub(crate) fn actor(&self) -> String {
         self.call.actor.to_string()
+    }
+
+    /// Whether the store failed to write a change, so that the manager takes none.
+    #[must_use]
+    pub fn has_store_failed(&self) -> bool {
+        self.store.has_failed()
     }
 
     /// Locks the state. A panic leaves it consistent, because code replaces it only after a commit;
@@ -393,6 +402,7 @@ impl Manager {
             bricks_scrubbing: book.bricks.values().filter(scrubbing).count(),
             scrubs_corrected: count(|scrub| scrub.corrected),
             scrubs_damaged: count(BrickScrub::damaged),
+            store_failed: self.store.has_failed(),
         }
     }
 }

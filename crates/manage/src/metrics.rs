@@ -21,18 +21,36 @@ impl Manager {
         let mut page = MetricPage::default();
         let version = env!("CARGO_PKG_VERSION");
         page.add(&names::INFO, &[version], 1_u64);
+        self.add_manager(&mut page);
         self.bricks()
             .iter()
             .for_each(|brick| add_brick(&mut page, brick));
         let volumes = self.volumes();
         add_volumes(&mut page, &volumes);
-        let pending = self.state().pending_deletes.len();
+        // `volumes` has just renewed the set of living bricks.
+        let (pending, unusable) = {
+            let book = self.state();
+            (book.pending_deletes.len(), book.volumes.count_unusable())
+        };
         page.add(&names::PENDING_DELETIONS, &[], pending);
+        page.add(&names::VOLUMES_UNUSABLE, &[], unusable);
         self.add_degraded_volumes(&mut page, &volumes);
         self.add_replication(&mut page);
         self.add_operations(&mut page);
         self.add_ages(&mut page, &volumes);
         page
+    }
+
+    /// The manager itself: its store, its API, its open events.
+    fn add_manager(&self, page: &mut MetricPage) {
+        let store_failed = u64::from(self.has_store_failed());
+        page.add(&names::STORE_FAILED, &[], store_failed);
+        for (class, count) in self.api_counters.answers() {
+            page.add(&names::REQUESTS, &[class], count);
+        }
+        page.add(&names::WATCH_STREAMS, &[], self.api_counters.streams());
+        let critical = self.events().unacknowledged_critical();
+        page.add(&names::CRITICAL_EVENTS, &[], critical);
     }
 
     /// The first volumes with a stale leg, up to the limit of labels.

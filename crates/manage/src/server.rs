@@ -90,7 +90,12 @@ pub struct ManagerConfig {
     pub clock: Arc<dyn Clock>,
     /// The limits of connections.
     pub limits: ConnectionLimits,
+    /// Called once when the manager should end, because only the next process can use its store.
+    pub on_end: Option<EndHook>,
 }
+
+/// See [`ManagerConfig::on_end`].
+pub type EndHook = Box<dyn FnOnce() + Send>;
 
 impl ManagerConfig {
     /// A manager with default settings.
@@ -111,6 +116,7 @@ impl ManagerConfig {
             settings: ManagerSettings::default(),
             clock: Arc::new(SystemClock::new()),
             limits: ConnectionLimits::default(),
+            on_end: None,
         }
     }
 }
@@ -232,7 +238,7 @@ pub fn serve(config: ManagerConfig) -> Result<ManagerHandle, ServeError> {
         .name("pagemesh-manager".into())
         .spawn(move || {
             runtime.spawn(publish_changes(publisher));
-            runtime.spawn(run_maintenance(housekeeper));
+            runtime.spawn(run_maintenance(housekeeper, config.on_end));
             runtime.block_on(accept_connections(
                 listener,
                 router,
@@ -366,7 +372,7 @@ async fn publish_changes(manager: Arc<Manager>) {
     }
 }
 
-async fn run_maintenance(manager: Arc<Manager>) {
+async fn run_maintenance(manager: Arc<Manager>, mut on_end: Option<EndHook>) {
     let mut pause = SWEEP_INTERVAL;
     loop {
         // This returns early only when a brick has returned.
@@ -375,12 +381,17 @@ async fn run_maintenance(manager: Arc<Manager>) {
         let sweeper = manager.clone();
         let swept = tokio::task::spawn_blocking(move || {
             sweeper.sweep();
-            sweeper.next_loss_in()
+            (sweeper.next_loss_in(), sweeper.store.can_reopen())
         });
         pause = match swept.await {
-            Ok(loss) => loss.map_or(SWEEP_INTERVAL, |loss| {
-                loss.clamp(SWEEP_PAUSE_MIN, SWEEP_INTERVAL)
-            }),
+            Ok((loss, can_reopen)) => {
+                if let Some(end) = on_end.take_if(|_| can_reopen) {
+                    end();
+                }
+                loss.map_or(SWEEP_INTERVAL, |loss| {
+                    loss.clamp(SWEEP_PAUSE_MIN, SWEEP_INTERVAL)
+                })
+            }
             Err(error) => {
                 tracing::error!(%error, "maintenance was not finished");
                 SWEEP_INTERVAL

@@ -2,7 +2,7 @@
 //!
 //! Invariants: one change is one durable transaction: when [`Store::commit`] returns, all of its
 //! writes survive a crash. If it fails, either all of them are stored or none, and the store
-//! accepts no write until it is opened again. A file that is not a manager store is never written.
+//! accepts no write until it is opened again, by the next process (see [`Store::can_reopen`]). A file that is not a manager store is never written.
 //!
 //! Tables: `meta` (purpose and schema version of the file), `bricks` by UUID, `volumes` by name,
 //! `pending_deletes` by the UUIDs of brick and slice, `events` by sequence number, `tokens` by UUID,
@@ -11,6 +11,7 @@
 
 mod answers;
 mod events;
+mod probe;
 mod tokens;
 
 use crate::access::TokenRecord;
@@ -80,7 +81,7 @@ pub enum StoreError {
         what: String,
     },
     /// An earlier change failed to be written.
-    #[error("the store {} takes no changes since it failed to write one; repair its disk and start the manager again", .0.display())]
+    #[error("the store {} takes no changes since it failed to write one; make room on its disk or repair it, then the manager ends, and takes changes when it is started again", .0.display())]
     EarlierWriteFailed(PathBuf),
     /// The file cannot be opened, read or written.
     #[error("the store {} cannot be used: {cause}", path.display())]
@@ -155,6 +156,8 @@ pub struct StoreContents {
 pub struct Store {
     database: Database,
     path: PathBuf,
+    /// Whether `path` is a file, not the label of another backend.
+    is_file: bool,
     /// Whether a commit has failed. Its writes may be stored all the same, so the contents of the
     /// file are unknown until the store is opened again.
     failed: AtomicBool,
@@ -169,7 +172,8 @@ impl Store {
         if !check_existing(path)? {
             create_file(path)?;
         }
-        let store = Store::open_with(path, |builder| builder.create(path))?;
+        let mut store = Store::open_with(path, |builder| builder.create(path))?;
+        store.is_file = true;
         store.check_purpose()?;
         Ok(store)
     }
@@ -200,6 +204,7 @@ impl Store {
         Ok(Store {
             database,
             path: path.to_owned(),
+            is_file: false,
             failed: AtomicBool::new(false),
         })
     }

@@ -7,7 +7,7 @@
 use crate::records::VolumeRecord;
 use crate::slices::{promised_slices, slice_locations};
 use crate::wire::VolumeHealth;
-use pagemesh_base::layout::{BrickId, Layout, LegState, VolumeName};
+use pagemesh_base::layout::{BrickId, Column, Layout, LegState, VolumeName};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The state of a volume that its legs decide.
@@ -154,6 +154,23 @@ impl VolumeTable {
         }
         self.legs_on.retain(|_, volumes| !volumes.is_empty());
         self.promised.retain(|_, (_, slices)| *slices > 0);
+    }
+
+    /// The volumes with a column that has no in-sync leg on a living brick.
+    pub(crate) fn count_unusable(&self) -> usize {
+        let is_usable = |column: &Column| {
+            let mut legs = column.legs.iter();
+            legs.any(|leg| leg.state == LegState::InSync && self.is_living(leg.brick))
+        };
+        let impaired = self
+            .volumes
+            .values()
+            .filter(|it| it.summary.unreachable_legs > 0);
+        let unusable = impaired.filter(|it| {
+            let mut columns = it.record.layout_state.layout.columns();
+            !columns.all(is_usable)
+        });
+        unusable.count()
     }
 
     pub(crate) fn is_living(&self, brick: BrickId) -> bool {

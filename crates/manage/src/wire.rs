@@ -554,4 +554,7 @@ pub struct ClusterStatus {
     /// Structures that scrubs found damaged and could not correct.
     #[serde(default)]
     pub scrubs_damaged: u64,
+    /// Whether the manager's store failed to write a change, so that it takes none.
+    #[serde(default)]
+    pub store_failed: bool,
 }

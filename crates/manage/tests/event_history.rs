@@ -9,7 +9,7 @@ use pagemesh_base::layout::VolumeName;
 use pagemesh_manage::access::{TokenRole, TokenSecret, WRONG_TOKENS_MAX};
 use pagemesh_manage::events::LOGIN_REFUSED_MAX;
 use pagemesh_manage::wire::{
-    CreateToken, ErrorCode, EventFilter, EventGap, EventKind, EventRecord,
+    CreateToken, ErrorCode, EventFilter, EventGap, EventKind, EventRecord, Severity,
 };
 use pagemesh_manage::{EventStream, LayoutKind, ManagerClient, ManagerSettings, Role, WatchTimes};
 use std::time::Duration;
@@ -234,5 +234,26 @@ fn stream_gets_comments_between_checks() {
     );
     let mut lines = http::stream_lines(served.handle.address(), "/api/v1/watch", &authorization);
     assert!(lines.any(|line| line.trim_end() == ":"), "the stream ended");
+    served.handle.stop();
+}
+
+#[test]
+fn unacknowledged_critical_events_are_counted() {
+    let cluster = Cluster::new(1);
+    let served = cluster.serve_with_bricks_alive();
+    let manager = served.handle.manager();
+    let made = create_request("v", LayoutKind::Concat, MIB);
+    served.client.create(&made).expect("made");
+    let text = || manager.metrics().text().expect("a text");
+    let line = |count| format!("pagemesh_manager_unacknowledged_critical_events {count}\n");
+    assert!(text().contains(&line(0)));
+    cluster.clock.advance(Duration::from_secs(8));
+    manager.sweep();
+    let lost = of_kind(&served.client, EventKind::BrickLost).remove(0);
+    assert_eq!(lost.severity, Severity::Critical);
+    assert!(text().contains(&line(1)));
+    assert!(text().contains("pagemesh_volumes_without_reachable_copy 1\n"));
+    served.client.acknowledge_event(lost.seq).expect("done");
+    assert!(text().contains(&line(0)));
     served.handle.stop();
 }

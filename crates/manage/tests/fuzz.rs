@@ -337,6 +337,7 @@ fn status() -> ClusterStatus {
         bricks_scrubbing: 1,
         scrubs_corrected: 2,
         scrubs_damaged: 1,
+        store_failed: true,
     }
 }
 

@@ -192,6 +192,7 @@ fn values_equal_those_of_rest() {
     assert_eq!(page.value("pagemesh_volumes{health=\"in-sync\"}"), 3.0);
     assert_eq!(page.value("pagemesh_volumes{health=\"degraded\"}"), 0.0);
     assert_eq!(page.value("pagemesh_figures_age_seconds"), 3.0);
+    assert_eq!(page.value("pagemesh_volumes_without_reachable_copy"), 0.0);
     check_operations(&page, &manager);
     for (kind, bytes) in [("data", 30 * 4096), ("journal", 30 * 64), ("tables", 4096)] {
         let labels = format!("{{brick=\"{}\",kind=\"{kind}\"}}", brick_id(1));
@@ -373,6 +374,49 @@ fn page_and_catalogue_have_the_same_metrics() {
     }
 }
 
+/// A volume is usable while each column has an in-sync leg on a living brick.
+#[test]
+fn volumes_without_reachable_copy_are_counted() {
+    let cluster = Cluster::new(2);
+    let manager = cluster.manager_with_bricks_alive();
+    create(&manager, "v");
+    let request = create_request("w", LayoutKind::Concat, MIB);
+    let placed = manager.create(&request).map(|_| manager.show(&name("w")));
+    let brick = cluster::legs(&placed.expect("made").expect("there").layout)
+        .next()
+        .expect("a leg")
+        .brick;
+    let other = usize::from(brick == brick_id(0));
+    let count = || Page::of(&manager).value("pagemesh_volumes_without_reachable_copy");
+    assert_eq!(count(), 0.0);
+    cluster.clock.advance(Duration::from_secs(8));
+    manager.heartbeat(registration(other)).expect("welcome");
+    assert_eq!(count(), 1.0, "the mirror has its other copy");
+    cluster.clock.advance(Duration::from_secs(8));
+    assert_eq!(count(), 2.0);
+    cluster.send_heartbeats(&manager);
+    assert_eq!(count(), 0.0);
+    // A stale leg on a living brick is no copy.
+    let attachment = attach(&manager, "v");
+    let changes = ChangeLegs {
+        expected: attachment,
+        attachment: Some(attachment),
+        changes: vec![LegChange {
+            segment: 0,
+            column: 0,
+            leg: 0,
+            to: LegState::Stale,
+            note: None,
+        }],
+    };
+    let layout = manager.change_legs(&name("v"), &changes).expect("changed");
+    let stale = cluster::legs(&layout).next().expect("a leg").brick;
+    cluster.clock.advance(Duration::from_secs(8));
+    let living = usize::from(stale != brick_id(0));
+    manager.heartbeat(registration(living)).expect("welcome");
+    assert!(count() >= 1.0, "only the stale copy of the mirror is there");
+}
+
 #[test]
 fn metrics_need_a_token() {
     let cluster = Cluster::new(2);
@@ -401,5 +445,18 @@ fn metrics_need_a_token() {
     );
     let page = Page::parse(body.to_owned());
     assert_eq!(page.series("pagemesh_brick_up").len(), 2);
+    let _stream = served.client.watch(None).expect("a stream");
+    served.client.status().expect("a status");
+    let page = Page::of(served.handle.manager());
+    let requests = |class| {
+        page.value(&format!(
+            "pagemesh_manager_requests_total{{class=\"{class}\"}}"
+        ))
+    };
+    assert_eq!(
+        (requests("2xx"), requests("4xx"), requests("5xx")),
+        (3.0, 1.0, 0.0)
+    );
+    assert_eq!(page.value("pagemesh_manager_watch_streams"), 1.0);
     served.handle.stop();
 }

@@ -249,6 +249,27 @@ fn volume_details(manager: &Manager) -> Vec<pagemesh_manage::wire::VolumeDetail>
         .collect()
 }
 
+/// A store that takes no changes is in the status and in the metrics.
+#[test]
+fn failed_store_is_visible() {
+    let cluster = Cluster::new(2);
+    let medium = FaultyDisk::default();
+    let manager = manager(&cluster, &medium);
+    let is_shown = |failed: bool| {
+        let line = format!("pagemesh_manager_store_failed {}\n", u8::from(failed));
+        assert!(manager.metrics().text().expect("a text").contains(&line));
+        assert_eq!(manager.status().store_failed, failed);
+    };
+    is_shown(false);
+    medium.set(DiskMode::Dead);
+    let request = create_request("v", LayoutKind::Mirror, MIB);
+    manager.create(&request).expect_err("the disk fails");
+    is_shown(true);
+    medium.set(DiskMode::Healthy);
+    manager.sweep();
+    is_shown(true);
+}
+
 /// A change of unknown durability is not acknowledged, is not visible and has no effect. Above all,
 /// the manager deletes no slice that the store may name.
 #[test]

@@ -67,6 +67,10 @@ pub mod manager {
 
     metrics! {
         INFO Gauge "pagemesh_manager_info" ["version"] "The version of the manager, as a label; the value is 1.";
+        STORE_FAILED Gauge "pagemesh_manager_store_failed" [] "Whether the store failed to write a change: 1 until the next start, and the manager takes no changes until then.";
+        REQUESTS Counter "pagemesh_manager_requests_total" ["class"] "Requests that the manager answered, by the class of the status: `2xx`, `4xx`, and so on. A stream counts when it begins.";
+        WATCH_STREAMS Gauge "pagemesh_manager_watch_streams" [] "Open streams of changes (`GET /api/v1/watch`).";
+        CRITICAL_EVENTS Gauge "pagemesh_manager_unacknowledged_critical_events" [] "Critical events in the history that nobody has acknowledged.";
         BRICK_UP Gauge "pagemesh_brick_up" ["brick", "domain", "durability"] "Whether heartbeats of the brick arrive: 1, or 0 if it counts as dead.";
         BRICK_HEARTBEAT_AGE Gauge "pagemesh_brick_heartbeat_age_seconds" ["brick"] "Time since the last heartbeat; missing if none arrived since the manager started.";
         BRICK_CAPACITY Gauge "pagemesh_brick_capacity_bytes" ["brick"] "Bytes that slices can use in total.";
@@ -86,6 +90,7 @@ pub mod manager {
         VOLUMES Gauge "pagemesh_volumes" ["health"] "Volumes, by the health of their legs.";
         VOLUMES_ATTACHED Gauge "pagemesh_volumes_attached" [] "Volumes that a client has attached.";
         VOLUMES_UNREACHABLE Gauge "pagemesh_volumes_with_unreachable_legs" [] "Volumes with a leg on a brick that counts as dead.";
+        VOLUMES_UNUSABLE Gauge "pagemesh_volumes_without_reachable_copy" [] "Volumes with a column that has no in-sync leg on a brick that is alive.";
         PENDING_DELETIONS Gauge "pagemesh_pending_deletions" [] "Slices of deleted volumes that bricks still hold.";
         FIGURES_AGE Gauge "pagemesh_figures_age_seconds" [] "Time since any client of a volume reported its operations; missing if none did since the manager started.";
         OPERATIONS Counter "pagemesh_operations_total" ["kind"] "Operations that clients of volumes reported since the manager started.";

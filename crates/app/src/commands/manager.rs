@@ -6,6 +6,7 @@ use crate::config::ConfigArgs;
 use crate::key;
 use crate::service;
 use crate::shutdown::Shutdown;
+use anyhow::bail;
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
 use pagemesh_base::key::Key;
@@ -19,6 +20,7 @@ use pagemesh_manage::{
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Run the manager.
 #[derive(Args)]
@@ -78,10 +80,23 @@ pub fn run(args: &ManagerDaemonArgs) -> anyhow::Result<()> {
         config.admin_token = AdminTokenOutput::Terminal;
     }
     config.settings.metric_volumes = args.metrics_volumes;
+    let (trigger, must_reopen) = (ending.trigger(), Arc::new(AtomicBool::new(false)));
+    let on_end = must_reopen.clone();
+    config.on_end = Some(Box::new(move || {
+        on_end.store(true, Ordering::Release);
+        trigger.trigger();
+    }));
     let handle = serve(config)?;
     println!("ready {}", handle.url());
     service::notify_ready(&handle.url());
     ending.wait();
     handle.stop();
+    if must_reopen.load(Ordering::Acquire) {
+        bail!(
+            "the store {} failed to write a change, and its disk takes writes again; start the manager again \
+             to open the store anew",
+            args.store.display()
+        );
+    }
     Ok(())
 }

@@ -8,6 +8,10 @@ use crate::output::{self, bytes};
 use pagemesh_manage::wire::{BrickInfo, ClusterStatus, VolumeInfo};
 use serde::Serialize;
 
+/// The line about a failed store.
+const STORE_FAILED: &str = "\nTHE MANAGER TAKES NO CHANGES: its store failed to write one. Make room on its disk or repair it, then \
+                            start the manager again.";
+
 #[derive(Serialize)]
 struct ClusterOutput {
     manager: String,
@@ -35,8 +39,13 @@ pub fn run(args: &ManagerArgs) -> anyhow::Result<()> {
                 )
             }
         };
+        let store = if status.store_failed {
+            STORE_FAILED
+        } else {
+            ""
+        };
         format!(
-            "manager {} {}\n{} of {} bricks alive, {} of {} used, {} promised to volumes{scrubs}\n\n{}\n\n{}",
+            "manager {} {}{store}\n{} of {} bricks alive, {} of {} used, {} promised to volumes{scrubs}\n\n{}\n\n{}",
             cluster.manager,
             status.version,
             status.bricks_alive,

@@ -24,7 +24,7 @@ use crate::error_code::ErrorCode;
 use crate::wire::ClusterStatus;
 use axum::Json;
 use axum::extract::State;
-use axum::http::{Method, Uri};
+use axum::http::{Method, StatusCode, Uri};
 use serde_json::Value;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -48,11 +48,17 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
         .merge(metrics::routes())
 }
 
-/// Reports that the manager runs; needs no token.
+/// Reports that the manager runs and takes changes; needs no token.
 #[utoipa::path(get, path = "/healthz", tag = "manager", security(()),
-    responses((status = 200, body = String)))]
-async fn healthz() -> &'static str {
-    "ok\n"
+    responses((status = 200, body = String),
+        (status = 503, body = String, description = "The manager answers reads, but its store takes no changes")))]
+async fn healthz(State(api): State<ApiState>) -> (StatusCode, &'static str) {
+    if api.manager.has_store_failed() {
+        let text = "The store of the manager failed to write a change, so the manager takes no changes: \
+                    make room on its disk or repair it, then start the manager again.\n";
+        return (StatusCode::SERVICE_UNAVAILABLE, text);
+    }
+    (StatusCode::OK, "ok\n")
 }
 
 /// This document.

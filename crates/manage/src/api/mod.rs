@@ -20,13 +20,16 @@ mod request_guard;
 pub mod watch;
 
 use axum::Router;
-use axum::extract::DefaultBodyLimit;
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::middleware::Next;
+use axum::response::Response;
 use pagemesh_base::key::Key;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
 use crate::access::{AllowedHosts, RouteRoles, WrongTokens};
+use crate::api_counters::ApiCounters;
 use crate::manager::Manager;
 use watch::WatchStreams;
 
@@ -65,6 +68,7 @@ pub(crate) struct ApiState {
 impl ApiState {
     pub(crate) fn new(manager: Arc<Manager>, key: Key, allowed_hosts: AllowedHosts) -> ApiState {
         ApiState {
+            watch_streams: WatchStreams::new(manager.api_counters.clone()),
             manager,
             key,
             roles: Arc::new(document::route_roles()),
@@ -73,7 +77,6 @@ impl ApiState {
             request_permits: Arc::new(Semaphore::new(REQUESTS_MAX)),
             blocking_permits: Arc::new(Semaphore::new(REQUESTS_MAX)),
             brick_permits: Arc::new(Semaphore::new(SLOW_REQUESTS_MAX)),
-            watch_streams: WatchStreams::default(),
         }
     }
 
@@ -93,6 +96,21 @@ impl ApiState {
                 request_guard::guard,
             ))
             .layer(axum::middleware::from_fn(console::serve_files))
+            .layer(axum::middleware::from_fn_with_state(
+                self.manager.api_counters.clone(),
+                count_answer,
+            ))
             .with_state(self)
     }
+}
+
+/// Counts each answer, also the ones of the guard and of the console.
+async fn count_answer(
+    State(counters): State<Arc<ApiCounters>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let response = next.run(request).await;
+    counters.count_answer(response.status().as_u16());
+    response
 }

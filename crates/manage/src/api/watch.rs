@@ -10,6 +10,7 @@
 use super::ApiState;
 use super::reply::Refusal;
 use crate::access::{Identity, PeerAddress};
+use crate::api_counters::ApiCounters;
 use crate::connection::ConnectionCut;
 use crate::error_code::ErrorCode;
 use crate::events::{Subscription, event_frame, frame};
@@ -37,9 +38,10 @@ pub const PEER_STREAMS_MAX: usize = 16;
 const BACKLOG_EVENTS: usize = 100;
 
 /// The running streams.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(crate) struct WatchStreams {
     by_peer: Arc<Mutex<BTreeMap<IpAddr, usize>>>,
+    counters: Arc<ApiCounters>,
     stopping: Arc<watch::Sender<bool>>,
 }
 
@@ -50,6 +52,14 @@ struct StreamPermit {
 }
 
 impl WatchStreams {
+    pub(super) fn new(counters: Arc<ApiCounters>) -> WatchStreams {
+        WatchStreams {
+            by_peer: Arc::default(),
+            counters,
+            stopping: Arc::default(),
+        }
+    }
+
     /// Ends all streams, also the ones that begin later.
     pub(crate) fn stop(&self) {
         self.stopping.send_replace(true);
@@ -63,6 +73,7 @@ impl WatchStreams {
             return None;
         }
         by_peer.insert(peer, own + 1);
+        self.counters.add_stream();
         Some(StreamPermit {
             streams: self.clone(),
             peer,
@@ -72,6 +83,7 @@ impl WatchStreams {
 
 impl Drop for StreamPermit {
     fn drop(&mut self) {
+        self.streams.counters.remove_stream();
         let by_peer = self.streams.by_peer.lock();
         let mut by_peer = by_peer.unwrap_or_else(PoisonError::into_inner);
         match by_peer.get_mut(&self.peer) {

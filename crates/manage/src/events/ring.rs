@@ -145,6 +145,14 @@ impl EventRing {
         self.dropped_seq
     }
 
+    /// The critical events without an acknowledgement.
+    pub(crate) fn unacknowledged_critical(&self) -> usize {
+        let open = |event: &&Arc<EventRecord>| {
+            event.severity == Severity::Critical && event.acknowledged.is_none()
+        };
+        self.events.values().filter(open).count()
+    }
+
     /// The events with higher numbers, in their order.
     pub(crate) fn after(&self, seq: u64) -> impl DoubleEndedIterator<Item = &Arc<EventRecord>> {
         let later = seq.checked_add(1).map(|first| self.events.range(first..));

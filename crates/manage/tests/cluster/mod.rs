@@ -376,6 +376,7 @@ impl Cluster {
             settings,
             clock: self.clock.clone(),
             limits,
+            on_end: None,
         })
         .expect("a server");
         let client = ManagerClient::new(&handle.url(), &self.key).expect("a client");
