@@ -8,7 +8,6 @@ use crate::published::{PublishedBrick, PublishedState};
 use crate::volume_info::summary_info;
 use crate::wire::{Acknowledged, Deleted};
 use pagemesh_base::poison;
-use std::sync::Arc;
 use std::time::Instant;
 
 impl Manager {

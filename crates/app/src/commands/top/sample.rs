@@ -10,6 +10,7 @@ use pagemesh_manage::wire::{
 use pagemesh_manage::{ManagerClient, ManagerError};
 use pagemesh_telemetry::OpKind;
 use serde::Serialize;
+use std::collections::HashMap;
 
 /// Everything that the lists show.
 #[derive(Clone, Serialize)]
@@ -67,6 +68,13 @@ impl Cell {
     }
 }
 
+type FiguresByName<'f> = HashMap<&'f str, &'f SubjectFigures>;
+
+/// The figures by name. Thousands of volumes look up theirs.
+fn by_name(figures: &[SubjectFigures]) -> FiguresByName<'_> {
+    figures.iter().map(|of| (of.name.as_str(), of)).collect()
+}
+
 impl Sample {
     /// Asks the manager.
     pub fn ask(manager: &ManagerClient) -> Result<Sample, ManagerError> {
@@ -112,27 +120,30 @@ impl Sample {
     /// The rows of a list, as the manager orders them.
     pub fn rows(&self, list: List) -> Vec<Row> {
         let of_content = |content: VolumeContent| {
+            let figures = by_name(&self.figures.volumes);
             let volumes = self.volumes.iter();
             volumes
                 .filter(move |volume| volume.content == content)
-                .map(|volume| self.volume_row(volume))
+                .map(|volume| self.volume_row(volume, &figures))
                 .collect()
         };
         match list {
-            List::Bricks => self
-                .bricks
-                .iter()
-                .map(|brick| self.brick_row(brick))
-                .collect(),
+            List::Bricks => {
+                let figures = by_name(&self.figures.bricks);
+                let bricks = self.bricks.iter();
+                bricks
+                    .map(|brick| self.brick_row(brick, &figures))
+                    .collect()
+            }
             List::Volumes => of_content(VolumeContent::Blocks),
             List::FileSystems => of_content(VolumeContent::Files),
             List::DirectClients => self.direct_clients.iter().map(client_row).collect(),
         }
     }
 
-    fn brick_row(&self, brick: &BrickInfo) -> Row {
+    fn brick_row(&self, brick: &BrickInfo, figures: &FiguresByName<'_>) -> Row {
         let name = brick.label().to_string();
-        let figures = self.figures.bricks.iter().find(|of| of.name == name);
+        let figures = figures.get(name.as_str()).copied();
         let state = if brick.alive { "alive" } else { "dead" };
         let used = 100.0 * brick.used_bytes as f64 / brick.capacity_bytes.max(1) as f64;
         let mut row = vec![
@@ -158,9 +169,9 @@ impl Sample {
         }
     }
 
-    fn volume_row(&self, volume: &VolumeInfo) -> Row {
+    fn volume_row(&self, volume: &VolumeInfo, figures: &FiguresByName<'_>) -> Row {
         let name = volume.name.to_string();
-        let figures = self.figures.volumes.iter().find(|of| of.name == name);
+        let figures = figures.get(name.as_str()).copied();
         let attached = volume
             .attached
             .as_ref()

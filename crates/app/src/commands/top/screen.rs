@@ -84,6 +84,10 @@ fn summary(state: &TopState) -> Vec<Line<'_>> {
     ]);
     let second = match error {
         Some(error) => Line::styled(format!("the figures are old: {error}"), BAD),
+        None if status.store_failed => Line::styled(
+            "the manager takes no changes, because its store failed to write one; see: pagemesh status",
+            BAD,
+        ),
         None => Line::styled(second_line(state.url.as_str(), sample), DIM),
     };
     vec![first, second]
@@ -117,7 +121,7 @@ fn draw_list(frame: &mut Frame<'_>, state: &TopState, area: Rect) {
         return frame.render_widget(text, area);
     }
     let head = state.list.head();
-    let widths = column_widths(&head, &rows);
+    let widths = column_widths(&head, rows);
     let (column, is_descending) = state.sort;
     let heads = head.iter().enumerate().map(|(index, name)| {
         let mark = match (index == column, is_descending) {
@@ -143,7 +147,7 @@ fn draw_list(frame: &mut Frame<'_>, state: &TopState, area: Rect) {
         .header(TableRow::new(heads))
         .column_spacing(2)
         .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
-    let mut selection = TableState::new().with_selected(state.selected_index(&rows));
+    let mut selection = TableState::new().with_selected(state.selected_index());
     frame.render_stateful_widget(table, area, &mut selection);
 }
 

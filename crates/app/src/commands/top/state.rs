@@ -27,7 +27,14 @@ pub struct TopState {
     pub sort: (usize, bool),
     /// The selected row's name: a row keeps its selection when the order changes.
     selected: Option<String>,
+    /// The rows of the present list, filtered and sorted, and the view that they belong to. Each frame
+    /// reads them, so they are made only for another sample or view.
+    rows: Vec<Row>,
+    view: View,
 }
+
+/// The choices that decide the rows of a sample: list, filter, and order.
+type View = (List, String, (usize, bool));
 
 impl TopState {
     pub fn new(url: &str) -> TopState {
@@ -42,6 +49,8 @@ impl TopState {
             shows_details: false,
             sort: (0, false),
             selected: None,
+            rows: Vec::new(),
+            view: (List::Volumes, String::new(), (0, false)),
         }
     }
 
@@ -52,6 +61,7 @@ impl TopState {
                 self.sample = Some(sample);
                 self.details = details;
                 self.error = None;
+                self.renew_rows();
             }
             Err(error) => self.error = Some(error),
         }
@@ -59,6 +69,15 @@ impl TopState {
 
     /// Handles a key; true if the user quits.
     pub fn handle_key(&mut self, key: KeyEvent) -> bool {
+        let quits = self.apply_key(key);
+        let (list, filter, sort) = &self.view;
+        if (*list, filter, *sort) != (self.list, &self.filter, self.sort) {
+            self.renew_rows();
+        }
+        quits
+    }
+
+    fn apply_key(&mut self, key: KeyEvent) -> bool {
         if key.kind == KeyEventKind::Release {
             return false;
         }
@@ -114,44 +133,44 @@ impl TopState {
 
     /// Sorts by this column: numbers from the greatest on, texts from the first on.
     fn sort_by(&mut self, column: usize) {
-        let rows = self.sample.as_ref().map(|sample| sample.rows(self.list));
-        let first = rows.as_ref().and_then(|rows| rows.first());
-        let is_number = first.is_some_and(|row| row[column].number.is_some());
+        let is_number = self.list.head()[column].starts_with('>');
         self.sort = (column, is_number);
     }
 
     fn move_selection(&mut self, by: isize) {
-        let rows = self.rows();
-        let Some(last) = rows.len().checked_sub(1) else {
+        let Some(last) = self.rows.len().checked_sub(1) else {
             return;
         };
-        let at = self.selected_index(&rows);
+        let at = self.selected_index();
         let next = at.map_or(0, |at| at.saturating_add_signed(by).min(last));
-        self.selected = Some(rows[next][0].text.clone());
+        self.selected = Some(self.rows[next][0].text.clone());
     }
 
     /// The index of the selected row.
-    pub fn selected_index(&self, rows: &[Row]) -> Option<usize> {
+    pub fn selected_index(&self) -> Option<usize> {
         let selected = self.selected.as_ref()?;
-        rows.iter().position(|row| row[0].text == *selected)
+        self.rows.iter().position(|row| row[0].text == *selected)
     }
 
     /// The volume whose details are shown.
     pub fn detail_of(&self) -> Option<Selected> {
-        let is_shown = self.shows_details && self.list.has_details();
-        let rows = self.rows();
-        let at = self.selected_index(&rows).unwrap_or(0);
-        let row = rows.get(at).filter(|_| is_shown)?;
+        if !self.shows_details || !self.list.has_details() {
+            return None;
+        }
+        let row = self.rows.get(self.selected_index().unwrap_or(0))?;
         Some(Selected(row[0].text.clone()))
     }
 
     /// The rows of the present list, filtered and sorted.
-    pub fn rows(&self) -> Vec<Row> {
-        let Some(sample) = &self.sample else {
-            return Vec::new();
-        };
+    pub fn rows(&self) -> &[Row] {
+        &self.rows
+    }
+
+    fn renew_rows(&mut self) {
+        self.view = (self.list, self.filter.clone(), self.sort);
+        let sample = self.sample.as_ref();
+        let mut rows = sample.map_or_else(Vec::new, |sample| sample.rows(self.list));
         let wanted = self.filter.to_lowercase();
-        let mut rows = sample.rows(self.list);
         rows.retain(|row| row[0].text.to_lowercase().contains(&wanted));
         let (column, is_descending) = self.sort;
         rows.sort_by(|one, other| {
@@ -163,7 +182,7 @@ impl TopState {
             };
             order.then_with(|| one[0].text.cmp(&other[0].text))
         });
-        rows
+        self.rows = rows;
     }
 }
 

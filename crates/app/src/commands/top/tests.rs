@@ -101,8 +101,8 @@ fn press(state: &mut TopState, keys: &[KeyCode]) -> bool {
 }
 
 fn names(state: &TopState) -> Vec<String> {
-    let rows = state.rows();
-    rows.into_iter().map(|row| row[0].text.clone()).collect()
+    let rows = state.rows().iter();
+    rows.map(|row| row[0].text.clone()).collect()
 }
 
 fn drawn(state: &TopState, width: u16, height: u16) -> String {
@@ -128,7 +128,7 @@ fn keys_sort_filter_and_select() {
     assert_eq!(names(&state), ["calm", "busy"]);
     // The selection follows its row.
     press(&mut state, &[KeyCode::Down, KeyCode::Char('r')]);
-    assert_eq!(state.selected_index(&state.rows()), Some(1));
+    assert_eq!(state.selected_index(), Some(1));
     press(
         &mut state,
         &[
@@ -161,6 +161,51 @@ fn keys_sort_filter_and_select() {
         "the columns go round"
     );
     assert!(press(&mut state, &[KeyCode::Char('q')]));
+}
+
+/// Every frame reads the rows several times; thousands of volumes must not be sorted for each.
+#[test]
+fn rows_are_made_once_per_sample_and_view() {
+    let mut state = state();
+    let made = state.rows().as_ptr();
+    press(&mut state, &[KeyCode::Down, KeyCode::Enter, KeyCode::Up]);
+    drawn(&state, 80, 24);
+    assert!(state.detail_of().is_some());
+    assert_eq!(state.rows().as_ptr(), made, "the view is the same");
+    press(&mut state, &[KeyCode::Char('r')]);
+    assert_eq!(names(&state), ["calm", "busy"], "another order");
+    let mut next = sample();
+    next.volumes.truncate(1);
+    state.take_round(Ok((next, None)));
+    assert_eq!(names(&state), ["calm"], "another sample");
+}
+
+/// Columns of numbers sort from the greatest on, also if no row is there.
+#[test]
+fn columns_aligned_right_have_numbers() {
+    let mut sample = sample();
+    let brick = json!({
+        "brick": uuid::Uuid::nil(), "name": "a", "alive": true, "heartbeat_age_ms": 1, "address": "a:1",
+        "map_socket": null, "domain": "a", "durability": "process", "capacity_bytes": 1, "used_bytes": 0,
+        "provisioned_bytes": 0, "slices": 0, "pending_deletions": 0, "sessions": 0,
+    });
+    sample.bricks = vec![serde_json::from_value(brick).expect("the document of the manager")];
+    for list in [List::Bricks, List::Volumes, List::FileSystems] {
+        let rows = sample.rows(list);
+        for (head, cell) in list.head().iter().zip(&rows[0]) {
+            assert_eq!(head.starts_with('>'), cell.number.is_some(), "{head}");
+        }
+    }
+}
+
+#[test]
+fn failed_store_is_shown() {
+    let mut state = state();
+    let mut failed = sample();
+    failed.status.store_failed = true;
+    state.take_round(Ok((failed, None)));
+    let screen = drawn(&state, 100, 20);
+    assert!(screen.contains("takes no changes"), "{screen}");
 }
 
 #[test]
