@@ -12,7 +12,7 @@
 //!   have the same subject, severity, actor and text (of a scrub the text may differ).
 //! - All other events stay, because each is a decision of its actor.
 //! - A full ring drops the oldest event of its most frequent kind. Refused logins have a limit of
-//!   their own, because strangers cause them.
+//!   their own, because unauthenticated requests cause them.
 
 mod draft;
 mod feed;
