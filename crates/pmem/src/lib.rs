@@ -27,6 +27,8 @@ pub mod unreadable;
 
 pub use async_io::AsyncIo;
 pub use disk::{Device, DeviceFacts, Disk, DiskMedia, DiskOptions};
+#[cfg(feature = "test-api")]
+pub use disk::{DeviceEvent, DeviceLog};
 pub use durability::{Durability, StatedClass, UnknownDurability};
 pub use map_error::MapError;
 pub use mapped_media::MappedMedia;

@@ -23,6 +23,8 @@ pub struct DeviceFacts {
 pub struct Device {
     file: File,
     facts: DeviceFacts,
+    #[cfg(feature = "test-api")]
+    log: Option<std::sync::Arc<super::device_log::DeviceLog>>,
 }
 
 impl Device {
@@ -47,13 +49,46 @@ impl Device {
             has_write_cache: has_write_cache(&file),
             is_direct,
         };
-        Ok(Device { file, facts })
+        Ok(Device {
+            file,
+            facts,
+            #[cfg(feature = "test-api")]
+            log: super::device_log::DeviceLog::take_next(),
+        })
     }
 
     /// What the device says of itself.
     #[must_use]
     pub fn facts(&self) -> DeviceFacts {
         self.facts
+    }
+
+    /// Waits until the writes that have ended survive power loss.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub(super) fn flush(&self) -> Result<(), MapError> {
+        if self.facts.has_write_cache {
+            // SAFETY: the descriptor is open as long as `self`.
+            if unsafe { libc::fdatasync(self.file.as_raw_fd()) } != 0 {
+                let cause = io::Error::last_os_error();
+                return Err(system("flush the medium (fdatasync)")(cause));
+            }
+        }
+        #[cfg(feature = "test-api")]
+        if let Some(log) = &self.log {
+            log.push(super::device_log::DeviceEvent::Flush);
+        }
+        Ok(())
+    }
+
+    /// Notes a write that is about to start.
+    #[cfg(feature = "test-api")]
+    pub(super) fn note_write(&self, offset: u64, bytes: impl FnOnce() -> Vec<u8>) {
+        if let Some(log) = &self.log {
+            let bytes = bytes();
+            log.push(super::device_log::DeviceEvent::Write { offset, bytes });
+        }
     }
 
     /// The open file.

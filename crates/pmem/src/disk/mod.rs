@@ -18,6 +18,8 @@
 
 mod cache;
 mod device;
+#[cfg(feature = "test-api")]
+mod device_log;
 mod head;
 mod io;
 mod media;
@@ -26,4 +28,6 @@ mod queue;
 mod writer;
 
 pub use device::{Device, DeviceFacts};
+#[cfg(feature = "test-api")]
+pub use device_log::{DeviceEvent, DeviceLog};
 pub use media::{Disk, DiskMedia, DiskOptions};

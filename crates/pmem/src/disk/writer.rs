@@ -282,7 +282,7 @@ impl Writer {
         let began = Instant::now();
         let written = self.write_group(target);
         let result = written.and_then(|()| match end {
-            GroupEnd::Flush => flush(target.device),
+            GroupEnd::Flush => target.device.flush(),
             GroupEnd::Written => Ok(()),
         });
         if let Err(cause) = &result {
@@ -388,6 +388,14 @@ impl Writer {
             .build()
             .user_data(buffer as u64);
         self.in_flight[buffer] = Some(run);
+        #[cfg(feature = "test-api")]
+        target
+            .device
+            .note_write((run.first * PAGE_BYTES) as u64, || {
+                let mut bytes = vec![0; len];
+                self.buffers.read(at, &mut bytes);
+                bytes
+            });
         // SAFETY: the buffer belongs to this request until its completion is reaped, and the ring is empty before
         // `self` is dropped.
         let pushed = unsafe { self.ring.submission().push(&write) };
@@ -428,18 +436,6 @@ impl Writer {
         }
         result
     }
-}
-
-fn flush(device: &Device) -> Result<(), MapError> {
-    if !device.facts().has_write_cache {
-        return Ok(());
-    }
-    // SAFETY: the descriptor is open as long as the device.
-    if unsafe { libc::fdatasync(device.file().as_raw_fd()) } == 0 {
-        return Ok(());
-    }
-    let cause = io::Error::last_os_error();
-    Err(system("flush the medium (fdatasync)")(cause))
 }
 
 fn check_written(result: i32, len: usize) -> io::Result<()> {
