@@ -437,14 +437,17 @@ impl ManagerClient {
         body: String,
     ) -> Result<Response<Body>, ManagerError> {
         let request = Request::builder()
-            .method(method)
+            .method(&method)
             .uri(format!("{}/api/v1/{path}", self.url))
             .header("authorization", &self.authorization);
         let bad = |error: ureq::http::Error| ManagerError::BadUrl {
             url: self.url.clone(),
             cause: error.to_string(),
         };
-        let sent = if body.is_empty() {
+        // Without a body, a POST would be sent in chunks. The manager closes a connection on which the last chunk
+        // arrives after its answer, and the next call would fail.
+        let needs_length = method == Method::POST;
+        let sent = if body.is_empty() && !needs_length {
             let request = request.body(()).map_err(bad)?;
             let request = self.agent.configure_request(request);
             self.agent

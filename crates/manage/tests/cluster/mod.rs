@@ -449,14 +449,14 @@ pub fn assert_refused<T: std::fmt::Debug>(
     wanted: ErrorCode,
     words: &[&str],
 ) {
-    let ManagerError::Refused {
-        code,
-        error,
-        hint,
-        status,
-    } = result.expect_err("refused")
-    else {
-        panic!("refused in another way");
+    let (code, error, hint, status) = match result.expect_err("refused") {
+        ManagerError::Refused {
+            code,
+            error,
+            hint,
+            status,
+        } => (code, error, hint, status),
+        other => panic!("not refused: {other}"),
     };
     assert_eq!((code, status), (wanted, wanted.status()), "{error}");
     assert!(!hint.is_empty());

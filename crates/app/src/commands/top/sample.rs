@@ -11,6 +11,7 @@ use pagemesh_manage::{ManagerClient, ManagerError};
 use pagemesh_telemetry::OpKind;
 use serde::Serialize;
 use std::collections::HashMap;
+use std::time::Instant;
 
 /// Everything that the lists show.
 #[derive(Clone, Serialize)]
@@ -21,6 +22,8 @@ pub struct Sample {
     pub figures: RecentFigures,
     /// Of the mounts on this host.
     pub direct_clients: Vec<DirectClientRow>,
+    #[serde(skip)]
+    pub asked_at: Instant,
 }
 
 /// The selected volume.
@@ -79,6 +82,7 @@ impl Sample {
     /// Asks the manager.
     pub fn ask(manager: &ManagerClient) -> Result<Sample, ManagerError> {
         Ok(Sample {
+            asked_at: Instant::now(),
             status: manager.status()?,
             bricks: manager.bricks()?,
             volumes: manager.volumes()?,

@@ -13,6 +13,7 @@ use ratatui::widgets::{
     Block, Borders, Cell as TableCell, Paragraph, Row as TableRow, Sparkline, Table, TableState,
     Tabs,
 };
+use std::time::Duration;
 
 const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
 const DIM: Style = Style::new().add_modifier(Modifier::DIM);
@@ -21,6 +22,8 @@ const WARN: Style = Style::new().fg(Color::Yellow);
 const WRITES: Style = Style::new().fg(Color::Yellow);
 const READS: Style = Style::new().fg(Color::Blue);
 const GOOD: Style = Style::new().fg(Color::Green);
+/// The age of a sample that is said: several rounds are missing.
+const OLD_AGE: Duration = Duration::from_secs(15);
 /// Lines of the details: a history, a histogram, a bar of stages.
 const DETAIL_LINES: u16 = 14;
 /// Blocks of a bar, from empty to full.
@@ -88,7 +91,16 @@ fn summary(state: &TopState) -> Vec<Line<'_>> {
             "the manager takes no changes, because its store failed to write one; see: pagemesh status",
             BAD,
         ),
-        None => Line::styled(second_line(state.url.as_str(), sample), DIM),
+        None => match sample.asked_at.elapsed() {
+            age if age > OLD_AGE => Line::styled(
+                format!(
+                    "the figures are {} s old: the manager, or a mount of this machine, does not answer",
+                    age.as_secs()
+                ),
+                BAD,
+            ),
+            _ => Line::styled(second_line(state.url.as_str(), sample), DIM),
+        },
     };
     vec![first, second]
 }

@@ -5,6 +5,7 @@ use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use serde_json::json;
+use std::time::{Duration, Instant};
 
 fn kinds(writes: u64, p99_ns: u64) -> serde_json::Value {
     json!([
@@ -53,6 +54,7 @@ fn sample() -> Sample {
     });
     let parse = "the documents of the manager";
     Sample {
+        asked_at: Instant::now(),
         status: serde_json::from_value(status).expect(parse),
         bricks: vec![serde_json::from_value(brick()).expect(parse)],
         volumes: [
@@ -254,6 +256,20 @@ fn failed_round_keeps_figures_and_says_so() {
         "{screen}"
     );
     assert!(screen.contains("busy"), "{screen}");
+}
+
+#[test]
+fn figures_of_missing_rounds_say_their_age() {
+    let mut old = sample();
+    let asked_at = old.asked_at.checked_sub(Duration::from_secs(16));
+    old.asked_at = asked_at.expect("the machine runs for longer");
+    let mut state = state();
+    state.take_round(Ok((old, None)));
+    let screen = drawn(&state, 100, 20);
+    assert!(
+        screen.contains("s old: the manager, or a mount of this machine"),
+        "{screen}"
+    );
 }
 
 #[test]
