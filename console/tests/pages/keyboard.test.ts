@@ -72,7 +72,7 @@ check("copies and the client are changed by keyboard", { path: "/volumes/archive
   await press(page, "Promote");
   await replace(page, /^Type archive to confirm/, "archive");
   await page.keyboard.press("Enter");
-  await page.getByText("degraded").first().waitFor();
+  await page.getByText(/^Copy \d of the volume archive was promoted\.$/).waitFor();
   await press(page, "Detach");
   await reach(page, /^Type archive to confirm/);
   await page.keyboard.press("Escape");
@@ -98,13 +98,13 @@ check("bricks are found, scrubbed and forgotten by keyboard", { path: "/bricks" 
   await press(page, "Stop scrub");
   await dialog(page).waitFor();
   await press(page, "Stop scrub");
+  await page.getByRole("button", { name: "Scrub now" }).waitFor();
   await press(page, "Scrub now", "Tab");
   await page.keyboard.press("/");
   await page.keyboard.type("node-6");
   await page.getByRole("option", { name: /node-6/ }).waitFor();
   await page.keyboard.press("Enter");
   await page.getByRole("heading", { name: "node-6", exact: true }).waitFor();
-  mock.publish("brick", mock.world.bricks[5]);
   await press(page, "Forget");
   await replace(page, /^Type node-6 to confirm/, "node-6");
   await page.keyboard.press("Enter");
