@@ -8,8 +8,9 @@ mod cluster;
 
 use cluster::{Cluster, MIB, TestServer, brick_id, create_request, name, registration};
 use pagemesh_base::layout::EpochNumber;
+use pagemesh_manage::access::TokenRole;
 use pagemesh_manage::token::token;
-use pagemesh_manage::wire::{AttachVolume, ReportBrickFigures, ReportFigures};
+use pagemesh_manage::wire::{AttachVolume, CreateToken, ReportBrickFigures, ReportFigures};
 use pagemesh_manage::{LayoutKind, VOLUMES_MAX};
 use pagemesh_telemetry::{ChannelMeter, OpKind, Report, StageTimes, Totals};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -181,6 +182,22 @@ fn print_table(cluster: &Cluster, server: &TestServer) {
     }
 }
 
+/// Serves until standard input ends, if `PAGEMESH_SERVE` is set: `make console-ready` measures the console over it.
+fn serve_until_stdin_ends(server: &TestServer) {
+    if std::env::var_os("PAGEMESH_SERVE").is_none() {
+        return;
+    }
+    let token = CreateToken {
+        name: "ready".parse().expect("a name"),
+        role: TokenRole::Viewer,
+        expires_s: Some(3600),
+    };
+    let created = server.client.create_token(&token).expect("created");
+    println!("serving {} {}", server.handle.url(), created.token);
+    let read = std::io::stdin().read_to_end(&mut Vec::new());
+    read.expect("standard input");
+}
+
 /// A line of `/proc/self/status`, such as `VmRSS`, in MiB.
 fn memory_mib(key: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("a status");
@@ -206,6 +223,7 @@ fn api_times_with_4096_volumes() {
             }
         });
         print_table(&cluster, &server);
+        serve_until_stdin_ends(&server);
         is_over.store(true, Ordering::Relaxed);
     });
     let (now, most) = (memory_mib("VmRSS"), memory_mib("VmHWM"));

@@ -218,7 +218,7 @@ fn cut_power(seed: u64) {
 /// The number of seeds; `PAGEMESH_SEEDS` for a longer campaign.
 fn seeds() -> u64 {
     let given = std::env::var("PAGEMESH_SEEDS").ok();
-    given.and_then(|it| it.parse().ok()).unwrap_or(3)
+    given.and_then(|it| it.parse().ok()).unwrap_or(2)
 }
 
 #[test]
