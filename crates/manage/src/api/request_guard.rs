@@ -21,7 +21,7 @@ const UNREAD_BYTES_MAX: usize = 64 << 10;
 const UNREAD_TIME: Duration = Duration::from_secs(2);
 /// Bytes and time for the body of a request that needs no credential, as a login. The permits of requests are few:
 /// a peer without a credential must not hold one while it sends.
-const OPEN_BODY_BYTES_MAX: usize = 4 << 10;
+const OPEN_BODY_BYTES_MAX: usize = 128 << 10;
 const OPEN_BODY_TIME: Duration = Duration::from_secs(3);
 
 pub(super) async fn guard(
@@ -29,25 +29,31 @@ pub(super) async fn guard(
     mut request: Request,
     next: Next,
 ) -> Response {
-    match admit(&api, &request) {
-        Ok(Some(identity)) => {
-            if let Some(mark) = request.extensions().get::<AuthenticatedMark>() {
-                mark.set();
-            }
-            request.extensions_mut().insert(identity);
-        }
-        Ok(None) => match read_open_body(request).await {
-            Ok(whole) => request = whole,
-            Err(refusal) => return refuse_and_close(refusal),
-        },
+    let identity = match admit(&api, &request) {
+        Ok(identity) => identity,
         Err(refusal) => return refuse_and_drain(refusal, request).await,
-    }
+    };
+    let body_max = match identity {
+        Some(_) => BODY_BYTES_MAX,
+        None => OPEN_BODY_BYTES_MAX,
+    };
     // Check a declared length before the client sends the body. The extractor counts a body without
     // a declared length while it arrives.
-    if request.body().size_hint().lower() > BODY_BYTES_MAX as u64 {
-        let error = format!("the body is longer than {BODY_BYTES_MAX} bytes");
+    if request.body().size_hint().lower() > body_max as u64 {
+        let error = format!("the body is longer than {body_max} bytes");
         let refusal = Refusal::new(ErrorCode::TooLarge, error, "send less at once");
         return refuse_and_drain(refusal, request).await;
+    }
+    if let Some(identity) = identity {
+        if let Some(mark) = request.extensions().get::<AuthenticatedMark>() {
+            mark.set();
+        }
+        request.extensions_mut().insert(identity);
+    } else {
+        request = match read_open_body(request).await {
+            Ok(whole) => whole,
+            Err(refusal) => return refuse_and_close(refusal),
+        };
     }
     let Ok(_permit) = api.request_permits.clone().try_acquire_owned() else {
         return refuse_and_drain(Refusal::overloaded(), request).await;
