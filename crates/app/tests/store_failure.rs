@@ -13,7 +13,7 @@ use std::process::Command;
 use support::daemon::Daemon;
 use support::{PAGEMESH, own_ip, program, write_key};
 
-/// A manager whose writes may fail without a signal.
+/// A manager on a disk that refuses writes without a signal.
 fn start(dir: &Path) -> Daemon {
     let mut command = Command::new("sh");
     // A write beyond the limit of file sizes then fails with EFBIG, as one to a full disk with ENOSPC.

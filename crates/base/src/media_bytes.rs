@@ -31,7 +31,7 @@ impl MediaBytes {
         self.data.saturating_add(self.metadata())
     }
 
-    /// All bytes but those of data.
+    /// All bytes but the data's.
     #[must_use]
     pub fn metadata(&self) -> u64 {
         self.journal.saturating_add(self.tables)

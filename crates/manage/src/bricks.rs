@@ -312,7 +312,7 @@ fn pending_deletes_on(book: &ManagerState, id: BrickId) -> usize {
 }
 
 /// The pending deletes of a brick, also the ones of slices that are being created, without a walk
-/// over those of other bricks.
+/// over other bricks' deletes.
 fn deletes_on(book: &ManagerState, id: BrickId) -> impl Iterator<Item = &(BrickId, SliceId)> {
     let [first, last] = [Uuid::nil(), Uuid::max()].map(|slice| (id, SliceId(slice)));
     book.pending_deletes.range(first..=last).map(|(key, _)| key)

@@ -51,7 +51,7 @@ fn report_media(manager: &Manager, number: usize, media: Option<MediaBytes>) {
     taken.expect("taken");
 }
 
-/// What one leg of a mirror writes for this many bytes of a user.
+/// The bytes that one leg of a mirror writes for this many bytes of a user.
 fn leg(user_bytes: u64) -> MediaBytes {
     MediaBytes {
         data: user_bytes,

@@ -491,7 +491,7 @@ fn incomplete_requests_block_no_other_client() {
     });
 }
 
-/// Logins whose bodies do not arrive hold none of the permits.
+/// A login without its body holds no permit.
 #[test]
 fn incomplete_logins_block_no_request() {
     with_peer(|peer| {

@@ -37,7 +37,7 @@ impl Store {
 
 /// Writes to a file beside the store, and syncs it: a full disk may report an error only then.
 fn probe(path: &Path) -> io::Result<()> {
-    // A file that an ended manager has left may belong to nobody else.
+    // An ended manager may have left the file, and it has no other user.
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}

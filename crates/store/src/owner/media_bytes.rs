@@ -2,7 +2,7 @@
 //!
 //! Nothing is counted on the data path. Sessions publish the ends of their journals and the frames
 //! that they took anyway, and a close resets neither. The owner counts the table lines of a record
-//! when a checkpoint applies it, no matter who has flushed them.
+//! when a checkpoint applies it, whichever process has flushed them.
 //!
 //! The counts differ from the medium's own:
 //! - slots and patches count at the checkpoint that passes their record, so up to one checkpoint late;
@@ -84,7 +84,7 @@ impl AppliedBytes {
 }
 
 impl<M: Media> Pool<M> {
-    /// The bytes written to the medium since the pool was opened, without those of the recovery.
+    /// The bytes written to the medium since the pool was opened, without the recovery's.
     #[must_use]
     pub fn media_bytes(&self) -> MediaBytes {
         let (lines, frames) = self.sessions.lines_and_frames(&self.mapping);

@@ -34,7 +34,7 @@ pub struct ConfigFile {
 /// The limits of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Whether the units set them. Otherwise they are those of this shell.
+    /// Whether the units set them. Otherwise they are this shell's.
     pub is_of_units: bool,
     /// RLIMIT_MEMLOCK; none if unlimited.
     pub memlock_bytes: Option<u64>,
@@ -83,7 +83,7 @@ pub fn ports(files: &[ConfigFile]) -> Vec<u16> {
     ports
 }
 
-/// The limits of the installed units, with their drop-ins; those of this process if none is installed.
+/// The limits of the installed units, with their drop-ins; this process's limits if none is installed.
 pub fn limits() -> Limits {
     let words = [
         "show",
