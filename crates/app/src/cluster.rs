@@ -5,6 +5,7 @@
 
 pub mod dir;
 
+use crate::memory_budget::MemoryBudget;
 use crate::service;
 use crate::shutdown::Shutdown;
 use crate::{key, output};
@@ -353,6 +354,8 @@ fn brick_arguments(plan: &ClusterPlan<'_>, number: u32, url: &str, key: &Path) -
         url,
         "--key",
         &path_text(key),
+        "--memory-budget",
+        &MemoryBudget::of_each(plan.bricks).to_string(),
     ];
     let mut arguments = arguments.map(str::to_owned).to_vec();
     if number <= plan.mapped {

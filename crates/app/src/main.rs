@@ -16,6 +16,7 @@ mod config_file;
 mod fence_watch;
 mod figure_reporter;
 mod key;
+mod memory_budget;
 mod metrics_pages;
 mod output;
 mod program;

@@ -85,6 +85,15 @@ pub fn brick_page<M: Media + Send + Sync + 'static>(
     }
     add_scrub(&mut page, &brick.scrub_status(Instant::now()));
     page.add_media(&pool::MEDIA, &[], brick.media_bytes());
+    if let Some(disk) = brick.disk_figures() {
+        page.add(&pool::CACHE_CAPACITY, &[], disk.cache_bytes_max);
+        page.add(&pool::CACHE_USED, &[], disk.cache_bytes);
+        page.add(&pool::CACHE_DIRTY, &[], disk.dirty_pages);
+        page.add(&pool::CACHE_HITS, &[], disk.hits);
+        page.add(&pool::CACHE_MISSES, &[], disk.misses);
+        page.add(&pool::DISK_UNREADABLE, &[], disk.unreadable_pages);
+        page.add(&pool::DISK_SLOW, &[], disk.slow_requests);
+    }
     let sums = OpSums::from(&brick.meters().totals());
     page.add_operations(pool::OPERATIONS, &[], &sums);
     page

@@ -12,14 +12,14 @@ mod owner_requests;
 
 pub(crate) use barrier::{OPERATION_LIMIT, RESUME_AFTER};
 
-use crate::disk_file;
+use crate::disk_file::{self, OpenOptions};
 use crate::file::{self, FileError};
 use crate::scrub::ScrubSchedule;
 use crate::stalled_sessions::StalledSessions;
 use pagemesh_base::layout::{BrickId, SliceId};
 use pagemesh_base::poison::lock;
 use pagemesh_base::slice::SliceError;
-use pagemesh_pmem::{DiskMedia, Durability, MappedMedia, Media};
+use pagemesh_pmem::{DiskFigures, DiskMedia, Durability, MappedMedia, Media};
 use pagemesh_store::pool::{ObjectError, Pool};
 use pagemesh_store::pool_mapping::PoolMapping;
 use pagemesh_store::recovery::RecoverySummary;
@@ -59,58 +59,73 @@ pub struct MaintenanceThread<M: Media = MappedMedia> {
 }
 
 impl Brick {
-    /// Opens the pool of a file: recovers it and starts its maintenance thread.
+    /// Opens a pool in memory: recovers it and starts its maintenance thread.
     ///
     /// # Errors
-    /// When the file is no pool, damaged, or in use.
-    pub fn open(
-        path: &Path,
-    ) -> Result<(Arc<Brick>, MaintenanceThread, RecoverySummary), FileError> {
-        Brick::start(path, file::open(path)?)
-    }
-
-    /// The same for a pool made by [`file::create_sparse`].
-    ///
-    /// # Errors
-    /// As [`Brick::open`].
-    pub fn open_sparse(
-        path: &Path,
-    ) -> Result<(Arc<Brick>, MaintenanceThread, RecoverySummary), FileError> {
-        Brick::start(path, file::open_sparse(path)?)
-    }
-
-    fn start(
-        path: &Path,
-        (media, claim): (MappedMedia, file::OwnerLock),
-    ) -> Result<OpenedBrick<MappedMedia>, FileError> {
-        let durability = media.durability();
-        let media = Arc::new(media);
-        let overlay = if file::needs_sync(durability) {
-            Arc::new(media.overlay().map_err(|cause| FileError::Map {
-                path: path.into(),
-                cause,
-            })?)
-        } else {
-            media.clone()
-        };
-        Brick::recover(path, [media, overlay], durability, claim)
+    /// When the file is no pool, damaged, in use, or of class `file-sync`.
+    pub fn open(path: &Path) -> Result<OpenedBrick<MappedMedia>, FileError> {
+        match OpenedPool::open(path, OpenOptions::default())? {
+            OpenedPool::Mapped(opened) => Ok(opened),
+            OpenedPool::Disk(_) => Err(FileError::OnDisk(path.into())),
+        }
     }
 }
 
 impl Brick<DiskMedia> {
-    /// Opens a pool of class `file-sync` by requests to its disk instead of a mapping. The pages of its data take
-    /// `cache_bytes` of memory.
+    /// Opens a pool of class `file-sync`.
     ///
     /// # Errors
-    /// As [`Brick::open`], and when the pool has another class.
-    pub fn open_disk(path: &Path, cache_bytes: usize) -> Result<OpenedBrick<DiskMedia>, FileError> {
-        let (media, claim) = disk_file::open(path, cache_bytes)?;
-        let overlay = media.disk().overlay().map_err(|cause| FileError::Map {
-            path: path.into(),
-            cause,
-        })?;
-        let views = [media, overlay].map(Arc::new);
-        Brick::recover(path, views, Durability::FileSync, claim)
+    /// As [`OpenedPool::open`], and when the pool has another class.
+    pub fn open_disk(
+        path: &Path,
+        options: OpenOptions,
+    ) -> Result<OpenedBrick<DiskMedia>, FileError> {
+        match OpenedPool::open(path, options)? {
+            OpenedPool::Disk(opened) => Ok(opened),
+            OpenedPool::Mapped((brick, ..)) => Err(FileError::NoDisk {
+                path: path.into(),
+                class: brick.durability(),
+            }),
+        }
+    }
+}
+
+/// A running pool on the medium of its class: a disk for `file-sync`, a mapping for the others.
+pub enum OpenedPool {
+    /// A pool in memory.
+    Mapped(OpenedBrick<MappedMedia>),
+    /// A pool on a disk.
+    Disk(OpenedBrick<DiskMedia>),
+}
+
+impl OpenedPool {
+    /// Opens a pool: recovers it and starts its maintenance thread.
+    ///
+    /// # Errors
+    /// When the file is no pool, damaged, or in use.
+    pub fn open(path: &Path, options: OpenOptions) -> Result<OpenedPool, FileError> {
+        let (media, claim) = file::open_with(path, options.allocation())?;
+        let durability = media.durability();
+        if !file::needs_sync(durability) {
+            let media = Arc::new(media);
+            let views = [media.clone(), media];
+            return Brick::recover(path, views, durability, claim).map(OpenedPool::Mapped);
+        }
+        let views = disk_file::start(path, media, options)?.map(Arc::new);
+        let disk = views[0].disk().clone();
+        let opened = Brick::recover(path, views, durability, claim);
+        if let Some(cause) = disk.failure() {
+            let path = path.into();
+            return Err(FileError::DiskFailed { path, cause });
+        }
+        let opened = opened?;
+        let brick = Arc::downgrade(&opened.0);
+        disk.on_failure(move |cause| {
+            if let Some(brick) = brick.upgrade() {
+                brick.fail(&cause);
+            }
+        });
+        Ok(OpenedPool::Disk(opened))
     }
 }
 
@@ -241,6 +256,12 @@ impl<M: Media> Brick<M> {
 
     pub(crate) fn pool(&self) -> MutexGuard<'_, Pool<M>> {
         lock(&self.pool)
+    }
+
+    /// The figures of the disk below the pool. None for a pool in memory.
+    #[must_use]
+    pub fn disk_figures(&self) -> Option<DiskFigures> {
+        self.mapping.media().disk_figures()
     }
 
     /// The mapping of the pool that sessions share.

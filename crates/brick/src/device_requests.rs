@@ -69,6 +69,13 @@ impl DeviceRequests {
         Ticket(tag)
     }
 
+    /// Starts loads of pages for a request, also of those in memory.
+    pub(crate) fn reload(&mut self, waiting: WaitingRequest, offsets: &[usize]) -> Ticket {
+        let tag = self.add(waiting);
+        self.io.reload(tag, offsets);
+        Ticket(tag)
+    }
+
     /// Starts a wait for room.
     pub(crate) fn wait_for_room(&mut self, waiting: WaitingRequest) -> Ticket {
         let tag = self.add(waiting);

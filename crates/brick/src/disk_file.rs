@@ -1,37 +1,69 @@
 //! A pool's file or device as a disk, reached by requests.
 
-use crate::file::{
-    FileError, OwnerLock, fill_holes, map_pool, needs_sync, open_locked, read_superblock_of, system,
+use crate::file::{Allocation, FileError, read_superblock_of, system};
+use pagemesh_pmem::{
+    Device, Disk, DiskMedia, DiskOptions, MapError, MappedMedia, Media, RequestLimits,
 };
-use pagemesh_pmem::{Device, Disk, DiskMedia, DiskOptions};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Locks an existing pool of class `file-sync`, and starts its disk without recovering it. Returns its data view.
-///
-/// # Errors
-/// As [`open`](crate::file::open), and when the pool has another class.
-pub(crate) fn open(path: &Path, cache_bytes: usize) -> Result<(DiskMedia, OwnerLock), FileError> {
-    let (file, claim) = open_locked(path)?;
-    let block = read_superblock_of(path, &file)?;
-    let size_bytes = block.geometry.pool_bytes;
-    fill_holes(path, &file, size_bytes)?;
-    let shared = file.try_clone().map_err(system("open", path))?;
-    // A mapping knows the class of the medium.
-    let class = map_pool(path, shared, &block)?.durability();
-    if !needs_sync(class) {
-        let path = path.into();
-        return Err(FileError::NoDisk { path, class });
+/// The least memory for the data pages of a pool on a disk.
+pub const MEMORY_BUDGET_MIN: usize = 16 << 20;
+
+/// How to open a pool.
+#[derive(Clone, Copy, Debug)]
+pub struct OpenOptions {
+    /// Whether a plain file keeps its holes; for measurements.
+    pub is_sparse: bool,
+    /// Bytes of memory for the data pages of a pool of class `file-sync`.
+    pub memory_budget: usize,
+    /// The ages at which a request to the disk is reported, and fails the pool.
+    pub request_limits: RequestLimits,
+}
+
+impl Default for OpenOptions {
+    fn default() -> OpenOptions {
+        OpenOptions {
+            is_sparse: false,
+            memory_budget: MEMORY_BUDGET_MIN,
+            request_limits: RequestLimits::default(),
+        }
     }
+}
+
+impl OpenOptions {
+    pub(crate) fn allocation(self) -> Allocation {
+        match self.is_sparse {
+            true => Allocation::Sparse,
+            false => Allocation::Allocated,
+        }
+    }
+}
+
+/// Starts the disk of a locked pool in place of its mapping. Returns its data view and its overlay.
+pub(crate) fn start(
+    path: &Path,
+    mapped: MappedMedia,
+    options: OpenOptions,
+) -> Result<[DiskMedia; 2], FileError> {
+    let file = mapped.file().try_clone().map_err(system("open", path))?;
+    let len = mapped.len_bytes();
+    // A mapping would hold pages of the kernel's cache that requests to the disk change below it.
+    drop(mapped);
+    let block = read_superblock_of(path, &file)?;
     let options = DiskOptions {
-        len: size_bytes as usize,
+        len,
         head_len: block.geometry.frames.start as usize,
-        cache_bytes,
+        cache_bytes: options.memory_budget,
+        limits: options.request_limits,
     };
-    let started = Device::open(&file).and_then(|device| Disk::start(device, options, file));
-    let disk = started.map_err(|cause| FileError::Map {
+    let started = || -> Result<[DiskMedia; 2], MapError> {
+        let device = Device::open(&file)?;
+        let disk = Arc::new(Disk::start(device, options, file)?);
+        Ok([disk.data(), disk.overlay()?])
+    };
+    started().map_err(|cause| FileError::Map {
         path: path.into(),
         cause,
-    })?;
-    Ok((Arc::new(disk).data(), claim))
+    })
 }

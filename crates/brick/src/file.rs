@@ -10,7 +10,6 @@ use crate::new_file::{NewFile, dir_of};
 use crate::{process, resource_limits};
 use pagemesh_base::proc_maps::has_mapped;
 use pagemesh_pmem::{Durability, MapError, MappedMedia, Media, StatedClass};
-use pagemesh_store::check::{CheckOptions, PoolReport, RepairPlan, check};
 use pagemesh_store::pool;
 use pagemesh_store::recovery::PoolError;
 use pagemesh_store::superblock::Superblock;
@@ -97,8 +96,19 @@ pub enum FileError {
         /// The cause.
         cause: MapError,
     },
-    /// A pool in memory, which needs no engine for disks.
-    #[error("{path} is of class {class}; the disk engine serves pools of class file-sync only")]
+    /// The disk below a pool failed while the pool was recovered.
+    #[error("{path}: {cause}")]
+    DiskFailed {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        cause: String,
+    },
+    /// A pool on a disk, where one in memory is needed.
+    #[error("{0} is of class file-sync, which cannot be mapped; name a pool in memory")]
+    OnDisk(PathBuf),
+    /// A pool in memory, where one on a disk is needed.
+    #[error("{path} is of class {class}; name a pool of class file-sync")]
     NoDisk {
         /// The file.
         path: PathBuf,
@@ -172,7 +182,7 @@ pub fn create_sparse(path: &Path, size_bytes: u64) -> Result<Uuid, FileError> {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Allocation {
+pub(crate) enum Allocation {
     /// All of it when the pool is made: a later shortage would be a SIGBUS.
     Allocated,
     Sparse,
@@ -348,7 +358,7 @@ impl OwnerLock {
     }
 }
 
-fn open_file(path: &Path) -> Result<File, FileError> {
+pub(crate) fn open_file(path: &Path) -> Result<File, FileError> {
     let file = OpenOptions::new().read(true).write(true).open(path);
     file.map_err(system("open", path))
 }
@@ -375,7 +385,7 @@ pub(crate) fn open_locked(path: &Path) -> Result<(File, OwnerLock), FileError> {
     }
 }
 
-fn take_owner_lock(path: &Path) -> Result<OwnerLock, FileError> {
+pub(crate) fn take_owner_lock(path: &Path) -> Result<OwnerLock, FileError> {
     let file = open_file(path)?;
     // The whole file, even if its length changes.
     let whole = nix::libc::flock {
@@ -418,15 +428,10 @@ pub fn open(path: &Path) -> Result<(MappedMedia, OwnerLock), FileError> {
     open_with(path, Allocation::Allocated)
 }
 
-/// The same without allocating, as [`create_sparse`].
-///
-/// # Errors
-/// As [`open`].
-pub fn open_sparse(path: &Path) -> Result<(MappedMedia, OwnerLock), FileError> {
-    open_with(path, Allocation::Sparse)
-}
-
-fn open_with(path: &Path, space: Allocation) -> Result<(MappedMedia, OwnerLock), FileError> {
+pub(crate) fn open_with(
+    path: &Path,
+    space: Allocation,
+) -> Result<(MappedMedia, OwnerLock), FileError> {
     let (file, claim) = open_locked(path)?;
     let block = read_superblock_of(path, &file)?;
     if space == Allocation::Allocated {
@@ -478,73 +483,6 @@ pub(crate) fn map_pool(
     check_length(path, &file, size_bytes)?;
     let media = map(path, file, size_bytes)?;
     apply_stated_class(path, media, block.stated)
-}
-
-/// A pool that is locked and mapped, and not recovered: for checks.
-pub struct OfflinePool {
-    path: PathBuf,
-    media: MappedMedia,
-    _claim: OwnerLock,
-}
-
-/// Locks a pool for a check. It waits for no process and kills none.
-///
-/// # Errors
-/// As [`open`]; a pool of an earlier boot is no error here.
-pub fn open_offline(path: &Path) -> Result<OfflinePool, FileError> {
-    let claim = take_owner_lock(path)?;
-    let file = open_file(path)?;
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => {}
-        Err(rustix::io::Errno::WOULDBLOCK) => return Err(FileError::InUse(path.into())),
-        Err(cause) => return Err(system("lock", path)(cause.into())),
-    }
-    let block = read_superblock_of(path, &file)?;
-    let media = map_pool(path, file, &block)?;
-    Ok(OfflinePool {
-        path: path.into(),
-        media,
-        _claim: claim,
-    })
-}
-
-impl OfflinePool {
-    /// Checks the pool through a private mapping: nothing is written to it.
-    ///
-    /// # Errors
-    /// When the file is no pool, or the system refuses.
-    pub fn check(
-        &self,
-        reads_data: bool,
-        progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<(PoolReport, RepairPlan), FileError> {
-        let scratch = self.media.overlay().map_err(|cause| FileError::Map {
-            path: self.path.clone(),
-            cause,
-        })?;
-        let mut options = CheckOptions {
-            is_ordered: !needs_sync(self.media.durability()),
-            reads_data,
-            progress,
-        };
-        check(&scratch, &mut options).map_err(|cause| self.pool_error(cause))
-    }
-
-    /// Recovers the pool and writes the repairs of the plan.
-    ///
-    /// # Errors
-    /// When it cannot be recovered, or the medium fails.
-    pub fn repair(&self, plan: &RepairPlan) -> Result<(), FileError> {
-        plan.apply(&self.media)
-            .map_err(|cause| self.pool_error(cause))
-    }
-
-    fn pool_error(&self, cause: PoolError) -> FileError {
-        FileError::Pool {
-            path: self.path.clone(),
-            cause,
-        }
-    }
 }
 
 /// The superblock of a file, whether or not a brick runs on it.

@@ -7,10 +7,11 @@
 
 pub mod brick;
 mod device_requests;
-mod disk_file;
+pub mod disk_file;
 mod error_hints;
 pub mod file;
 mod new_file;
+pub mod offline;
 mod process;
 pub mod resource_limits;
 pub mod scrub;

@@ -5,7 +5,10 @@
 
 use crate::brick::Brick;
 use pagemesh_base::poison::lock;
+use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
+use pagemesh_store::geometry::Geometry;
+use pagemesh_store::pool::ObjectError;
 use pagemesh_store::scrub::{ScrubCursor, ScrubReport};
 use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
@@ -49,9 +52,24 @@ pub struct ScrubStatus {
 
 #[derive(Clone, Copy, Default)]
 struct PoolScrubPass {
-    next: ScrubCursor,
+    next: ScrubStage,
     found: ScrubReport,
     percent: u8,
+}
+
+/// The position of a pass.
+#[derive(Clone, Copy)]
+enum ScrubStage {
+    /// Bytes that stay in memory are compared with the disk, from this one on.
+    Resident(usize),
+    /// The pool's structures are checked.
+    Pool(ScrubCursor),
+}
+
+impl Default for ScrubStage {
+    fn default() -> ScrubStage {
+        ScrubStage::Resident(0)
+    }
 }
 
 #[derive(Default)]
@@ -129,13 +147,15 @@ impl<M: Media> Brick<M> {
         if at > now {
             return Some(at - now);
         }
-        let pass = scrubs.pass.unwrap_or_default();
+        let pass = *scrubs.pass.get_or_insert_default();
+        drop(scrubs);
         let mut found = pass.found;
-        let mut pool = self.pool();
-        let stepped = pool.scrub(pass.next, &mut found);
-        let percent = |next| pool.scrub_progress(next);
-        let stepped = stepped.map(|next| next.map(|next| (next, percent(next))));
-        drop(pool);
+        let stepped = self.scrub_step(pass.next, &mut found);
+        let mut scrubs = self.scrubs();
+        if scrubs.pass.is_none() && stepped.is_ok() {
+            // Stopped meanwhile.
+            return scrubs.next_at.map(|at| at.saturating_duration_since(now));
+        }
         self.report_scrubbed(&pass.found, &found);
         scrubs.corrected += found.corrected() - pass.found.corrected();
         match stepped {
@@ -165,6 +185,28 @@ impl<M: Media> Brick<M> {
         scrubs.next_at.map(|at| at - now)
     }
 
+    /// Does a step. Returns the position of the next, and the progress in percent.
+    fn scrub_step(
+        &self,
+        stage: ScrubStage,
+        found: &mut ScrubReport,
+    ) -> Result<Option<(ScrubStage, u8)>, ObjectError> {
+        let cursor = match stage {
+            ScrubStage::Pool(cursor) => cursor,
+            ScrubStage::Resident(from) => {
+                let compared = self.mapping().media().compare_resident(from);
+                count_lines(self.mapping().geometry(), &compared.damaged_lines, found);
+                match compared.next {
+                    Some(next) => return Ok(Some((ScrubStage::Resident(next), 0))),
+                    None => ScrubCursor::default(),
+                }
+            }
+        };
+        let mut pool = self.pool();
+        let next = pool.scrub(cursor, found)?;
+        Ok(next.map(|next| (ScrubStage::Pool(next), pool.scrub_progress(next))))
+    }
+
     fn report_scrubbed(&self, before: &ScrubReport, found: &ScrubReport) {
         let pool = self.id();
         if found.corrected() > before.corrected() {
@@ -181,6 +223,26 @@ impl<M: Media> Brick<M> {
                 %pool, damaged = found.damaged,
                 "the medium has damaged the pool; stop the brick and run `pagemesh pool check` on it"
             );
+        }
+    }
+}
+
+/// Counts lines that differed on the disk, by the structures that they hold.
+fn count_lines(geometry: &Geometry, lines: &[usize], found: &mut ScrubReport) {
+    let mut last_superblock = None;
+    for &line in lines {
+        let at = line as u64;
+        if at < geometry.journal_region.start {
+            let number = line / PAGE_BYTES;
+            found.superblocks += u64::from(last_superblock.replace(number) != Some(number));
+        } else if at < geometry.journal_region.end() {
+            found.records += 1;
+        } else if (geometry.in_flight.start..geometry.in_flight.end()).contains(&at) {
+            found.in_flight += 1;
+        } else if (geometry.objects.start..geometry.objects.end()).contains(&at) {
+            found.objects += 1;
+        } else {
+            found.bitmap_lines += 1;
         }
     }
 }

@@ -237,7 +237,15 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
             if is_change && !self.session.mapping().media().has_room() {
                 return Err(device.wait_for_room(step(request, loads)));
             }
-            let missing = self.missing_pages(number, &request);
+            // Checksums tell of the device, not of the memory in front of it.
+            if matches!(request, SliceRequest::Checksums { .. }) && loads == 0 {
+                let places = self.places_of_pages(number, &request, |_| true);
+                if !places.is_empty() {
+                    return Err(device.reload(step(request, 1), &places));
+                }
+            }
+            let media = self.session.mapping().media().clone();
+            let missing = self.places_of_pages(number, &request, |at| !media.is_cached(at));
             if !missing.is_empty() && loads < LOADS_MAX {
                 return Err(device.load(step(request, loads + 1), &missing));
             }
@@ -254,23 +262,30 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
         attached.is_ok_and(|attached| attached.order != ChangeOrder::Free)
     }
 
-    /// The places of pages that a request would wait for. None for one that will be refused.
-    fn missing_pages(&mut self, number: u32, request: &SliceRequest) -> Vec<usize> {
-        let mut missing = Vec::new();
+    /// The places of the pages that a request reads, of those that `is_wanted`. None for a request that will be refused.
+    fn places_of_pages(
+        &mut self,
+        number: u32,
+        request: &SliceRequest,
+        is_wanted: impl Fn(usize) -> bool,
+    ) -> Vec<usize> {
+        let mut places = Vec::new();
         let Ok(attached) = self.attached(number) else {
-            return missing;
+            return places;
         };
         let WorkerAttachment { handle, epoch, .. } = *attached;
         let epoch = request.epoch().map_or(epoch, |it| it.max(epoch));
         for pages in pages_to_read(request) {
-            let found = self
-                .session
-                .missing_pages(&handle, pages, epoch, &mut missing);
+            let found = self.session.places_of(&handle, pages, epoch, |at| {
+                if is_wanted(at) {
+                    places.push(at);
+                }
+            });
             if found.is_err() {
                 return Vec::new();
             }
         }
-        missing
+        places
     }
 
     /// Descriptors that become readable when [`Worker::finish`] may have results.

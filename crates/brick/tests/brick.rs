@@ -8,13 +8,14 @@ use pagemesh_base::slice::{
     BrickControl, InFlightOp, PageRun, SliceError, SliceReply, SliceRequest, Stamp, TransactionPart,
 };
 use pagemesh_base::space::Extent;
-use pagemesh_brick::brick::{Brick, MaintenanceThread};
+use pagemesh_brick::brick::{Brick, MaintenanceThread, OpenedPool};
+use pagemesh_brick::disk_file::OpenOptions;
 use pagemesh_brick::file::{self, FileError};
 use pagemesh_brick::service::BrickService;
 use pagemesh_brick::worker::Worker;
 use pagemesh_fabric::limits::Timeouts;
 use pagemesh_fabric::map;
-use pagemesh_pmem::{Durability, MapError, StatedClass};
+use pagemesh_pmem::{Durability, MapError, Media, StatedClass};
 use pagemesh_store::superblock::Superblock;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -64,6 +65,11 @@ impl PoolDir {
         self.directory.path().join("pool")
     }
 
+    /// On the medium of its class.
+    fn open_any(&self) -> OpenedPool {
+        OpenedPool::open(&self.path(), OpenOptions::default()).expect("a brick")
+    }
+
     fn open(&self) -> (Arc<Brick>, MaintenanceThread) {
         let (brick, keeper, _) = Brick::open(&self.path()).expect("a brick");
         (brick, keeper)
@@ -86,14 +92,18 @@ fn write(offset: u64, data: Vec<u8>, stamp: Stamp) -> SliceRequest {
     }
 }
 
-fn worker(brick: &Arc<Brick>, epoch: u32) -> Worker {
+fn worker<M: Media + Send + Sync + 'static>(brick: &Arc<Brick<M>>, epoch: u32) -> Worker<M> {
     let mut worker = Worker::open(brick, 1, 1).expect("a session");
     assert_eq!(worker.attach(SLICE, Epoch(epoch)), Ok((0, SIZE)));
     worker
 }
 
 #[track_caller]
-fn check(worker: &mut Worker, request: SliceRequest, expected: Result<SliceReply, SliceError>) {
+fn check<M: Media + Send + Sync + 'static>(
+    worker: &mut Worker<M>,
+    request: SliceRequest,
+    expected: Result<SliceReply, SliceError>,
+) {
     assert_eq!(worker.execute(0, request), expected);
 }
 
@@ -101,83 +111,89 @@ fn check(worker: &mut Worker, request: SliceRequest, expected: Result<SliceReply
 fn slice_is_written_read_and_listed() {
     for parent in ["/dev/shm", "/var/tmp"] {
         let home = PoolDir::new(parent);
-        let (brick, _keeper) = home.open();
-        brick.create(SLICE, SIZE).expect("room");
-        assert_eq!(
-            brick.create(SLICE, SIZE),
-            Err(SliceError::SliceExists(SLICE))
-        );
-        let mut one = worker(&brick, 1);
-        check(
-            &mut one,
-            write(8192, vec![7; 8192], stamp(1, 1)),
-            Ok(SliceReply::Done),
-        );
-        check(&mut one, SliceRequest::Flush, Ok(SliceReply::Done));
-        let read = SliceRequest::Read {
-            offset: 12288,
-            len: 8192,
-        };
-        let expected = [vec![7; 4096], vec![0; 4096]].concat();
-        check(&mut one, read, Ok(SliceReply::Data(expected)));
-        let extents = SliceRequest::Extents {
-            offset: 100,
-            len: 20000,
-        };
-        let list = [(8092, false), (8192, true), (3716, false)];
-        let list = list.map(|(len, mapped)| Extent { len, mapped }).to_vec();
-        check(&mut one, extents, Ok(SliceReply::Extents(list)));
-        let clear = SliceRequest::Clear {
-            offset: 8192,
-            len: 4096,
-            stamp: stamp(1, 2),
-        };
-        check(&mut one, clear, Ok(SliceReply::Done));
-        let (page, len) = (4096, 4096);
-        let part = |offset, fill| TransactionPart::Write {
-            offset,
-            data: vec![fill; 4096].into(),
-        };
-        let transact = |parts, op| SliceRequest::Transact {
-            parts,
-            stamp: stamp(1, op),
-        };
-        let parts = vec![
-            part(9 * page, 8),
-            TransactionPart::Clear {
-                offset: 3 * page,
-                len,
-            },
-        ];
-        check(&mut one, transact(parts, 3), Ok(SliceReply::Done));
-        let read = |offset| SliceRequest::Read { offset, len: 4096 };
-        let holds = |fill| Ok(SliceReply::Data(vec![fill; 4096]));
-        check(&mut one, read(9 * page), holds(8));
-        check(&mut one, read(3 * page), holds(0));
-        // One part beyond the end: none of the parts is applied.
-        let beyond = one.execute(0, transact(vec![part(0, 5), part(SIZE, 5)], 4));
-        assert!(
-            matches!(beyond, Err(SliceError::OutOfRange(_))),
-            "{beyond:?}"
-        );
-        check(&mut one, read(0), holds(0));
-        let beyond = one.execute(0, write(SIZE - 1, vec![1; 2], stamp(1, 5)));
-        assert!(
-            matches!(beyond, Err(SliceError::OutOfRange(_))),
-            "{beyond:?}"
-        );
-        let unknown = one.execute(9, SliceRequest::Flush);
-        assert!(
-            matches!(unknown, Err(SliceError::OutOfRange(_))),
-            "{unknown:?}"
-        );
-        brick.delete(SLICE).expect("the slice");
-        check(
-            &mut one,
-            SliceRequest::Read { offset: 0, len: 1 },
-            Err(SliceError::NoSuchSlice(SLICE)),
-        );
+        match home.open_any() {
+            OpenedPool::Mapped((brick, _maintenance, _)) => check_requests(&brick),
+            OpenedPool::Disk((brick, _maintenance, _)) => check_requests(&brick),
+        }
     }
+}
+
+fn check_requests<M: Media + Send + Sync + 'static>(brick: &Arc<Brick<M>>) {
+    brick.create(SLICE, SIZE).expect("room");
+    assert_eq!(
+        brick.create(SLICE, SIZE),
+        Err(SliceError::SliceExists(SLICE))
+    );
+    let mut one = worker(brick, 1);
+    check(
+        &mut one,
+        write(8192, vec![7; 8192], stamp(1, 1)),
+        Ok(SliceReply::Done),
+    );
+    check(&mut one, SliceRequest::Flush, Ok(SliceReply::Done));
+    let read = SliceRequest::Read {
+        offset: 12288,
+        len: 8192,
+    };
+    let expected = [vec![7; 4096], vec![0; 4096]].concat();
+    check(&mut one, read, Ok(SliceReply::Data(expected)));
+    let extents = SliceRequest::Extents {
+        offset: 100,
+        len: 20000,
+    };
+    let list = [(8092, false), (8192, true), (3716, false)];
+    let list = list.map(|(len, mapped)| Extent { len, mapped }).to_vec();
+    check(&mut one, extents, Ok(SliceReply::Extents(list)));
+    let clear = SliceRequest::Clear {
+        offset: 8192,
+        len: 4096,
+        stamp: stamp(1, 2),
+    };
+    check(&mut one, clear, Ok(SliceReply::Done));
+    let (page, len) = (4096, 4096);
+    let part = |offset, fill| TransactionPart::Write {
+        offset,
+        data: vec![fill; 4096].into(),
+    };
+    let transact = |parts, op| SliceRequest::Transact {
+        parts,
+        stamp: stamp(1, op),
+    };
+    let parts = vec![
+        part(9 * page, 8),
+        TransactionPart::Clear {
+            offset: 3 * page,
+            len,
+        },
+    ];
+    check(&mut one, transact(parts, 3), Ok(SliceReply::Done));
+    let read = |offset| SliceRequest::Read { offset, len: 4096 };
+    let holds = |fill| Ok(SliceReply::Data(vec![fill; 4096]));
+    check(&mut one, read(9 * page), holds(8));
+    check(&mut one, read(3 * page), holds(0));
+    // One part beyond the end: none of the parts is applied.
+    let beyond = one.execute(0, transact(vec![part(0, 5), part(SIZE, 5)], 4));
+    assert!(
+        matches!(beyond, Err(SliceError::OutOfRange(_))),
+        "{beyond:?}"
+    );
+    check(&mut one, read(0), holds(0));
+    let beyond = one.execute(0, write(SIZE - 1, vec![1; 2], stamp(1, 5)));
+    assert!(
+        matches!(beyond, Err(SliceError::OutOfRange(_))),
+        "{beyond:?}"
+    );
+    let unknown = one.execute(9, SliceRequest::Flush);
+    assert!(
+        matches!(unknown, Err(SliceError::OutOfRange(_))),
+        "{unknown:?}"
+    );
+    brick.delete(SLICE).expect("the slice");
+    check(
+        &mut one,
+        SliceRequest::Read { offset: 0, len: 1 },
+        Err(SliceError::NoSuchSlice(SLICE)),
+    );
 }
 
 #[test]
@@ -546,25 +562,38 @@ fn files_that_are_not_pools_are_refused_with_reason() {
 fn check_class(parent: &str, class: Durability, is_trusted: bool) {
     let home = PoolDir::with_class(parent, class, is_trusted);
     for turn in 1..=2 {
-        let (brick, _keeper) = home.open();
-        assert_eq!(brick.durability(), class);
-        assert_eq!(brick.can_be_mapped(), class != Durability::FileSync);
-        let status = brick.status().expect("a status");
-        assert_eq!(status.durability, class.to_string());
-        if turn == 1 {
-            brick.create(SLICE, SIZE).expect("room");
+        match home.open_any() {
+            OpenedPool::Mapped((brick, _maintenance, _)) => {
+                assert_ne!(class, Durability::FileSync);
+                check_opened(&brick, class, turn);
+            }
+            OpenedPool::Disk((brick, _maintenance, _)) => check_opened(&brick, class, turn),
         }
-        let mut worker = worker(&brick, turn);
-        let written = write(0, vec![turn as u8; 8192], stamp(turn, 1));
-        check(&mut worker, written, Ok(SliceReply::Done));
-        check(&mut worker, SliceRequest::Flush, Ok(SliceReply::Done));
-        let read = SliceRequest::Read {
-            offset: 0,
-            len: 8192,
-        };
-        let expected = SliceReply::Data(vec![turn as u8; 8192]);
-        check(&mut worker, read, Ok(expected));
     }
+}
+
+fn check_opened<M: Media + Send + Sync + 'static>(
+    brick: &Arc<Brick<M>>,
+    class: Durability,
+    turn: u32,
+) {
+    assert_eq!(brick.durability(), class);
+    assert_eq!(brick.can_be_mapped(), class != Durability::FileSync);
+    let status = brick.status().expect("a status");
+    assert_eq!(status.durability, class.to_string());
+    if turn == 1 {
+        brick.create(SLICE, SIZE).expect("room");
+    }
+    let mut worker = worker(brick, turn);
+    let written = write(0, vec![turn as u8; 8192], stamp(turn, 1));
+    check(&mut worker, written, Ok(SliceReply::Done));
+    check(&mut worker, SliceRequest::Flush, Ok(SliceReply::Done));
+    let read = SliceRequest::Read {
+        offset: 0,
+        len: 8192,
+    };
+    let expected = SliceReply::Data(vec![turn as u8; 8192]);
+    check(&mut worker, read, Ok(expected));
 }
 
 #[test]
@@ -624,9 +653,9 @@ fn process_pool_on_disk_is_refused_after_reboot() {
         ("/dev/shm", Durability::Process),
     ] {
         let home = PoolDir::with_class(parent, class, false);
-        drop(home.open());
+        drop(home.open_any());
         move_to_another_boot(&home.path());
-        home.open();
+        home.open_any();
     }
 }
 

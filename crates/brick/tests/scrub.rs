@@ -2,13 +2,15 @@
 
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::BrickControl;
-use pagemesh_brick::brick::Brick;
+use pagemesh_brick::brick::{Brick, OpenedBrick, OpenedPool};
+use pagemesh_brick::disk_file::OpenOptions;
 use pagemesh_brick::file;
 use pagemesh_brick::scrub::{SCRUB_DELAY, SCRUB_PAUSE, ScrubState};
-use pagemesh_pmem::{Durability, Recorder};
+use pagemesh_pmem::{Durability, Media, Recorder};
 use pagemesh_store::pool::{Pool, format};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uuid::Uuid;
@@ -94,40 +96,48 @@ fn scrub_corrects_served_pool() {
         let directory = tempfile::tempdir_in(parent).expect("a directory");
         let path = directory.path().join("pool");
         file::create(&path, 16 << 20).expect("a pool");
-        let (brick, keeper, _) = Brick::open(&path).expect("a brick");
-        brick
-            .create(SliceId(Uuid::from_u128(5)), 1 << 20)
-            .expect("a slice");
-        // A checkpoint would rewrite a superblock, too.
-        assert!(!brick.maintain());
-        let bitmap = brick.mapping().geometry().bitmap.start;
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .open(&path)
-            .expect("the pool");
-        // Damage of both superblocks would be too much.
-        let bytes = [4096 + 40, bitmap + 9, bitmap + 64 + 56];
-        for at in bytes {
-            let mut byte = [0];
-            file.read_exact_at(&mut byte, at).expect("a byte");
-            file.write_all_at(&[byte[0] ^ 16], at)
-                .expect("a flipped bit");
+        match OpenedPool::open(&path, OpenOptions::default()).expect("a brick") {
+            OpenedPool::Mapped(opened) => check_scrub(&path, opened),
+            OpenedPool::Disk(opened) => check_scrub(&path, opened),
         }
-        brick.start_scrub(Instant::now());
-        let end = Instant::now() + Duration::from_secs(30);
-        let found = loop {
-            if let Some((found, _)) = brick.scrub_status(Instant::now()).last {
-                break found;
-            }
-            assert!(Instant::now() < end, "no scrub has run");
-            std::thread::yield_now();
+        let recovered = match OpenedPool::open(&path, OpenOptions::default()).expect("a brick") {
+            OpenedPool::Mapped((_brick, _maintenance, recovered)) => recovered,
+            OpenedPool::Disk((_brick, _maintenance, recovered)) => recovered,
         };
-        assert_eq!((found.superblocks, found.bitmap_lines), (1, 2), "{found:?}");
-        assert_eq!((found.corrected(), found.damaged), (3, 0), "{found:?}");
-        keeper.stop();
-        drop(brick);
-        let (_brick, _keeper, recovered) = Brick::open(&path).expect("a brick");
         assert!(!recovered.is_damaged(), "{recovered:?}");
     }
+}
+
+fn check_scrub<M: Media + Send + Sync + 'static>(path: &Path, (brick, keeper, _): OpenedBrick<M>) {
+    brick
+        .create(SliceId(Uuid::from_u128(5)), 1 << 20)
+        .expect("a slice");
+    // A checkpoint would rewrite a superblock, too.
+    assert!(!brick.maintain());
+    let bitmap = brick.mapping().geometry().bitmap.start;
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .open(path)
+        .expect("the pool");
+    // Damage of both superblocks would be too much.
+    let bytes = [4096 + 40, bitmap + 9, bitmap + 64 + 56];
+    for at in bytes {
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, at).expect("a byte");
+        file.write_all_at(&[byte[0] ^ 16], at)
+            .expect("a flipped bit");
+    }
+    brick.start_scrub(Instant::now());
+    let end = Instant::now() + Duration::from_secs(30);
+    let found = loop {
+        if let Some((found, _)) = brick.scrub_status(Instant::now()).last {
+            break found;
+        }
+        assert!(Instant::now() < end, "no scrub has run");
+        std::thread::yield_now();
+    };
+    assert_eq!((found.superblocks, found.bitmap_lines), (1, 2), "{found:?}");
+    assert_eq!((found.corrected(), found.damaged), (3, 0), "{found:?}");
+    keeper.stop();
 }

@@ -151,6 +151,13 @@ pub mod pool {
         CORRECTED Counter "pagemesh_pool_scrub_corrected_total" [] "Structures that scrubs corrected since the brick started.";
         DAMAGED Gauge "pagemesh_pool_scrub_damaged" [] "Structures that are still damaged, by the running scrub or else by the last one.";
         MEDIA Counter "pagemesh_pool_media_written_bytes_total" ["kind"] "Bytes that the brick and the clients that map the pool wrote to its medium since the brick started: `data`, `journal` or `tables`.";
+        CACHE_CAPACITY Gauge "pagemesh_pool_cache_capacity_bytes" [] "Bytes of data pages that the cache of a pool of class file-sync holds at most (`--memory-budget`). This metric and the others of the cache are missing for other classes.";
+        CACHE_USED Gauge "pagemesh_pool_cache_used_bytes" [] "Bytes of data pages that the cache holds.";
+        CACHE_DIRTY Gauge "pagemesh_pool_cache_dirty_pages" [] "Pages of the cache that are not on the disk yet.";
+        CACHE_HITS Counter "pagemesh_pool_cache_hits_total" [] "Reads of pages that were in the cache.";
+        CACHE_MISSES Counter "pagemesh_pool_cache_misses_total" [] "Pages that were loaded from the disk.";
+        DISK_UNREADABLE Gauge "pagemesh_pool_disk_unreadable_pages" [] "Pages of the disk that could not be read since the brick started. At more than 64 the pool fails.";
+        DISK_SLOW Counter "pagemesh_pool_disk_slow_requests_total" [] "Requests to the disk that took longer than 10 s. At 60 s the pool fails.";
         REQUESTS Counter "pagemesh_pool_requests_total" ["kind"] "Requests over tcp that the brick answered. Clients that map the pool do not appear here.";
         BYTES Counter "pagemesh_pool_request_bytes_total" ["kind"] "Bytes of these requests.";
         LATENCY Histogram "pagemesh_pool_request_latency_seconds" ["kind"] "Time that the brick spent on these requests.";

@@ -9,6 +9,10 @@ pub trait AsyncIo: Send {
     /// A loaded page may be evicted again before it is read.
     fn load(&mut self, tag: u64, offsets: &[usize]);
 
+    /// The same for pages that may be cached: those without changes take their bytes from the device again, so that
+    /// damage there is found.
+    fn reload(&mut self, tag: u64, offsets: &[usize]);
+
     /// Has [`AsyncIo::submit`] write all stores so far to the device. Once that has ended they survive the end of this
     /// process.
     fn write(&mut self, tag: u64);

@@ -14,6 +14,7 @@ mod async_io;
 pub mod copy;
 pub mod cpu;
 mod disk;
+mod disk_figures;
 mod durability;
 mod map_error;
 mod mapped_media;
@@ -26,9 +27,12 @@ pub mod test_api;
 pub mod unreadable;
 
 pub use async_io::AsyncIo;
-pub use disk::{Device, DeviceFacts, Disk, DiskMedia, DiskOptions};
+pub use disk::{
+    Device, DeviceFacts, Disk, DiskMedia, DiskOptions, RequestLimits, WriteCache, io_uring_refusal,
+};
 #[cfg(feature = "test-api")]
-pub use disk::{DeviceEvent, DeviceLog};
+pub use disk::{DeviceEvent, DeviceFault, DeviceLog, DevicePlan, PlannedRequest};
+pub use disk_figures::{DiskFigures, ResidentCheck};
 pub use durability::{Durability, StatedClass, UnknownDurability};
 pub use map_error::MapError;
 pub use mapped_media::MappedMedia;

@@ -1,6 +1,7 @@
 //! The trait that mapped memory and the crash recorder implement.
 
 use crate::async_io::AsyncIo;
+use crate::disk_figures::{DiskFigures, ResidentCheck};
 use crate::map_error::MapError;
 use pagemesh_base::checksum::{PageChecksums, crc32c};
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
@@ -152,6 +153,17 @@ pub trait Media {
     /// Whether a change does not wait for the medium to write earlier ones.
     fn has_room(&self) -> bool {
         true
+    }
+
+    /// The figures of the device below, if there is one.
+    fn disk_figures(&self) -> Option<DiskFigures> {
+        None
+    }
+
+    /// Compares bytes that stay in memory with the device below, from this offset on, and rewrites those that
+    /// differ there. Does a step; without a device it does nothing.
+    fn compare_resident(&self, _from: usize) -> ResidentCheck {
+        ResidentCheck::default()
     }
 
     /// A new user of the medium's asynchronous requests. None: no page is ever missing, and a sync returns at

@@ -5,10 +5,10 @@ pub mod serve;
 
 use crate::args::{Interval, ManagerArgs};
 use crate::config::ConfigArgs;
+use crate::memory_budget::MemoryBudget;
 use crate::metrics_pages::MetricsArgs;
 use clap::{Args, Subcommand};
 use pagemesh_base::brick_name::{BrickName, BrickRef};
-use pagemesh_base::units::Size;
 use std::path::PathBuf;
 
 /// Run the brick of a pool; list bricks and scrub their pools.
@@ -43,10 +43,11 @@ pub struct BrickArgs {
     /// Keep a sparse pool sparse; for benchmarks only.
     #[arg(long, hide = true)]
     pub sparse: bool,
-    /// Serve a pool of class file-sync by requests to its disk, with a cache of this size. Not proven against power
-    /// loss yet: for measurements only.
-    #[arg(long, hide = true, value_name = "SIZE")]
-    pub disk_cache: Option<Size>,
+    /// Memory for the data pages of a pool of class `file-sync`, at least 16M; by default an eighth of the
+    /// machine's memory, at least 16M and at most 4G. Journals and tables take memory besides: up to 0.65 % of the
+    /// pool's size. So do the buffers of connections: up to 16 MiB for each. A pool of another class ignores it.
+    #[arg(long, value_name = "SIZE")]
+    pub memory_budget: Option<MemoryBudget>,
     /// Interval of pool scrubs, as `12h` or `7d`, or `never`. A scrub compares the metadata of the
     /// pool with the brick's state in memory, and corrects it. SIGUSR2 and `pagemesh brick scrub`
     /// start or stop a scrub; SIGUSR1 and `pagemesh brick list` show the findings.

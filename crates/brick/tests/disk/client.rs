@@ -7,6 +7,7 @@ use pagemesh_base::rng::SplitMix64;
 use pagemesh_base::slice::{SliceError, SliceReply, SliceRequest, Stamp};
 use pagemesh_base::wait::until_ready;
 use pagemesh_brick::brick::{Brick, MaintenanceThread};
+use pagemesh_brick::disk_file::OpenOptions;
 use pagemesh_brick::file;
 use pagemesh_brick::worker::Worker;
 use pagemesh_fabric::service::{Handler, Outcome};
@@ -22,7 +23,7 @@ pub const SLICE: SliceId = SliceId(Uuid::from_u128(5));
 pub const SIZE: u64 = 4 << 20;
 pub const PAGE: u64 = 4096;
 /// Sixteen pages: most reads are misses.
-pub const CACHE_BYTES: usize = 64 << 10;
+const CACHE_BYTES: usize = 64 << 10;
 
 pub struct Pool {
     pub directory: TempDir,
@@ -40,8 +41,15 @@ impl Pool {
     }
 }
 
+pub fn options() -> OpenOptions {
+    OpenOptions {
+        memory_budget: CACHE_BYTES,
+        ..OpenOptions::default()
+    }
+}
+
 pub fn open(path: &Path) -> (Arc<Brick<DiskMedia>>, MaintenanceThread<DiskMedia>) {
-    let (brick, maintenance, _) = Brick::open_disk(path, CACHE_BYTES).expect("a brick");
+    let (brick, maintenance, _) = Brick::open_disk(path, options()).expect("a brick");
     (brick, maintenance)
 }
 

@@ -1,9 +1,10 @@
 //! Bricks that reach their pools by requests to a disk, with a small cache, against a simple model.
 
 mod client;
+mod faults;
 mod power_cuts;
 
-use client::{CACHE_BYTES, Client, PAGE, Pool, SIZE, SLICE, open, random_write};
+use client::{Client, PAGE, Pool, SIZE, SLICE, open, options, random_write};
 use pagemesh_base::rng::SplitMix64;
 use pagemesh_base::slice::{BrickControl, SliceReply, SliceRequest};
 use pagemesh_brick::brick::Brick;
@@ -141,9 +142,7 @@ fn pool_in_memory_is_refused() {
     let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
     let path = directory.path().join("pool");
     file::create(&path, 16 << 20).expect("a pool");
-    let refused = Brick::open_disk(&path, CACHE_BYTES)
-        .err()
-        .expect("a refusal");
+    let refused = Brick::open_disk(&path, options()).err().expect("a refusal");
     assert!(
         matches!(
             refused,
@@ -161,5 +160,5 @@ fn pool_in_memory_is_refused() {
         is_trusted: true,
     };
     file::create_with_class(&path, 16 << 20, Some(stated), &mut |_, _| {}).expect("a pool");
-    Brick::open_disk(&path, CACHE_BYTES).expect("a brick");
+    Brick::open_disk(&path, options()).expect("a brick");
 }

@@ -4,7 +4,7 @@
 //! The history is a real one: the brick's threads write to a file, and the device's log has each request. So two runs of a
 //! seed differ in their groups, but each of the images is one that a power cut may leave.
 
-use crate::client::{CACHE_BYTES, Client, PAGE, Pool, SIZE, SLICE, open, random_write};
+use crate::client::{Client, PAGE, Pool, SIZE, SLICE, open, options, random_write};
 use pagemesh_base::rng::SplitMix64;
 use pagemesh_base::slice::{BrickControl, SliceReply, SliceRequest};
 use pagemesh_brick::brick::Brick;
@@ -178,7 +178,7 @@ fn made_pool() -> Pool {
 /// Recovers an image and checks its pages, and recovers it once more.
 fn check_image(path: &Path, history: &PageHistory, flushed: u64, context: &str) {
     let (brick, _maintenance, _) =
-        Brick::open_disk(path, CACHE_BYTES).unwrap_or_else(|cause| panic!("{context}: {cause}"));
+        Brick::open_disk(path, options()).unwrap_or_else(|cause| panic!("{context}: {cause}"));
     let found = Client::new(&brick, 3).read_all();
     history.check(&found, flushed, context);
     drop((brick, _maintenance));

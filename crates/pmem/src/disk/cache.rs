@@ -8,6 +8,7 @@
 
 use super::memory::Memory;
 use super::queue::EvictionQueue;
+use crate::disk_figures::DiskFigures;
 use crate::map_error::MapError;
 use pagemesh_base::checksum::PageChecksums;
 use pagemesh_base::poison::lock;
@@ -41,6 +42,8 @@ struct Part {
     dirty: Vec<usize>,
     /// Pages that are being loaded: by how many, and whether the page was written meanwhile.
     loads: HashMap<usize, Load>,
+    hits: u64,
+    misses: u64,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -54,6 +57,20 @@ struct Entry {
     page: usize,
     is_dirty: bool,
     is_being_written: bool,
+    /// Loaded, and not used since.
+    is_new: bool,
+}
+
+impl Entry {
+    /// An entry without changes.
+    fn clean(page: usize) -> Entry {
+        Entry {
+            page,
+            is_dirty: false,
+            is_being_written: false,
+            is_new: false,
+        }
+    }
 }
 
 /// A page is not in the cache, and there is no slot for it: every page is dirty.
@@ -72,6 +89,22 @@ impl PageCache {
             parts: (0..parts).map(part).collect(),
             dirty: AtomicUsize::new(0),
         })
+    }
+
+    /// The figures of the cache.
+    pub(super) fn figures(&self) -> DiskFigures {
+        let mut figures = DiskFigures {
+            cache_bytes_max: self.memory.len() as u64,
+            dirty_pages: self.dirty.load(Ordering::Relaxed) as u64,
+            ..DiskFigures::default()
+        };
+        for part in &self.parts {
+            let part = lock(part);
+            figures.cache_bytes += (part.slots.len() * PAGE_BYTES) as u64;
+            figures.hits += part.hits;
+            figures.misses += part.misses;
+        }
+        figures
     }
 
     /// Pages that the cache holds at most.
@@ -118,6 +151,9 @@ impl PageCache {
         let mut part = self.part(page);
         let slot = *part.slots.get(&page)?;
         part.queue.touch(slot);
+        // The first use of a loaded page is the one that missed it.
+        let was_new = std::mem::take(&mut part.entry(slot).is_new);
+        part.hits += u64::from(!was_new);
         Some(use_page(&self.memory, Self::at(slot)))
     }
 
@@ -130,6 +166,7 @@ impl PageCache {
         let mut part = self.part(page);
         let slot = *part.slots.get(&page)?;
         part.queue.touch(slot);
+        part.mark_loads_stale(page);
         self.count_dirty(part.mark_dirty(slot));
         Some(change_page(&self.memory, Self::at(slot)))
     }
@@ -142,23 +179,40 @@ impl PageCache {
     ) -> Result<PageChecksums, CacheFull> {
         let mut part = self.part(page);
         let slot = part.slot_for(page)?;
-        if let Some(load) = part.loads.get_mut(&page) {
-            load.is_stale = true;
-        }
+        part.mark_loads_stale(page);
         self.count_dirty(part.mark_dirty(slot));
         Ok(self.memory.stream_page(Self::at(slot), bytes))
     }
 
     /// Announces a load of a page from the device.
     pub(super) fn begin_load(&self, page: usize) {
-        self.part(page).loads.entry(page).or_default().count += 1;
+        let mut part = self.part(page);
+        let slot = part.slots.get(&page).copied();
+        let is_newer = slot.is_some_and(|slot| {
+            let entry = part.entry(slot);
+            entry.is_dirty || entry.is_being_written
+        });
+        let load = part.loads.entry(page).or_default();
+        load.count += 1;
+        load.is_stale |= is_newer;
     }
 
-    /// Ends a load, and puts its page into the cache.
-    pub(super) fn end_load(&self, page: usize, bytes: &[u8; PAGE_BYTES]) -> LoadEnd {
+    /// Ends a load, and puts its page into the cache. A cached page without changes takes the bytes that were
+    /// loaded if `replaces_clean`.
+    pub(super) fn end_load(
+        &self,
+        page: usize,
+        bytes: &[u8; PAGE_BYTES],
+        replaces_clean: bool,
+    ) -> LoadEnd {
         let mut part = self.part(page);
         let is_stale = part.end_load(page);
-        if part.slots.contains_key(&page) {
+        if let Some(&slot) = part.slots.get(&page) {
+            let entry = part.entry(slot);
+            let is_clean = !entry.is_dirty && !entry.is_being_written;
+            if replaces_clean && is_clean && !is_stale {
+                self.memory.write(Self::at(slot), bytes);
+            }
             return LoadEnd::Cached;
         }
         if is_stale {
@@ -166,6 +220,8 @@ impl PageCache {
         }
         match part.slot_for(page) {
             Ok(slot) => {
+                part.entry(slot).is_new = true;
+                part.misses += 1;
                 self.memory.write(Self::at(slot), bytes);
                 LoadEnd::Cached
             }
@@ -219,6 +275,13 @@ pub(super) enum LoadEnd {
 }
 
 impl Part {
+    /// A page that is being loaded was written.
+    fn mark_loads_stale(&mut self, page: usize) {
+        if let Some(load) = self.loads.get_mut(&page) {
+            load.is_stale = true;
+        }
+    }
+
     /// Whether the page was written since the load began.
     fn end_load(&mut self, page: usize) -> bool {
         let Some(load) = self.loads.get_mut(&page) else {
@@ -233,11 +296,7 @@ impl Part {
     }
 
     fn new(first_slot: u32, slots: usize) -> Part {
-        let entry = Entry {
-            page: usize::MAX,
-            is_dirty: false,
-            is_being_written: false,
-        };
+        let entry = Entry::clean(usize::MAX);
         Part {
             slots: HashMap::new(),
             first_slot,
@@ -246,6 +305,8 @@ impl Part {
             queue: EvictionQueue::new(first_slot, slots),
             dirty: Vec::new(),
             loads: HashMap::new(),
+            hits: 0,
+            misses: 0,
         }
     }
 
@@ -275,11 +336,7 @@ impl Part {
             Some(slot) => slot,
             None => self.evict().ok_or(CacheFull)?,
         };
-        *self.entry(slot) = Entry {
-            page,
-            is_dirty: false,
-            is_being_written: false,
-        };
+        *self.entry(slot) = Entry::clean(page);
         self.slots.insert(page, slot);
         self.queue.push(slot, page);
         Ok(slot)

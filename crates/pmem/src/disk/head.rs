@@ -39,12 +39,15 @@ impl LoadedPages {
     ) -> &Memory {
         let last = (offset + len.max(1) - 1) / PAGE_BYTES;
         for page in offset / PAGE_BYTES..=last {
-            let is_loaded = self.loaded[page / 64].load(Ordering::Acquire) >> (page % 64) & 1 == 1;
-            if !is_loaded {
+            if !self.is_loaded(page) {
                 self.load_page(page, &load);
             }
         }
         &self.memory
+    }
+
+    fn is_loaded(&self, page: usize) -> bool {
+        self.loaded[page / 64].load(Ordering::Acquire) >> (page % 64) & 1 == 1
     }
 
     #[cold]
@@ -99,6 +102,12 @@ impl Head {
             // see the stores.
             self.dirty[page / 64].fetch_or(1 << (page % 64), Ordering::AcqRel);
         }
+    }
+
+    /// Whether a page is in memory, and the device should have the same bytes.
+    pub(super) fn is_resident_clean(&self, page: usize) -> bool {
+        let is_dirty = self.dirty[page / 64].load(Ordering::Acquire) >> (page % 64) & 1 == 1;
+        self.pages.is_loaded(page) && !is_dirty
     }
 
     /// Takes the marks of all dirty pages, in rising order.

@@ -5,15 +5,15 @@
 
 use super::media::Disk;
 use super::memory::Memory;
+use super::requests::{DeviceRequest, RequestKind, RequestRing};
 use super::writer::{GroupEnd, GroupNo};
 use crate::async_io::AsyncIo;
 use crate::map_error::MapError;
 use crate::mapped_media::system;
-use io_uring::{IoUring, opcode, types};
 use pagemesh_base::event_fd::EventFd;
 use pagemesh_base::units::PAGE_BYTES;
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 /// Requests in flight.
@@ -24,7 +24,8 @@ const REQUEST_PAGES_MAX: usize = 32;
 /// See the module.
 pub(super) struct DiskIo {
     disk: Arc<Disk>,
-    ring: IoUring,
+    ring: RequestRing,
+    completed: Vec<(usize, i32)>,
     buffers: Memory,
     free: Vec<usize>,
     in_flight: Vec<Option<PageRun>>,
@@ -48,15 +49,18 @@ struct PageRun {
     tag: u64,
     first: usize,
     pages: usize,
+    /// Whether cached pages without changes take the bytes.
+    replaces_clean: bool,
 }
 
 impl DiskIo {
     pub(super) fn new(disk: Arc<Disk>) -> Result<DiskIo, MapError> {
-        let ring = IoUring::new(REQUESTS_MAX as u32).map_err(system("set up io_uring"))?;
+        let ring = RequestRing::new(&disk.parts().device, REQUESTS_MAX)?;
         let written = EventFd::new().map_err(system("make an event descriptor"))?;
         Ok(DiskIo {
             disk,
             ring,
+            completed: Vec::new(),
             buffers: Memory::new(REQUESTS_MAX * REQUEST_PAGES_MAX * PAGE_BYTES)?,
             free: (0..REQUESTS_MAX).rev().collect(),
             in_flight: vec![None; REQUESTS_MAX],
@@ -83,15 +87,16 @@ impl DiskIo {
             let address = self
                 .buffers
                 .address(buffer * REQUEST_PAGES_MAX * PAGE_BYTES, len);
-            let fd = types::Fd(parts.device.file().as_raw_fd());
-            let read = opcode::Read::new(fd, address, len as u32)
-                .offset((run.first * PAGE_BYTES) as u64)
-                .build()
-                .user_data(buffer as u64);
+            let read = DeviceRequest {
+                kind: RequestKind::Read,
+                offset: (run.first * PAGE_BYTES) as u64,
+                address,
+                len,
+                buffer,
+            };
             self.in_flight[buffer] = Some(run);
             // SAFETY: the buffer belongs to this request until its completion is reaped; `drop` waits for all.
-            let pushed = unsafe { self.ring.submission().push(&read) };
-            pushed.expect("the ring has an entry for each buffer");
+            unsafe { self.ring.push(&parts.device, read) };
             is_pushed = true;
         }
         if is_pushed && let Err(cause) = self.ring.submit() {
@@ -101,19 +106,16 @@ impl DiskIo {
     }
 
     fn reap(&mut self) {
-        let ended: Vec<(u64, i32)> = self
-            .ring
-            .completion()
-            .map(|entry| (entry.user_data(), entry.result()))
-            .collect();
-        for (buffer, result) in ended {
-            let buffer = buffer as usize;
+        let mut completed = std::mem::take(&mut self.completed);
+        self.ring.take_ended(&mut completed);
+        for (buffer, result) in completed.drain(..) {
             let Some(run) = self.in_flight[buffer].take() else {
                 continue;
             };
             self.end_run(buffer, run, usize::try_from(result).unwrap_or(0));
             self.free.push(buffer);
         }
+        self.completed = completed;
     }
 
     /// Puts the pages of a run into the cache. Pages that were not read are loaded one by one, which finds
@@ -129,7 +131,7 @@ impl DiskIo {
             } else {
                 parts.read_device(page, &mut bytes);
             }
-            parts.cache.end_load(page, &bytes);
+            parts.cache.end_load(page, &bytes, run.replaces_clean);
         }
         if let Some(left) = self.runs_left.get_mut(&run.tag) {
             *left -= 1;
@@ -141,8 +143,8 @@ impl DiskIo {
     }
 }
 
-impl AsyncIo for DiskIo {
-    fn load(&mut self, tag: u64, offsets: &[usize]) {
+impl DiskIo {
+    fn start_runs(&mut self, tag: u64, offsets: &[usize], replaces_clean: bool) {
         let mut pages: Vec<usize> = offsets.iter().map(|offset| offset / PAGE_BYTES).collect();
         pages.sort_unstable();
         pages.dedup();
@@ -156,6 +158,7 @@ impl AsyncIo for DiskIo {
                 tag,
                 first,
                 pages: count,
+                replaces_clean,
             });
             runs += 1;
         }
@@ -164,6 +167,16 @@ impl AsyncIo for DiskIo {
             _ => drop(self.runs_left.insert(tag, runs)),
         }
         self.submit_loads();
+    }
+}
+
+impl AsyncIo for DiskIo {
+    fn load(&mut self, tag: u64, offsets: &[usize]) {
+        self.start_runs(tag, offsets, false);
+    }
+
+    fn reload(&mut self, tag: u64, offsets: &[usize]) {
+        self.start_runs(tag, offsets, true);
     }
 
     fn write(&mut self, tag: u64) {
@@ -207,8 +220,14 @@ impl AsyncIo for DiskIo {
     }
 
     fn poll(&mut self, ended: &mut Vec<(u64, Result<(), MapError>)>) {
-        self.reap();
-        self.submit_loads();
+        loop {
+            self.reap();
+            self.submit_loads();
+            // No descriptor reports them.
+            if !self.ring.has_ended_outside() {
+                break;
+            }
+        }
         ended.extend(self.ended.drain(..).map(|tag| (tag, Ok(()))));
         let failed = self.failed.drain(..);
         ended.extend(failed.map(|tag| (tag, Err(MapError::SyncFailed))));
@@ -237,8 +256,7 @@ impl AsyncIo for DiskIo {
 
     fn poll_fds<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
         if !self.runs_left.is_empty() {
-            // SAFETY: the ring is open as long as `self`.
-            fds.push(unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) });
+            fds.extend(self.ring.poll_fd());
         }
         if !self.groups.is_empty() || !self.rooms.is_empty() {
             fds.push(self.written.as_fd());
@@ -250,9 +268,7 @@ impl Drop for DiskIo {
     fn drop(&mut self) {
         self.waiting.clear();
         while self.in_flight.iter().any(Option::is_some) {
-            if let Err(cause) = self.ring.submit_and_wait(1)
-                && cause.raw_os_error() != Some(libc::EINTR)
-            {
+            if let Err(cause) = self.ring.wait() {
                 // The kernel may still write to the buffers: they must stay.
                 tracing::error!(%cause, "cannot wait for reads of the disk");
                 std::process::abort();

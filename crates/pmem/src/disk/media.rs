@@ -2,11 +2,14 @@
 
 use super::cache::{LoadEnd, PageCache};
 use super::device::Device;
+use super::failure::DiskFailure;
 use super::head::{Head, LoadedPages};
 use super::io::DiskIo;
 use super::memory::Memory;
+use super::watch::{OldRequest, RequestLimits};
 use super::writer::{GroupEnd, Writer, WriterQueue, WriterTarget};
 use crate::async_io::AsyncIo;
+use crate::disk_figures::{DiskFigures, ResidentCheck};
 use crate::map_error::MapError;
 use crate::mapped_media::system;
 use crate::media::{FenceProof, Media, UnfencedStores, check_range};
@@ -16,12 +19,11 @@ use pagemesh_base::poison::lock;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-/// The size of a disk's parts.
+/// The size of a disk's parts, and its limits.
 #[derive(Clone, Copy, Debug)]
 pub struct DiskOptions {
     /// Bytes of the pool.
@@ -30,12 +32,14 @@ pub struct DiskOptions {
     pub head_len: usize,
     /// Bytes of the cache of frames.
     pub cache_bytes: usize,
+    /// The limits of a request's age.
+    pub limits: RequestLimits,
 }
 
 /// A device with the memory in front of it.
 pub struct Disk {
     parts: Arc<DiskParts>,
-    writer: Mutex<Option<JoinHandle<()>>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
     /// Holds the lock of the pool as long as requests are possible.
     _locked: File,
 }
@@ -43,12 +47,14 @@ pub struct Disk {
 pub(super) struct DiskParts {
     len: usize,
     pub(super) device: Device,
-    head: Head,
+    pub(super) head: Head,
     pub(super) cache: PageCache,
     pub(super) queue: WriterQueue,
-    writer: Mutex<Writer>,
+    pub(super) writer: Mutex<Writer>,
     unreadable: Mutex<BTreeSet<usize>>,
     has_unreadable: AtomicBool,
+    pub(super) failure: DiskFailure,
+    slow_requests: AtomicU64,
 }
 
 impl Disk {
@@ -61,6 +67,7 @@ impl Disk {
             len,
             head_len,
             cache_bytes,
+            limits,
         } = options;
         if len == 0 || !len.is_multiple_of(PAGE_BYTES) || !head_len.is_multiple_of(PAGE_BYTES) {
             return Err(MapError::BadLength(len));
@@ -72,27 +79,55 @@ impl Disk {
         }
         let parts = Arc::new(DiskParts {
             len,
+            writer: Mutex::new(Writer::new(&device)?),
             device,
             head: Head::new(head_len.min(len))?,
             cache: PageCache::new(cache_bytes)?,
             queue: WriterQueue::default(),
-            writer: Mutex::new(Writer::new()?),
             unreadable: Mutex::default(),
             has_unreadable: AtomicBool::new(false),
+            failure: DiskFailure::default(),
+            slow_requests: AtomicU64::new(0),
         });
-        let of_writer = parts.clone();
-        let thread = std::thread::Builder::new().name("disk".into());
-        let writer = thread.spawn(move || {
-            while let Some(end) = of_writer.queue.next() {
-                of_writer.run_group(end);
-            }
-        });
-        let writer = writer.map_err(system("start the thread of the disk"))?;
-        Ok(Disk {
+        let disk = Disk {
             parts,
-            writer: Mutex::new(Some(writer)),
+            threads: Mutex::default(),
             _locked: locked,
-        })
+        };
+        disk.spawn("disk", |parts| {
+            while let Some(end) = parts.queue.next() {
+                parts.run_group(end);
+            }
+        })?;
+        disk.spawn("disk-watch", move |parts| {
+            while parts.device.watched().wait_for_look(limits) {
+                parts.look_at_requests(limits);
+            }
+        })?;
+        Ok(disk)
+    }
+
+    fn spawn(
+        &self,
+        name: &str,
+        run: impl FnOnce(&DiskParts) + Send + 'static,
+    ) -> Result<(), MapError> {
+        let parts = self.parts.clone();
+        let thread = std::thread::Builder::new().name(name.into());
+        let spawned = thread.spawn(move || run(&parts));
+        lock(&self.threads).push(spawned.map_err(system("start a thread of the disk"))?);
+        Ok(())
+    }
+
+    /// Calls `hook` with the cause when the disk fails, or now if it has failed. The pool must then be recovered.
+    pub fn on_failure(&self, hook: impl Fn(&str) + Send + Sync + 'static) {
+        self.parts.failure.set_hook(Box::new(hook));
+    }
+
+    /// The cause, if the disk has failed.
+    #[must_use]
+    pub fn failure(&self) -> Option<String> {
+        self.parts.failure.cause().map(str::to_owned)
     }
 
     pub(super) fn parts(&self) -> &DiskParts {
@@ -123,10 +158,16 @@ impl Disk {
 impl Drop for Disk {
     fn drop(&mut self) {
         self.parts.queue.stop();
-        if let Some(writer) = lock(&self.writer).take()
-            && writer.join().is_err()
-        {
-            tracing::error!("the thread of the disk panicked");
+        self.parts.device.watched().stop();
+        let this = std::thread::current().id();
+        for thread in lock(&self.threads).drain(..) {
+            // The listener of a failure may have dropped the last user, on one of these threads.
+            if thread.thread().id() == this {
+                continue;
+            }
+            if thread.join().is_err() {
+                tracing::error!("a thread of the disk panicked");
+            }
         }
     }
 }
@@ -144,7 +185,33 @@ impl DiskParts {
             cache: &self.cache,
             queue: &self.queue,
         };
-        lock(&self.writer).run_group(target, end);
+        let result = lock(&self.writer).run_group(target, end);
+        if let Err(cause) = &result {
+            self.note_unwritten(cause);
+        }
+        self.queue.end_group(&result);
+    }
+
+    /// Reports requests that take too long, and fails the disk if one takes even longer.
+    fn look_at_requests(&self, limits: RequestLimits) {
+        for old in self.device.watched().old_requests(limits.slow) {
+            let OldRequest {
+                offset,
+                age,
+                is_known,
+            } = old;
+            let name = self.device.name();
+            if !is_known {
+                self.slow_requests.fetch_add(1, Ordering::Relaxed);
+                tracing::warn!("a request at byte {offset} of {name} takes {age:.1?} so far");
+            }
+            if age >= limits.fail {
+                self.fail(format!(
+                    "a request at byte {offset} of {name} has not ended for {age:.0?}; check the disk and the kernel's \
+                     log; the pool stays locked until the request has ended"
+                ));
+            }
+        }
     }
 
     /// Writes all dirty pages on this thread, if no group is running.
@@ -156,17 +223,41 @@ impl DiskParts {
         begun.is_some()
     }
 
-    /// Reads a page from the device.
+    /// Reads a page from the device, or lists it as unreadable.
     pub(super) fn read_device(&self, page: usize, into: &mut [u8; PAGE_BYTES]) {
+        if let Err(cause) = self.try_read_device(page, into) {
+            self.note_unreadable(page, &cause);
+            into.as_chunks_mut::<8>().0.fill(PATTERN.to_le_bytes());
+        }
+    }
+
+    /// Reads a page from the device.
+    pub(super) fn try_read_device(
+        &self,
+        page: usize,
+        into: &mut [u8; PAGE_BYTES],
+    ) -> std::io::Result<()> {
         let mut bytes = AlignedPage([0; PAGE_BYTES]);
         let at = (page * PAGE_BYTES) as u64;
-        if let Err(cause) = self.device.file().read_exact_at(&mut bytes.0, at) {
-            tracing::warn!(page, %cause, "cannot read a page of the disk");
-            lock(&self.unreadable).insert(page);
-            self.has_unreadable.store(true, Ordering::Release);
-            bytes.0.as_chunks_mut::<8>().0.fill(PATTERN.to_le_bytes());
-        }
+        self.device.read_at(&mut bytes.0, at)?;
         *into = bytes.0;
+        Ok(())
+    }
+
+    /// Lists a page as unreadable. Returns the number of listed pages.
+    pub(super) fn list_unreadable(&self, page: usize) -> usize {
+        let mut unreadable = lock(&self.unreadable);
+        unreadable.insert(page);
+        self.has_unreadable.store(true, Ordering::Release);
+        unreadable.len()
+    }
+
+    fn figures(&self) -> DiskFigures {
+        DiskFigures {
+            unreadable_pages: lock(&self.unreadable).len() as u64,
+            slow_requests: self.slow_requests.load(Ordering::Relaxed),
+            ..self.cache.figures()
+        }
     }
 
     /// The head with a range of it loaded.
@@ -176,7 +267,7 @@ impl DiskParts {
         self.head.loaded(offset, len, load)
     }
 
-    fn is_in_head(&self, offset: usize) -> bool {
+    pub(super) fn is_in_head(&self, offset: usize) -> bool {
         offset < self.head.len()
     }
 
@@ -189,7 +280,7 @@ impl DiskParts {
             self.cache.begin_load(page);
             let mut bytes = [0; PAGE_BYTES];
             self.read_device(page, &mut bytes);
-            if self.cache.end_load(page, &bytes) == LoadEnd::Full {
+            if self.cache.end_load(page, &bytes, false) == LoadEnd::Full {
                 self.wait_for_room();
             }
         }
@@ -232,7 +323,10 @@ impl DiskParts {
             } else {
                 let (page, within) = (at / PAGE_BYTES, at % PAGE_BYTES);
                 self.with_cached(page, |cache| {
-                    cache.change(page, |memory, slot_at| memory.write(slot_at + within, part))
+                    cache.change(page, |memory, slot_at| {
+                        self.check_change(at);
+                        memory.write(slot_at + within, part);
+                    })
                 });
             }
             at += part.len();
@@ -276,11 +370,14 @@ impl DiskParts {
         }
         let (page, within) = (offset / PAGE_BYTES, offset % PAGE_BYTES);
         self.with_cached(page, |cache| {
-            cache.change(page, |memory, slot_at| swap(memory, slot_at + within))
+            cache.change(page, |memory, slot_at| {
+                self.check_change(offset);
+                swap(memory, slot_at + within)
+            })
         })
     }
 
-    fn is_unreadable(&self, offset: usize) -> bool {
+    pub(super) fn is_unreadable(&self, offset: usize) -> bool {
         self.has_unreadable.load(Ordering::Acquire)
             && lock(&self.unreadable).contains(&(offset / PAGE_BYTES))
     }
@@ -382,6 +479,7 @@ impl Media for DiskMedia {
         let (page, within) = (offset / PAGE_BYTES, offset % PAGE_BYTES);
         parts.with_cached(page, |cache| {
             cache.change(page, |memory, slot_at| {
+                parts.check_change(offset);
                 memory.word(slot_at + within).store(word, Ordering::Release);
             })
         });
@@ -453,6 +551,14 @@ impl Media for DiskMedia {
         self.overlay.is_some()
             || parts.is_in_head(offset)
             || parts.cache.contains(offset / PAGE_BYTES)
+    }
+
+    fn disk_figures(&self) -> Option<DiskFigures> {
+        Some(self.parts().figures())
+    }
+
+    fn compare_resident(&self, first: usize) -> ResidentCheck {
+        self.parts().compare_resident(first)
     }
 
     fn has_room(&self) -> bool {

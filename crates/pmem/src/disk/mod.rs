@@ -13,21 +13,32 @@
 //!   memory, and the next group of the writer contains it;
 //! - a sync returns after a group that began after the call: its pages and, on a device with a volatile write
 //!   cache, a FLUSH after them;
-//! - a page that cannot be read has the bytes of [`PATTERN`](crate::unreadable::PATTERN), and is listed;
-//! - after a failed write or FLUSH each sync fails.
+//! - a page of a frame that cannot be read has the bytes of [`PATTERN`](crate::unreadable::PATTERN), and is listed;
+//! - after a failed write or FLUSH, and when a page of the head cannot be read, the disk has failed: nothing is written
+//!   any more, and each sync fails.
 
 mod cache;
 mod device;
 #[cfg(feature = "test-api")]
 mod device_log;
+#[cfg(feature = "test-api")]
+mod device_plan;
+mod failure;
 mod head;
 mod io;
 mod media;
 mod memory;
 mod queue;
+mod requests;
+mod resident;
+mod watch;
 mod writer;
 
-pub use device::{Device, DeviceFacts};
+pub use device::{Device, DeviceFacts, WriteCache};
 #[cfg(feature = "test-api")]
 pub use device_log::{DeviceEvent, DeviceLog};
+#[cfg(feature = "test-api")]
+pub use device_plan::{DeviceFault, DevicePlan, PlannedRequest};
 pub use media::{Disk, DiskMedia, DiskOptions};
+pub use requests::io_uring_refusal;
+pub use watch::RequestLimits;

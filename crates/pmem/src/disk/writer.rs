@@ -10,14 +10,13 @@ use super::cache::PageCache;
 use super::device::Device;
 use super::head::Head;
 use super::memory::Memory;
+use super::requests::{DeviceRequest, RequestKind, RequestRing};
 use crate::map_error::MapError;
 use crate::mapped_media::system;
-use io_uring::{IoUring, opcode, types};
 use pagemesh_base::event_fd::EventFd;
 use pagemesh_base::poison::{lock, recover};
 use pagemesh_base::units::PAGE_BYTES;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -159,6 +158,18 @@ impl WriterQueue {
         lock(&self.state).has_failed
     }
 
+    /// Fails all waits, now and later.
+    pub(super) fn fail(&self) {
+        let mut state = lock(&self.state);
+        state.has_failed = true;
+        let room = std::mem::take(&mut state.room_signals);
+        let waiting = std::mem::take(&mut state.signals);
+        self.ended.notify_all();
+        drop(state);
+        room.iter().for_each(|signal| signal.signal());
+        waiting.iter().for_each(|(_, signal)| signal.signal());
+    }
+
     /// Ends the writer after its current group.
     pub(super) fn stop(&self) {
         lock(&self.state).is_stopping = true;
@@ -200,7 +211,7 @@ impl WriterQueue {
         state.flush_took = (state.flush_took * 7 + took) / 8;
     }
 
-    fn end_group(&self, result: &Result<(), MapError>) {
+    pub(super) fn end_group(&self, result: &Result<(), MapError>) {
         let mut state = lock(&self.state);
         state.ended = state.started;
         state.has_failed |= result.is_err();
@@ -248,7 +259,8 @@ struct DirtyRun {
 
 /// The writer's ring and buffers.
 pub(super) struct Writer {
-    ring: IoUring,
+    ring: RequestRing,
+    completed: Vec<(usize, i32)>,
     /// A buffer for each request in flight: the pages are copied, because others may store to them.
     buffers: Memory,
     free: Vec<usize>,
@@ -266,10 +278,10 @@ pub(super) struct WriterTarget<'d> {
 }
 
 impl Writer {
-    pub(super) fn new() -> Result<Writer, MapError> {
-        let entries = REQUESTS_MAX as u32;
+    pub(super) fn new(device: &Device) -> Result<Writer, MapError> {
         Ok(Writer {
-            ring: IoUring::new(entries).map_err(system("set up io_uring"))?,
+            ring: RequestRing::new(device, REQUESTS_MAX)?,
+            completed: Vec::new(),
             buffers: Memory::new(REQUESTS_MAX * REQUEST_PAGES_MAX * PAGE_BYTES)?,
             free: (0..REQUESTS_MAX).collect(),
             in_flight: vec![None; REQUESTS_MAX],
@@ -277,24 +289,32 @@ impl Writer {
         })
     }
 
-    /// Writes the group that was begun, and ends it.
-    pub(super) fn run_group(&mut self, target: WriterTarget<'_>, end: GroupEnd) {
+    /// Writes the group that was begun.
+    ///
+    /// # Errors
+    /// When the device fails, or has failed.
+    pub(super) fn run_group(
+        &mut self,
+        target: WriterTarget<'_>,
+        end: GroupEnd,
+    ) -> Result<(), MapError> {
         let began = Instant::now();
         let written = self.write_group(target);
         let result = written.and_then(|()| match end {
             GroupEnd::Flush => target.device.flush(),
             GroupEnd::Written => Ok(()),
         });
-        if let Err(cause) = &result {
-            tracing::error!(%cause, "the disk failed");
-        }
         if end == GroupEnd::Flush {
             target.queue.record_flush(began.elapsed());
         }
-        target.queue.end_group(&result);
+        result
     }
 
     fn write_group(&mut self, target: WriterTarget<'_>) -> Result<(), MapError> {
+        // What the device holds is unknown: nothing may be added.
+        if target.queue.has_failed() {
+            return Err(MapError::SyncFailed);
+        }
         let mut pages = std::mem::take(&mut self.pages);
         target.head.take_dirty(&mut pages);
         target.cache.take_dirty(&mut pages);
@@ -320,7 +340,7 @@ impl Writer {
         }
         // Also after an error: the kernel reads the buffers until its requests have ended.
         while self.free.len() < REQUESTS_MAX {
-            let reaped = self.reap(target, 1);
+            let reaped = self.reap(target);
             result = result.and(reaped);
         }
         pages.clear();
@@ -370,7 +390,7 @@ impl Writer {
             if let Some(buffer) = self.free.pop() {
                 return Ok(buffer);
             }
-            self.reap(target, 1)?;
+            self.reap(target)?;
         }
     }
 
@@ -382,11 +402,13 @@ impl Writer {
     ) -> Result<(), MapError> {
         let len = run.pages * PAGE_BYTES;
         let at = buffer * REQUEST_PAGES_MAX * PAGE_BYTES;
-        let fd = types::Fd(target.device.file().as_raw_fd());
-        let write = opcode::Write::new(fd, self.buffers.address(at, len), len as u32)
-            .offset((run.first * PAGE_BYTES) as u64)
-            .build()
-            .user_data(buffer as u64);
+        let write = DeviceRequest {
+            kind: RequestKind::Write,
+            offset: (run.first * PAGE_BYTES) as u64,
+            address: self.buffers.address(at, len),
+            len,
+            buffer,
+        };
         self.in_flight[buffer] = Some(run);
         #[cfg(feature = "test-api")]
         target
@@ -398,35 +420,26 @@ impl Writer {
             });
         // SAFETY: the buffer belongs to this request until its completion is reaped, and the ring is empty before
         // `self` is dropped.
-        let pushed = unsafe { self.ring.submission().push(&write) };
-        pushed.expect("the ring has an entry for each buffer");
+        unsafe { self.ring.push(target.device, write) };
         self.ring.submit().map_err(system("write to the medium"))?;
         Ok(())
     }
 
     /// Waits for completions, and frees their buffers.
-    fn reap(&mut self, target: WriterTarget<'_>, count: usize) -> Result<(), MapError> {
-        loop {
-            match self.ring.submit_and_wait(count) {
-                Ok(_) => break,
-                Err(cause) if cause.raw_os_error() == Some(libc::EINTR) => {}
-                Err(cause) => return Err(system("wait for the medium")(cause)),
-            }
-        }
+    fn reap(&mut self, target: WriterTarget<'_>) -> Result<(), MapError> {
+        self.ring.wait().map_err(system("wait for the medium"))?;
         let mut result = Ok(());
-        let ended: Vec<(u64, i32)> = self
-            .ring
-            .completion()
-            .map(|entry| (entry.user_data(), entry.result()))
-            .collect();
-        for (buffer, written) in ended {
-            let buffer = buffer as usize;
+        let mut completed = std::mem::take(&mut self.completed);
+        self.ring.take_ended(&mut completed);
+        for (buffer, written) in completed.drain(..) {
             let Some(run) = self.in_flight[buffer].take() else {
                 continue;
             };
             self.free.push(buffer);
             if let Err(cause) = check_written(written, run.pages * PAGE_BYTES) {
                 result = Err(system("write to the medium")(cause));
+                // The pages stay in memory: the device may have old bytes.
+                continue;
             }
             for page in run.first..run.first + run.pages {
                 if page * PAGE_BYTES >= target.head.len() {
@@ -434,6 +447,7 @@ impl Writer {
                 }
             }
         }
+        self.completed = completed;
         result
     }
 }

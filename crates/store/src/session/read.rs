@@ -61,25 +61,24 @@ impl<M: Media> Session<M> {
         Ok(())
     }
 
-    /// Adds the places of the pages in a range whose read would wait for a device.
+    /// Calls `visit` with the place of each page of a run that has a frame.
     ///
     /// # Errors
     /// As [`Session::read`].
-    pub fn missing_pages(
+    pub fn places_of(
         &mut self,
         handle: &Handle,
         pages: std::ops::Range<u64>,
         epoch: Epoch,
-        missing: &mut Vec<usize>,
+        mut visit: impl FnMut(usize),
     ) -> Result<(), StoreError> {
         const PAGE: u64 = PAGE_BYTES as u64;
         let len = pages.end.saturating_sub(pages.start).saturating_mul(PAGE);
         let offset = pages.start.saturating_mul(PAGE);
         self.mapping.check_range(handle, offset, len)?;
-        let data = self.mapping.data.clone();
         let visited = self.visit_slots(handle, pages, epoch, |_, _, slot| {
             let frame = slot.and_then(|slot| slot.frame());
-            missing.extend(frame.map(frame_at).filter(|&at| !data.is_cached(at)));
+            frame.map(frame_at).into_iter().for_each(&mut visit);
             true
         });
         visited.map(drop)

@@ -16,11 +16,14 @@ use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{BrickControl, Leg, SliceCompletion, SliceRequest, Stamp};
 use pagemesh_bench::recovery::{RecoveryOptions, RecoverySample, run_recovery};
 use pagemesh_bench::report::Report;
-use pagemesh_brick::brick::Brick;
+use pagemesh_brick::brick::{OpenedBrick, OpenedPool};
+use pagemesh_brick::disk_file::OpenOptions;
 use pagemesh_brick::file;
 use pagemesh_fabric::brick_client::BrickClient;
 use pagemesh_fabric::limits::Timeouts;
 use pagemesh_fabric::tcp::TcpLeg;
+use pagemesh_pmem::Media;
+use pagemesh_store::recovery::RecoverySummary;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -69,6 +72,16 @@ pub fn run(measure: &MeasureArgs) -> anyhow::Result<Report> {
     Ok(run_recovery(&mut recover, &options)?)
 }
 
+/// Ends a brick. Returns the bytes that its pool holds, and the findings of its recovery.
+fn close<M: Media + Send + Sync + 'static>(
+    (brick, maintenance, recovered): OpenedBrick<M>,
+) -> anyhow::Result<(u64, RecoverySummary)> {
+    let held_bytes = brick.status()?.used_bytes;
+    drop(brick);
+    maintenance.stop();
+    Ok((held_bytes, recovered))
+}
+
 impl RecoveryBench {
     fn recover(&mut self, size_bytes: u64, round: usize) -> anyhow::Result<RecoverySample> {
         let is_new = !self.pools.contains_key(&size_bytes);
@@ -98,11 +111,16 @@ impl RecoveryBench {
         brick.0.wait()?;
         drop(leg);
         let start = Instant::now();
-        let (opened, keeper, recovered) = Brick::open_sparse(&path)?;
+        let options = OpenOptions {
+            is_sparse: true,
+            ..OpenOptions::default()
+        };
+        let opened = OpenedPool::open(&path, options)?;
         let wall = start.elapsed();
-        let held_bytes = opened.status()?.used_bytes;
-        drop(opened);
-        keeper.stop();
+        let (held_bytes, recovered) = match opened {
+            OpenedPool::Mapped(opened) => close(opened)?,
+            OpenedPool::Disk(opened) => close(opened)?,
+        };
         Ok(RecoverySample {
             wall,
             records: recovered.records,

@@ -5,6 +5,7 @@ use crate::client::host_name;
 use crate::commands::brick::BrickArgs;
 use crate::figure_reporter::FigureReporter;
 use crate::key;
+use crate::memory_budget::MemoryBudget;
 use crate::metrics_pages;
 use crate::service;
 use crate::shutdown::Shutdown;
@@ -13,7 +14,8 @@ use pagemesh_base::brick_name::BrickName;
 use pagemesh_base::key::Key;
 use pagemesh_base::layout::BrickId;
 use pagemesh_base::slice::BrickControl;
-use pagemesh_brick::brick::{Brick, OpenedBrick};
+use pagemesh_brick::brick::{Brick, OpenedBrick, OpenedPool};
+use pagemesh_brick::disk_file::OpenOptions;
 use pagemesh_brick::scrub::{ScrubState, ScrubStatus};
 use pagemesh_brick::service::BrickService;
 use pagemesh_fabric::{map, tcp};
@@ -33,6 +35,9 @@ use uuid::Uuid;
 /// Interval of heartbeats to a manager that did not answer.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
+/// Limit of the orderly end of a brick whose pool failed.
+const FAILED_EXIT_LIMIT: Duration = Duration::from_secs(5);
+
 /// Runs a brick until its shutdown.
 pub fn run(args: &BrickArgs) -> anyhow::Result<()> {
     let Some(pool) = &args.pool else {
@@ -50,22 +55,22 @@ pub fn run(args: &BrickArgs) -> anyhow::Result<()> {
         asked: Signals::new([SIGUSR1, SIGUSR2]).context("cannot listen for signals")?,
     };
     service::notify_status("opening the pool");
-    if let Some(cache) = args.disk_cache {
-        let cache_bytes = usize::try_from(cache.0).unwrap_or(usize::MAX);
-        let opened = Brick::open_disk(pool, cache_bytes)?;
-        // Clients cannot map such a pool.
-        return process.serve(opened, |_| Ok(None));
-    }
-    let opened = match args.sparse {
-        false => Brick::open(pool)?,
-        true => Brick::open_sparse(pool)?,
+    let budget = args.memory_budget;
+    let options = OpenOptions {
+        is_sparse: args.sparse,
+        memory_budget: budget.unwrap_or_else(|| MemoryBudget::of_each(1)).bytes(),
+        ..OpenOptions::default()
     };
-    process.serve(opened, |served| {
-        let Some(path) = &args.map else {
-            return Ok(None);
-        };
-        Ok(Some(map::MapServer::bind(&absolute_path(path)?, served)?))
-    })
+    match OpenedPool::open(pool, options)? {
+        // Clients cannot map such a pool.
+        OpenedPool::Disk(opened) => process.serve(opened, |_| Ok(None)),
+        OpenedPool::Mapped(opened) => process.serve(opened, |served| {
+            let Some(path) = &args.map else {
+                return Ok(None);
+            };
+            Ok(Some(map::MapServer::bind(&absolute_path(path)?, served)?))
+        }),
+    }
 }
 
 /// A brick's process, before its pool is open.
@@ -123,6 +128,9 @@ impl BrickProcess<'_> {
         let page = move || metrics_pages::brick_page(&measured, &name);
         let metrics = metrics_pages::serve(self.metrics, page)?;
         let ended = registrar.serve(&self.ending);
+        if brick.has_failed() {
+            exit_soon();
+        }
         drop(metrics);
         drop(reporter);
         drop(map);
@@ -131,6 +139,18 @@ impl BrickProcess<'_> {
         }
         keeper.stop();
         ended
+    }
+}
+
+/// Ends the process of a failed pool, if it does not end by itself: its threads may wait for a disk that does not answer.
+fn exit_soon() {
+    let exit = || {
+        std::thread::sleep(FAILED_EXIT_LIMIT);
+        std::process::exit(1);
+    };
+    let thread = std::thread::Builder::new().name("exit".into());
+    if let Err(cause) = thread.spawn(exit) {
+        tracing::error!(%cause, "cannot start a thread");
     }
 }
 

@@ -101,9 +101,9 @@ pub fn all(host: &HostFacts) -> Vec<Check> {
             "fusermount",
             "users other than root mount through fusermount3",
         ),
-        fuse_uring(host).check(
+        io_uring(host).check(
             "io_uring",
-            "FUSE over io_uring saves system calls of a mount",
+            "bricks use it for requests to disks, and mounts for FUSE where the kernel has that",
         ),
         shmem(host).check(
             "thp",
@@ -188,17 +188,37 @@ fn fusermount(host: &HostFacts) -> Judged {
     }
 }
 
-fn fuse_uring(host: &HostFacts) -> Judged {
-    let disabled = host.io_uring_disabled.as_deref();
-    match host.fuse_uring {
-        Some(true) if disabled == Some("2") => Judged::warning(
-            "enabled, but kernel.io_uring_disabled is 2, so mounts read and write /dev/fuse",
-            "sysctl kernel.io_uring_disabled=1; \
-             echo kernel.io_uring_disabled=1 > /etc/sysctl.d/60-pagemesh.conf",
-        ),
-        Some(true) if disabled == Some("1") => {
-            Judged::ok("enabled for mounts of root: kernel.io_uring_disabled is 1")
+/// The way to io_uring for all users.
+const URING_FIX: &str = "sysctl kernel.io_uring_disabled=0; \
+     echo kernel.io_uring_disabled=0 > /etc/sysctl.d/60-pagemesh.conf";
+
+fn io_uring(host: &HostFacts) -> Judged {
+    match (host.io_uring_disabled.as_deref(), &host.io_uring_refusal) {
+        (Some("2"), _) => {
+            return Judged::warning(
+                "kernel.io_uring_disabled is 2: a disk gets one request of a connection at a time, and mounts read and \
+                 write /dev/fuse",
+                URING_FIX,
+            );
         }
+        (Some("1"), _) => {
+            return Judged::warning(
+                "kernel.io_uring_disabled is 1: bricks of users other than root give a disk one request of a \
+                 connection at a time",
+                URING_FIX,
+            );
+        }
+        (_, Some(cause)) => {
+            return Judged::warning(
+                format!(
+                    "the system refuses it: {cause}; a disk gets one request of a connection at a time"
+                ),
+                "permit io_uring_setup in the seccomp profile of the container; before Linux 5.12: ulimit -l unlimited",
+            );
+        }
+        _ => {}
+    }
+    match host.fuse_uring {
         Some(true) => Judged::ok("enabled"),
         // The default of the kernel.
         Some(false) => Judged::advice(

@@ -10,6 +10,7 @@ use crate::key;
 use crate::program;
 use pagemesh_base::key::{Key, KeyError};
 use pagemesh_manage::ManagerClient;
+use pagemesh_pmem::io_uring_refusal;
 use rustix::fs::{Access, access, statvfs};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -90,6 +91,8 @@ pub struct HostFacts {
     pub fuse_uring: Option<bool>,
     /// `kernel.io_uring_disabled`; none in kernels without it, which permit io_uring.
     pub io_uring_disabled: Option<String>,
+    /// The reason why the system refuses io_uring to this process.
+    pub io_uring_refusal: Option<String>,
     /// The selected word of `shmem_enabled`.
     pub shmem_huge: Option<String>,
     /// Mount points of tmpfs with huge pages.
@@ -136,6 +139,7 @@ impl HostFacts {
             fuse_uring: read_word("/sys/module/fuse/parameters/enable_uring")
                 .map(|word| word == "Y" || word == "1"),
             io_uring_disabled: read_word("/proc/sys/kernel/io_uring_disabled"),
+            io_uring_refusal: io_uring_refusal().map(|cause| cause.to_string()),
             shmem_huge: read_word("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
                 .and_then(|line| selected_word(&line)),
             huge_tmpfs: huge_tmpfs(&read_word("/proc/self/mounts").unwrap_or_default()),

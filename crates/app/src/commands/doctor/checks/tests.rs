@@ -14,6 +14,7 @@ fn good() -> HostFacts {
         has_fusermount: true,
         fuse_uring: Some(true),
         io_uring_disabled: Some("0".into()),
+        io_uring_refusal: None,
         shmem_huge: Some("advise".into()),
         huge_tmpfs: vec![PathBuf::from("/mnt/huge")],
         dax_devices: vec!["dax0.0".into()],
@@ -72,11 +73,14 @@ fn kernel_and_fuse_are_judged() {
     });
     judges("io_uring", Ok, |host| host.fuse_uring = Some(false));
     judges("io_uring", Ok, |host| host.fuse_uring = None);
-    for (disabled, wanted) in [(None, Ok), (Some("1"), Ok), (Some("2"), Warning)] {
+    for (disabled, wanted) in [(None, Ok), (Some("1"), Warning), (Some("2"), Warning)] {
         judges("io_uring", wanted, |host| {
             host.io_uring_disabled = disabled.map(str::to_owned);
         });
     }
+    judges("io_uring", Warning, |host| {
+        host.io_uring_refusal = Some("Operation not permitted".into());
+    });
 }
 
 #[test]

@@ -1,0 +1,113 @@
+//! The end of a disk: what it holds is unknown, so nothing is written any more, and its pool must be recovered.
+
+use super::media::DiskParts;
+use crate::unreadable::PAGES_MAX;
+use pagemesh_base::poison::lock;
+use pagemesh_base::units::PAGE_BYTES;
+use std::io;
+use std::sync::{Mutex, OnceLock};
+
+/// A function that is called with the cause of a failure.
+pub(super) type FailureHook = Box<dyn Fn(&str) + Send + Sync>;
+
+/// The first failure of a disk, and its listener.
+#[derive(Default)]
+pub(super) struct DiskFailure {
+    cause: OnceLock<String>,
+    hook: Mutex<Option<FailureHook>>,
+}
+
+impl DiskFailure {
+    /// The cause, if the disk has failed.
+    pub(super) fn cause(&self) -> Option<&str> {
+        self.cause.get().map(String::as_str)
+    }
+
+    /// Calls `hook` at a failure, or now if there was one.
+    pub(super) fn set_hook(&self, hook: FailureHook) {
+        *lock(&self.hook) = Some(hook);
+        self.call_hook();
+    }
+
+    fn call_hook(&self) {
+        if let (Some(cause), Some(hook)) = (self.cause(), &*lock(&self.hook)) {
+            hook(cause);
+        }
+    }
+}
+
+impl DiskParts {
+    /// Fails the disk. The listener hears of it before a waiting request does.
+    pub(super) fn fail(&self, cause: String) {
+        if self.failure.cause.set(cause).is_ok() {
+            self.failure.call_hook();
+            self.queue.fail();
+        }
+    }
+
+    /// A page cannot be read: a damaged page of a frame, or the end of the disk.
+    pub(super) fn note_unreadable(&self, page: usize, cause: &io::Error) {
+        let (at, name) = (page * PAGE_BYTES, self.device.name());
+        if self.is_in_head(at) {
+            self.fail(format!(
+                "byte {at} of {name} cannot be read: {cause}; it is of the pool's journals or tables, so replace the brick; \
+                 other copies go on"
+            ));
+            return;
+        }
+        if is_gone(cause) {
+            self.fail(format!("{name} is gone: {cause}; {}", way_out(cause)));
+            return;
+        }
+        let count = self.list_unreadable(page);
+        if count > PAGES_MAX {
+            self.fail(format!(
+                "more than {PAGES_MAX} pages of {name} cannot be read: {cause}; {}",
+                way_out(cause)
+            ));
+            return;
+        }
+        tracing::warn!(%cause, "byte {at} of {name} cannot be read; its page counts as damaged");
+    }
+
+    /// A write or a FLUSH has failed.
+    pub(super) fn note_unwritten(&self, cause: &crate::map_error::MapError) {
+        let hint = match cause {
+            crate::map_error::MapError::System { cause, .. } => way_out(cause),
+            _ => CHECK_DISK,
+        };
+        let name = self.device.name();
+        self.fail(format!("{name}: {cause}; what it holds is unknown; {hint}"));
+    }
+
+    /// A part of a page that cannot be read would be changed.
+    pub(super) fn check_change(&self, offset: usize) {
+        if self.is_unreadable(offset) {
+            let name = self.device.name();
+            self.fail(format!(
+                "byte {offset} of {name} cannot be read, and a part of its page would be changed; {CHECK_DISK}"
+            ));
+        }
+    }
+}
+
+const CHECK_DISK: &str = "check the disk and the kernel's log; the brick recovers the pool when it is started again; \
+     if it fails again, replace the brick";
+
+/// The operator's way out.
+fn way_out(cause: &io::Error) -> &'static str {
+    match cause.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "the thin device or file system below the pool is full: make room there; the brick recovers the pool \
+             when it is started again"
+        }
+        _ if is_gone(cause) => {
+            "connect the device again; the brick recovers the pool when it is started again"
+        }
+        _ => CHECK_DISK,
+    }
+}
+
+fn is_gone(cause: &io::Error) -> bool {
+    matches!(cause.raw_os_error(), Some(libc::ENODEV | libc::ENXIO))
+}

@@ -1,0 +1,205 @@
+//! Requests to a device: in flight together by io_uring, or one at a time where the system refuses it.
+//!
+//! Invariant: a request that was pushed is in the clock until its completion is taken.
+
+use super::device::Device;
+use super::watch::RequestClock;
+use crate::map_error::MapError;
+use crate::mapped_media::system;
+use io_uring::{IoUring, opcode, types};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
+
+/// The direction of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RequestKind {
+    Read,
+    Write,
+}
+
+/// A request for bytes between a device and a buffer of this process.
+#[derive(Clone, Copy)]
+pub(super) struct DeviceRequest {
+    pub(super) kind: RequestKind,
+    pub(super) offset: u64,
+    pub(super) address: *mut u8,
+    pub(super) len: usize,
+    /// The number of the request's buffer, below the number of entries.
+    pub(super) buffer: usize,
+}
+
+/// A user's requests in flight.
+pub(super) struct RequestRing {
+    /// None: the system refuses io_uring.
+    ring: Option<IoUring>,
+    /// Buffers and results of requests that ended outside of the ring.
+    ended: Vec<(usize, i32)>,
+    clock: Arc<RequestClock>,
+}
+
+impl RequestRing {
+    /// # Errors
+    /// When the system is out of a resource.
+    pub(super) fn new(device: &Device, entries: usize) -> Result<RequestRing, MapError> {
+        Ok(RequestRing {
+            ring: open_ring(device, entries)?,
+            ended: Vec::new(),
+            clock: device.watched().add(entries),
+        })
+    }
+
+    /// Starts a request, or queues it for [`RequestRing::submit`].
+    ///
+    /// # Safety
+    /// The buffer belongs to this request until its completion was taken.
+    pub(super) unsafe fn push(&mut self, device: &Device, request: DeviceRequest) {
+        let DeviceRequest {
+            kind,
+            offset,
+            address,
+            len,
+            buffer,
+        } = request;
+        self.clock.start(buffer, offset);
+        #[cfg(feature = "test-api")]
+        if let Some(result) = device.planned_result(kind.into(), offset, len) {
+            self.ended.push((buffer, result));
+            return;
+        }
+        let fd = device.file().as_raw_fd();
+        let Some(ring) = &mut self.ring else {
+            // SAFETY: the caller's promise; the descriptor is open as long as the device.
+            self.ended
+                .push((buffer, unsafe { execute(fd, kind, offset, address, len) }));
+            return;
+        };
+        let fd = types::Fd(fd);
+        let entry = match kind {
+            RequestKind::Read => opcode::Read::new(fd, address, len as u32)
+                .offset(offset)
+                .build(),
+            RequestKind::Write => opcode::Write::new(fd, address, len as u32)
+                .offset(offset)
+                .build(),
+        };
+        // SAFETY: the caller's promise.
+        let pushed = unsafe { ring.submission().push(&entry.user_data(buffer as u64)) };
+        pushed.expect("the ring has an entry for each buffer");
+    }
+
+    /// Hands queued requests to the kernel. After an error they stay queued.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub(super) fn submit(&mut self) -> io::Result<()> {
+        match &self.ring {
+            Some(ring) => ring.submit().map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits until a request has ended. One must be in flight.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub(super) fn wait(&mut self) -> io::Result<()> {
+        let Some(ring) = &self.ring else {
+            return Ok(());
+        };
+        if !self.ended.is_empty() {
+            return ring.submit().map(drop);
+        }
+        loop {
+            match ring.submit_and_wait(1) {
+                Ok(_) => return Ok(()),
+                Err(cause) if cause.raw_os_error() == Some(libc::EINTR) => {}
+                Err(cause) => return Err(cause),
+            }
+        }
+    }
+
+    /// Moves the buffers and results of requests that have ended to `into`.
+    pub(super) fn take_ended(&mut self, into: &mut Vec<(usize, i32)>) {
+        let first = into.len();
+        into.append(&mut self.ended);
+        if let Some(ring) = &mut self.ring {
+            let completed = ring.completion();
+            into.extend(completed.map(|entry| (entry.user_data() as usize, entry.result())));
+        }
+        for &(buffer, _) in &into[first..] {
+            self.clock.end(buffer);
+        }
+    }
+
+    /// Whether requests have ended of which no descriptor tells.
+    pub(super) fn has_ended_outside(&self) -> bool {
+        !self.ended.is_empty()
+    }
+
+    /// A descriptor that becomes readable when requests have ended. None: they end at once.
+    pub(super) fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
+        let ring = self.ring.as_ref()?;
+        // SAFETY: the ring is open as long as `self`.
+        Some(unsafe { BorrowedFd::borrow_raw(ring.as_raw_fd()) })
+    }
+}
+
+fn open_ring(device: &Device, entries: usize) -> Result<Option<IoUring>, MapError> {
+    let opened = match device.refuses_io_uring() {
+        true => Err(io::Error::from_raw_os_error(libc::EPERM)),
+        false => IoUring::new(entries as u32),
+    };
+    match opened {
+        Ok(ring) => Ok(Some(ring)),
+        Err(cause) if is_refusal(&cause) => {
+            device.warn_of_refusal(&cause);
+            Ok(None)
+        }
+        Err(cause) => Err(system("set up io_uring")(cause)),
+    }
+}
+
+/// The reason why the system refuses io_uring to this process; none if it does not.
+#[must_use]
+pub fn io_uring_refusal() -> Option<io::Error> {
+    IoUring::new(1).err().filter(is_refusal)
+}
+
+/// Whether the system has no io_uring for this process: by a sysctl, a filter of system calls, its version, or a
+/// limit of locked memory.
+fn is_refusal(cause: &io::Error) -> bool {
+    let refusals = [libc::EPERM, libc::EACCES, libc::ENOSYS, libc::ENOMEM];
+    cause
+        .raw_os_error()
+        .is_some_and(|code| refusals.contains(&code))
+}
+
+/// Executes a request. Returns the number of bytes, or a negated error number.
+///
+/// # Safety
+/// The descriptor is open, and the buffer has `len` bytes for this request.
+unsafe fn execute(fd: i32, kind: RequestKind, offset: u64, address: *mut u8, len: usize) -> i32 {
+    let mut done = 0;
+    while done < len {
+        let at = (offset + done as u64) as libc::off_t;
+        // SAFETY: the caller's promise.
+        let result = unsafe {
+            let address = address.add(done).cast();
+            match kind {
+                RequestKind::Read => libc::pread(fd, address, len - done, at),
+                RequestKind::Write => libc::pwrite(fd, address, len - done, at),
+            }
+        };
+        match result {
+            0 => break,
+            1.. => done += result as usize,
+            _ => match io::Error::last_os_error().raw_os_error() {
+                Some(libc::EINTR) => {}
+                code if done == 0 => return -code.unwrap_or(libc::EIO),
+                _ => break,
+            },
+        }
+    }
+    done as i32
+}
