@@ -79,7 +79,7 @@ const POOLS: &[Limit] = &[
         "PATCH_MAX",
     ),
     (
-        "Unreadable pages that one process tolerates. A further one ends the process.",
+        "Unreadable pages that one process tolerates. A further one ends the process, on a disk the brick.",
         Unit::Count,
         "pmem",
         "PAGES_MAX",
@@ -89,6 +89,51 @@ const POOLS: &[Limit] = &[
         Unit::Count,
         "store",
         "FINDINGS_MAX",
+    ),
+];
+
+const DISKS: &[Limit] = &[
+    (
+        "Least memory for the data pages of a pool (`--memory-budget`).",
+        Unit::Bytes,
+        "brick",
+        "MEMORY_BUDGET_MIN",
+    ),
+    (
+        "Largest default of it.",
+        Unit::Bytes,
+        "app",
+        "MEMORY_BUDGET_DEFAULT_MAX",
+    ),
+    (
+        "The default is the machine's memory divided by this, within these bounds.",
+        Unit::Count,
+        "app",
+        "MEMORY_BUDGET_DIVISOR",
+    ),
+    (
+        "Pages that are not on the disk yet, at most half of the cache. Further changes wait.",
+        Unit::Pages,
+        "pmem",
+        "DIRTY_PAGES_MAX",
+    ),
+    (
+        "A request to a disk is reported after",
+        Unit::Time,
+        "pmem",
+        "SLOW_REQUEST",
+    ),
+    (
+        "It fails the pool after",
+        Unit::Time,
+        "pmem",
+        "REQUEST_LIMIT",
+    ),
+    (
+        "The process of a failed pool ends within, once its next heartbeat is due",
+        Unit::Time,
+        "app",
+        "FAILED_EXIT_LIMIT",
     ),
 ];
 
@@ -665,6 +710,7 @@ const METRICS: &[Limit] = &[
 
 const SECTIONS: &[(&str, &[Limit])] = &[
     ("Pools", POOLS),
+    ("Disks", DISKS),
     ("Volumes", VOLUMES),
     ("Losses and time-outs", FAULTS),
     ("Asynchronous replicas", REPLICAS),

@@ -7,9 +7,9 @@ use std::fmt;
 use std::str::FromStr;
 
 /// The largest default.
-const DEFAULT_MAX: u64 = 4 << 30;
+const MEMORY_BUDGET_DEFAULT_MAX: u64 = 4 << 30;
 /// The default is this part of the machine's memory (one eighth).
-const MEMORY_DIVISOR: u64 = 8;
+const MEMORY_BUDGET_DIVISOR: u64 = 8;
 
 /// Bytes of memory, at least [`MEMORY_BUDGET_MIN`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ impl MemoryBudget {
     }
 
     fn share(memory_bytes: u64, bricks: u32) -> MemoryBudget {
-        let of_all = (memory_bytes / MEMORY_DIVISOR).min(DEFAULT_MAX);
+        let of_all = (memory_bytes / MEMORY_BUDGET_DIVISOR).min(MEMORY_BUDGET_DEFAULT_MAX);
         let each = of_all / u64::from(bricks.max(1));
         // Whole pages, so that the text is short.
         let each = usize::try_from(each).unwrap_or(usize::MAX) / PAGE_BYTES * PAGE_BYTES;
@@ -67,8 +67,8 @@ mod tests {
         let share = |memory, bricks| MemoryBudget::share(memory, bricks).bytes() as u64;
         assert_eq!(share(16 << 30, 1), 2 << 30);
         assert_eq!(share(16 << 30, 4), 512 << 20);
-        assert_eq!(share(1 << 40, 1), DEFAULT_MAX);
-        assert_eq!(share(1 << 40, 4), DEFAULT_MAX / 4);
+        assert_eq!(share(1 << 40, 1), MEMORY_BUDGET_DEFAULT_MAX);
+        assert_eq!(share(1 << 40, 4), MEMORY_BUDGET_DEFAULT_MAX / 4);
         assert_eq!(share(64 << 20, 1), MEMORY_BUDGET_MIN as u64);
         assert_eq!(share(0, 0), MEMORY_BUDGET_MIN as u64);
     }

@@ -5,12 +5,14 @@ mod faults;
 mod power_cuts;
 
 use client::{Client, PAGE, Pool, SIZE, SLICE, open, options, random_write};
+use pagemesh_base::ids::PageNo;
 use pagemesh_base::rng::SplitMix64;
-use pagemesh_base::slice::{BrickControl, SliceReply, SliceRequest};
+use pagemesh_base::slice::{BrickControl, SliceError, SliceReply, SliceRequest};
 use pagemesh_brick::brick::Brick;
 use pagemesh_brick::file::{self, FileError};
 use pagemesh_pmem::{Durability, StatedClass};
 use std::collections::HashMap;
+use std::os::unix::fs::FileExt;
 
 #[test]
 fn disk_pool_holds_what_the_model_holds() {
@@ -161,4 +163,45 @@ fn pool_in_memory_is_refused() {
     };
     file::create_with_class(&path, 16 << 20, Some(stated), &mut |_, _| {}).expect("a pool");
     Brick::open_disk(&path, options()).expect("a brick");
+}
+
+/// A scrub of a volume compares what the disks hold, not what is cached.
+#[test]
+fn checksums_find_damage_below_cached_page() {
+    let home = Pool::new();
+    let (brick, _maintenance) = open(&home.path());
+    brick.create(SLICE, SIZE).expect("room");
+    let mut client = Client::new(&brick, 1);
+    let write = SliceRequest::Write {
+        offset: 0,
+        data: vec![0x5a; PAGE as usize].into(),
+        stamp: client.stamp(),
+    };
+    let results = client.execute(vec![write, SliceRequest::Flush]);
+    assert_eq!(results, [Ok(SliceReply::Done), Ok(SliceReply::Done)]);
+    let sums = || SliceRequest::Checksums {
+        page: PageNo(0),
+        count: 1,
+    };
+    let sound = client.execute(vec![sums()]).remove(0);
+    assert!(matches!(sound, Ok(SliceReply::Checksums(_))), "{sound:?}");
+    let bytes = std::fs::read(home.path()).expect("the pool");
+    let pages = bytes.chunks(PAGE as usize);
+    let mut pages = pages
+        .enumerate()
+        .filter(|(_, page)| page.iter().all(|byte| *byte == 0x5a));
+    let (number, _) = pages.next().expect("the page");
+    let file = std::fs::File::options().write(true).open(home.path());
+    let damage = file
+        .expect("the pool")
+        .write_all_at(&[1], number as u64 * PAGE);
+    damage.expect("a flipped byte");
+    let read = SliceRequest::Read {
+        offset: 0,
+        len: PAGE as u32,
+    };
+    let cached = client.execute(vec![read]).remove(0);
+    assert_eq!(cached, Ok(SliceReply::Data(vec![0x5a; PAGE as usize])));
+    let damaged = client.execute(vec![sums()]).remove(0);
+    assert_eq!(damaged, Err(SliceError::Damaged { offset: 0 }));
 }

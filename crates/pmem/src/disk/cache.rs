@@ -1,7 +1,8 @@
 //! The cache of the data view's pages behind the head.
 //!
 //! The pages of a part of the cache are under the part's lock, so a copy is never torn. A load from the device
-//! runs without the lock: it is discarded if the page was written meanwhile.
+//! runs without the lock: it is discarded if the page was written meanwhile. It goes to memory of its own, or straight to
+//! a reserved slot, which has no page until the load ends.
 //!
 //! Invariants: a dirty page, and one that is being written, is not evicted. One that is stored to while it is being written
 //! is dirty again afterwards.
@@ -21,6 +22,8 @@ use std::sync::{Mutex, MutexGuard};
 const PARTS_MAX: usize = 64;
 /// Dirty pages before changes wait: what a slow disk writes in a second, so that a sync takes no longer.
 const DIRTY_PAGES_MAX: usize = 8192;
+/// Loads reserve at most this part of the slots (one quarter).
+const RESERVED_DIVISOR: usize = 4;
 /// Fewest pages of a part.
 const PART_PAGES_MIN: usize = 16;
 
@@ -42,6 +45,8 @@ struct Part {
     dirty: Vec<usize>,
     /// Pages that are being loaded: by how many, and whether the page was written meanwhile.
     loads: HashMap<usize, Load>,
+    /// Slots that loads have reserved.
+    reserved: usize,
     hits: u64,
     misses: u64,
 }
@@ -186,15 +191,48 @@ impl PageCache {
 
     /// Announces a load of a page from the device.
     pub(super) fn begin_load(&self, page: usize) {
+        self.part(page).begin_load(page);
+    }
+
+    /// Announces a load, and reserves a slot for it. None: there is none to spare.
+    pub(super) fn begin_load_into_slot(&self, page: usize) -> Option<ReservedSlot> {
         let mut part = self.part(page);
-        let slot = part.slots.get(&page).copied();
-        let is_newer = slot.is_some_and(|slot| {
-            let entry = part.entry(slot);
-            entry.is_dirty || entry.is_being_written
-        });
-        let load = part.loads.entry(page).or_default();
-        load.count += 1;
-        load.is_stale |= is_newer;
+        part.begin_load(page);
+        // The others stay for changes, which may wait on the thread that ends this load.
+        if part.reserved >= part.entries.len() / RESERVED_DIVISOR {
+            return None;
+        }
+        let slot = part.free_slot()?;
+        *part.entry(slot) = Entry::clean(page);
+        part.reserved += 1;
+        Some(ReservedSlot(slot))
+    }
+
+    /// The memory of a reserved slot.
+    pub(super) fn address_of(&self, slot: &ReservedSlot) -> *mut u8 {
+        self.memory.address(Self::at(slot.0), PAGE_BYTES)
+    }
+
+    /// Ends a load whose bytes are in a reserved slot.
+    pub(super) fn end_load_in_slot(&self, page: usize, ReservedSlot(slot): ReservedSlot) {
+        let mut part = self.part(page);
+        part.reserved -= 1;
+        let is_stale = part.end_load(page);
+        if is_stale || part.slots.contains_key(&page) {
+            part.free.push(slot);
+            return;
+        }
+        part.entry(slot).is_new = true;
+        part.misses += 1;
+        part.slots.insert(page, slot);
+        part.queue.push(slot, page);
+    }
+
+    /// Gives back a reserved slot whose load failed; the load itself goes on.
+    pub(super) fn release(&self, page: usize, ReservedSlot(slot): ReservedSlot) {
+        let mut part = self.part(page);
+        part.reserved -= 1;
+        part.free.push(slot);
     }
 
     /// Ends a load, and puts its page into the cache. A cached page without changes takes the bytes that were
@@ -263,6 +301,10 @@ impl PageCache {
     }
 }
 
+/// A slot without a page, for a load.
+#[derive(Debug)]
+pub(super) struct ReservedSlot(u32);
+
 /// The end of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LoadEnd {
@@ -275,6 +317,17 @@ pub(super) enum LoadEnd {
 }
 
 impl Part {
+    fn begin_load(&mut self, page: usize) {
+        let slot = self.slots.get(&page).copied();
+        let is_newer = slot.is_some_and(|slot| {
+            let entry = self.entry(slot);
+            entry.is_dirty || entry.is_being_written
+        });
+        let load = self.loads.entry(page).or_default();
+        load.count += 1;
+        load.is_stale |= is_newer;
+    }
+
     /// A page that is being loaded was written.
     fn mark_loads_stale(&mut self, page: usize) {
         if let Some(load) = self.loads.get_mut(&page) {
@@ -305,6 +358,7 @@ impl Part {
             queue: EvictionQueue::new(first_slot, slots),
             dirty: Vec::new(),
             loads: HashMap::new(),
+            reserved: 0,
             hits: 0,
             misses: 0,
         }
@@ -332,14 +386,15 @@ impl Part {
             self.queue.touch(slot);
             return Ok(slot);
         }
-        let slot = match self.free.pop() {
-            Some(slot) => slot,
-            None => self.evict().ok_or(CacheFull)?,
-        };
+        let slot = self.free_slot().ok_or(CacheFull)?;
         *self.entry(slot) = Entry::clean(page);
         self.slots.insert(page, slot);
         self.queue.push(slot, page);
         Ok(slot)
+    }
+
+    fn free_slot(&mut self) -> Option<u32> {
+        self.free.pop().or_else(|| self.evict())
     }
 
     fn evict(&mut self) -> Option<u32> {

@@ -3,9 +3,10 @@
 //! Invariants: neighbouring pages are loaded by one request. A buffer belongs to a request until its
 //! completion was reaped, also while the user ends.
 
+use super::cache::{PageCache, ReservedSlot};
 use super::media::Disk;
 use super::memory::Memory;
-use super::requests::{DeviceRequest, RequestKind, RequestRing};
+use super::requests::{DeviceRequest, RequestKind, RequestMemory, RequestRing};
 use super::writer::{GroupEnd, GroupNo};
 use crate::async_io::AsyncIo;
 use crate::map_error::MapError;
@@ -27,6 +28,8 @@ pub(super) struct DiskIo {
     ring: RequestRing,
     completed: Vec<(usize, i32)>,
     buffers: Memory,
+    /// Slots of the cache in place of a buffer, and their addresses.
+    slots: Vec<LoadSlots>,
     free: Vec<usize>,
     in_flight: Vec<Option<PageRun>>,
     /// Runs that wait for a buffer.
@@ -53,6 +56,55 @@ struct PageRun {
     replaces_clean: bool,
 }
 
+/// The slots of the cache that a request reads into.
+struct LoadSlots {
+    reserved: Vec<ReservedSlot>,
+    addresses: Vec<libc::iovec>,
+}
+
+// SAFETY: the addresses are of the cache, which every thread may use.
+unsafe impl Send for LoadSlots {}
+
+impl LoadSlots {
+    fn new() -> LoadSlots {
+        LoadSlots {
+            reserved: Vec::new(),
+            // Requests refer to it: it never grows.
+            addresses: Vec::with_capacity(REQUEST_PAGES_MAX),
+        }
+    }
+
+    /// Announces the loads of a run, and reserves slots for them. None: the run needs a buffer.
+    fn begin(&mut self, cache: &PageCache, run: PageRun) -> Option<RequestMemory> {
+        let pages = run.first..run.first + run.pages;
+        if run.replaces_clean {
+            pages.for_each(|page| cache.begin_load(page));
+            return None;
+        }
+        let slots = pages.clone().map(|page| cache.begin_load_into_slot(page));
+        let slots: Vec<Option<ReservedSlot>> = slots.collect();
+        if slots.iter().any(Option::is_none) {
+            for (page, slot) in pages.zip(slots) {
+                if let Some(slot) = slot {
+                    cache.release(page, slot);
+                }
+            }
+            return None;
+        }
+        self.reserved.extend(slots.into_iter().flatten());
+        self.addresses.clear();
+        let parts = self.reserved.iter().map(|slot| libc::iovec {
+            iov_base: cache.address_of(slot).cast(),
+            iov_len: PAGE_BYTES,
+        });
+        self.addresses.extend(parts);
+        Some(match self.addresses[..] {
+            [only] => RequestMemory::Run(only.iov_base.cast()),
+            _ => RequestMemory::Parts(self.addresses.as_ptr(), self.addresses.len()),
+        })
+    }
+}
+
 impl DiskIo {
     pub(super) fn new(disk: Arc<Disk>) -> Result<DiskIo, MapError> {
         let ring = RequestRing::new(&disk.parts().device, REQUESTS_MAX)?;
@@ -62,6 +114,7 @@ impl DiskIo {
             ring,
             completed: Vec::new(),
             buffers: Memory::new(REQUESTS_MAX * REQUEST_PAGES_MAX * PAGE_BYTES)?,
+            slots: (0..REQUESTS_MAX).map(|_| LoadSlots::new()).collect(),
             free: (0..REQUESTS_MAX).rev().collect(),
             in_flight: vec![None; REQUESTS_MAX],
             waiting: VecDeque::new(),
@@ -82,20 +135,21 @@ impl DiskIo {
             self.waiting.pop_front();
             self.free.pop();
             let parts = self.disk.parts();
-            (run.first..run.first + run.pages).for_each(|page| parts.cache.begin_load(page));
             let len = run.pages * PAGE_BYTES;
-            let address = self
-                .buffers
-                .address(buffer * REQUEST_PAGES_MAX * PAGE_BYTES, len);
+            let bytes_at = buffer * REQUEST_PAGES_MAX * PAGE_BYTES;
+            let memory = self.slots[buffer].begin(&parts.cache, run);
+            let memory =
+                memory.unwrap_or_else(|| RequestMemory::Run(self.buffers.address(bytes_at, len)));
             let read = DeviceRequest {
                 kind: RequestKind::Read,
                 offset: (run.first * PAGE_BYTES) as u64,
-                address,
+                memory,
                 len,
                 buffer,
             };
             self.in_flight[buffer] = Some(run);
-            // SAFETY: the buffer belongs to this request until its completion is reaped; `drop` waits for all.
+            // SAFETY: the buffer, or the slots, belong to this request until its completion is reaped; `drop` waits for
+            // all, and the disk outlives `self`.
             unsafe { self.ring.push(&parts.device, read) };
             is_pushed = true;
         }
@@ -122,8 +176,21 @@ impl DiskIo {
     /// the bad one.
     fn end_run(&mut self, buffer: usize, run: PageRun, read: usize) {
         let parts = self.disk.parts();
+        let mut slots = std::mem::take(&mut self.slots[buffer].reserved);
+        let mut reserved = slots.drain(..);
         for number in 0..run.pages {
             let page = run.first + number;
+            if let Some(slot) = reserved.next() {
+                if (number + 1) * PAGE_BYTES <= read {
+                    parts.cache.end_load_in_slot(page, slot);
+                    continue;
+                }
+                parts.cache.release(page, slot);
+                let mut bytes = [0; PAGE_BYTES];
+                parts.read_device(page, &mut bytes);
+                parts.cache.end_load(page, &bytes, false);
+                continue;
+            }
             let mut bytes = [0; PAGE_BYTES];
             if (number + 1) * PAGE_BYTES <= read {
                 let at = (buffer * REQUEST_PAGES_MAX + number) * PAGE_BYTES;
@@ -133,6 +200,8 @@ impl DiskIo {
             }
             parts.cache.end_load(page, &bytes, run.replaces_clean);
         }
+        drop(reserved);
+        self.slots[buffer].reserved = slots;
         if let Some(left) = self.runs_left.get_mut(&run.tag) {
             *left -= 1;
             if *left == 0 {

@@ -18,12 +18,21 @@ pub(super) enum RequestKind {
     Write,
 }
 
+/// The memory of a request.
+#[derive(Clone, Copy)]
+pub(super) enum RequestMemory {
+    /// The address of a run of bytes.
+    Run(*mut u8),
+    /// Parts one after the other, and their number.
+    Parts(*const libc::iovec, usize),
+}
+
 /// A request for bytes between a device and a buffer of this process.
 #[derive(Clone, Copy)]
 pub(super) struct DeviceRequest {
     pub(super) kind: RequestKind,
     pub(super) offset: u64,
-    pub(super) address: *mut u8,
+    pub(super) memory: RequestMemory,
     pub(super) len: usize,
     /// The number of the request's buffer, below the number of entries.
     pub(super) buffer: usize,
@@ -57,7 +66,7 @@ impl RequestRing {
         let DeviceRequest {
             kind,
             offset,
-            address,
+            memory,
             len,
             buffer,
         } = request;
@@ -71,17 +80,26 @@ impl RequestRing {
         let Some(ring) = &mut self.ring else {
             // SAFETY: the caller's promise; the descriptor is open as long as the device.
             self.ended
-                .push((buffer, unsafe { execute(fd, kind, offset, address, len) }));
+                .push((buffer, unsafe { execute(fd, kind, offset, memory, len) }));
             return;
         };
         let fd = types::Fd(fd);
-        let entry = match kind {
-            RequestKind::Read => opcode::Read::new(fd, address, len as u32)
-                .offset(offset)
-                .build(),
-            RequestKind::Write => opcode::Write::new(fd, address, len as u32)
-                .offset(offset)
-                .build(),
+        let len = len as u32;
+        let entry = match (kind, memory) {
+            (RequestKind::Read, RequestMemory::Run(address)) => {
+                opcode::Read::new(fd, address, len).offset(offset).build()
+            }
+            (RequestKind::Write, RequestMemory::Run(address)) => {
+                opcode::Write::new(fd, address, len).offset(offset).build()
+            }
+            (RequestKind::Read, RequestMemory::Parts(parts, count)) => {
+                let read = opcode::Readv::new(fd, parts, count as u32);
+                read.offset(offset).build()
+            }
+            (RequestKind::Write, RequestMemory::Parts(parts, count)) => {
+                let write = opcode::Writev::new(fd, parts, count as u32);
+                write.offset(offset).build()
+            }
         };
         // SAFETY: the caller's promise.
         let pushed = unsafe { ring.submission().push(&entry.user_data(buffer as u64)) };
@@ -178,28 +196,37 @@ fn is_refusal(cause: &io::Error) -> bool {
 /// Executes a request. Returns the number of bytes, or a negated error number.
 ///
 /// # Safety
-/// The descriptor is open, and the buffer has `len` bytes for this request.
-unsafe fn execute(fd: i32, kind: RequestKind, offset: u64, address: *mut u8, len: usize) -> i32 {
-    let mut done = 0;
-    while done < len {
-        let at = (offset + done as u64) as libc::off_t;
+/// The descriptor is open, and the memory has `len` bytes for this request.
+unsafe fn execute(
+    fd: i32,
+    kind: RequestKind,
+    offset: u64,
+    memory: RequestMemory,
+    len: usize,
+) -> i32 {
+    let at = offset as libc::off_t;
+    loop {
         // SAFETY: the caller's promise.
         let result = unsafe {
-            let address = address.add(done).cast();
-            match kind {
-                RequestKind::Read => libc::pread(fd, address, len - done, at),
-                RequestKind::Write => libc::pwrite(fd, address, len - done, at),
+            match (kind, memory) {
+                (RequestKind::Read, RequestMemory::Run(to)) => libc::pread(fd, to.cast(), len, at),
+                (RequestKind::Write, RequestMemory::Run(from)) => {
+                    libc::pwrite(fd, from.cast(), len, at)
+                }
+                (RequestKind::Read, RequestMemory::Parts(parts, count)) => {
+                    libc::preadv(fd, parts, count as i32, at)
+                }
+                (RequestKind::Write, RequestMemory::Parts(parts, count)) => {
+                    libc::pwritev(fd, parts, count as i32, at)
+                }
             }
         };
-        match result {
-            0 => break,
-            1.. => done += result as usize,
-            _ => match io::Error::last_os_error().raw_os_error() {
-                Some(libc::EINTR) => {}
-                code if done == 0 => return -code.unwrap_or(libc::EIO),
-                _ => break,
-            },
+        if result >= 0 {
+            return result as i32;
+        }
+        match io::Error::last_os_error().raw_os_error() {
+            Some(libc::EINTR) => {}
+            code => return -code.unwrap_or(libc::EIO),
         }
     }
-    done as i32
 }

@@ -10,7 +10,7 @@ use super::cache::PageCache;
 use super::device::Device;
 use super::head::Head;
 use super::memory::Memory;
-use super::requests::{DeviceRequest, RequestKind, RequestRing};
+use super::requests::{DeviceRequest, RequestKind, RequestMemory, RequestRing};
 use crate::map_error::MapError;
 use crate::mapped_media::system;
 use pagemesh_base::event_fd::EventFd;
@@ -405,7 +405,7 @@ impl Writer {
         let write = DeviceRequest {
             kind: RequestKind::Write,
             offset: (run.first * PAGE_BYTES) as u64,
-            address: self.buffers.address(at, len),
+            memory: RequestMemory::Run(self.buffers.address(at, len)),
             len,
             buffer,
         };
