@@ -45,6 +45,48 @@ fn check_names(page: &str, catalogue: &[&Metric], missing: &[&Metric]) {
     assert_eq!(found, expected);
 }
 
+/// The metrics of pools on disks.
+const OF_DISKS: [&Metric; 7] = [
+    &pool::CACHE_CAPACITY,
+    &pool::CACHE_USED,
+    &pool::CACHE_DIRTY,
+    &pool::CACHE_HITS,
+    &pool::CACHE_MISSES,
+    &pool::DISK_UNREADABLE,
+    &pool::DISK_SLOW,
+];
+
+#[test]
+fn brick_on_disk_counts_its_cache() {
+    let cluster = Cluster::new(Pools::Disk, 1);
+    let pool_path = cluster.dir().join("measured.pool");
+    let path = pool_path.to_str().unwrap();
+    cluster.ok(&["pool", "create", path, "--size", "64M"]);
+    let names = ["--name", "measured", "--domain", "measured"];
+    let args = [&["brick", "--pool", path][..], &names].concat();
+    let options = ["--memory-budget", "16M", "--metrics", "127.0.0.1:0"];
+    let brick = cluster
+        .try_daemon("measured", &[&args[..], &options].concat(), 1)
+        .unwrap();
+    cluster.create("demo", "8M", &["--copies", "2"]);
+    let export = cluster.export(&["demo"], "tcp");
+    qemu_io(&export.uri, &["write 0 64k", "flush", "read 0 64k"]);
+    let served = page(&brick.metrics_line());
+    let missing = [&pool::SCRUB_PROGRESS, &pool::SCRUB_AGE];
+    check_names(&served, pool::ALL, &missing);
+    assert_eq!(
+        value(&served, "pagemesh_pool_cache_capacity_bytes"),
+        16 << 20
+    );
+    assert!(value(&served, "pagemesh_pool_cache_used_bytes") >= 64 << 10);
+    assert_eq!(value(&served, "pagemesh_pool_disk_unreadable_pages"), 0);
+    assert_eq!(value(&served, "pagemesh_pool_disk_slow_requests_total"), 0);
+    export.stop();
+    brick.stop();
+    let little = [&args[..], &["--memory-budget", "1M"]].concat();
+    cluster.refused(&little, &["--memory-budget", "at least 16M"]);
+}
+
 #[test]
 fn export_and_brick_count_the_same_bytes() {
     let cluster = Cluster::new(Pools::Memory, 1);
@@ -78,11 +120,8 @@ fn export_and_brick_count_the_same_bytes() {
     let healthy = "pagemesh_client_volume_state{volume=\"demo\",state=\"healthy\"}";
     assert_eq!(value(&exported, healthy), 1);
     let served = page(&brick.metrics_line());
-    check_names(
-        &served,
-        pool::ALL,
-        &[&pool::SCRUB_PROGRESS, &pool::SCRUB_AGE],
-    );
+    let missing = [&pool::SCRUB_PROGRESS, &pool::SCRUB_AGE];
+    check_names(&served, pool::ALL, &[&missing[..], &OF_DISKS].concat());
     let written = "pagemesh_pool_request_bytes_total{kind=\"write\"}";
     assert_eq!(value(&served, written), 20 * 4096);
     let to_media = |kind: &str| {

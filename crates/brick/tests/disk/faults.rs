@@ -65,6 +65,13 @@ struct PlannedBrick {
     _maintenance: MaintenanceThread<DiskMedia>,
 }
 
+impl Drop for PlannedBrick {
+    fn drop(&mut self) {
+        // The disk ends after its requests.
+        self.plan.clear();
+    }
+}
+
 impl PlannedBrick {
     fn open(path: &Path) -> PlannedBrick {
         PlannedBrick::open_with(path, options())
