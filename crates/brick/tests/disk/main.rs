@@ -13,6 +13,7 @@ use pagemesh_brick::file::{self, FileError};
 use pagemesh_pmem::{Durability, StatedClass};
 use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
 
 #[test]
 fn disk_pool_holds_what_the_model_holds() {
@@ -204,4 +205,45 @@ fn checksums_find_damage_below_cached_page() {
     assert_eq!(cached, Ok(SliceReply::Data(vec![0x5a; PAGE as usize])));
     let damaged = client.execute(vec![sums()]).remove(0);
     assert_eq!(damaged, Err(SliceError::Damaged { offset: 0 }));
+}
+
+/// The journals and tables of a running brick are in memory: its scrub restores them on the disk.
+#[test]
+fn scrub_rewrites_lines_that_differ_on_disk() {
+    let home = Pool::new();
+    let (brick, _maintenance) = open(&home.path());
+    brick.create(SLICE, SIZE).expect("room");
+    let mut client = Client::new(&brick, 1);
+    let mut model = vec![0; SIZE as usize];
+    let mut rng = SplitMix64::new(5);
+    let write = random_write(&mut rng, &mut client, &mut model);
+    let results = client.execute(vec![write, SliceRequest::Flush]);
+    assert_eq!(results, [Ok(SliceReply::Done), Ok(SliceReply::Done)]);
+    let geometry = *brick.mapping().geometry();
+    let mut options = std::fs::File::options();
+    let opened = options.read(true).write(true).open(home.path());
+    let file = opened.expect("the pool");
+    let places = [geometry.bitmap.start + 9, geometry.journal_region.start + 7];
+    let byte_at = |at| {
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, at).expect("a byte");
+        byte[0]
+    };
+    let before = places.map(byte_at);
+    for (at, byte) in places.into_iter().zip(before) {
+        file.write_all_at(&[byte ^ 16], at).expect("a flipped bit");
+    }
+    brick.start_scrub(Instant::now());
+    let end = Instant::now() + Duration::from_secs(60);
+    let found = loop {
+        if let Some((found, _)) = brick.scrub_status(Instant::now()).last {
+            break found;
+        }
+        assert!(Instant::now() < end, "no scrub has run");
+        std::thread::yield_now();
+    };
+    assert_eq!((found.bitmap_lines, found.records), (1, 1), "{found:?}");
+    assert_eq!((found.corrected(), found.damaged), (2, 0), "{found:?}");
+    assert_eq!(places.map(byte_at), before);
+    assert!(client.read_all() == model);
 }
