@@ -273,7 +273,9 @@ fn resources_in_use_are_refused() {
     let taken = listener.local_addr().unwrap().to_string();
     let fresh = cluster.dir().join("fresh.pool");
     let fresh = fresh.to_str().unwrap();
-    cluster.ok(&["pool", "create", fresh, "--size", "16M"]);
+    cluster.ok(&[
+        "pool", "create", fresh, "--size", "16M", "--class", "process",
+    ]);
     let brick = ["brick", "--pool", fresh];
     check_no_start(
         &cluster,

@@ -62,8 +62,12 @@ pub fn run(args: &BrickArgs) -> anyhow::Result<()> {
         ..OpenOptions::default()
     };
     match OpenedPool::open(pool, options)? {
-        // Clients cannot map such a pool.
-        OpenedPool::Disk(opened) => process.serve(opened, |_| Ok(None)),
+        OpenedPool::Disk(opened) => {
+            if args.map.is_some() {
+                tracing::info!("clients cannot map a pool of class file-sync; --map has no effect");
+            }
+            process.serve(opened, |_| Ok(None))
+        }
         OpenedPool::Mapped(opened) => process.serve(opened, |served| {
             let Some(path) = &args.map else {
                 return Ok(None);
