@@ -522,6 +522,24 @@ const FILES: &[Limit] = &[
         "COMPLETE_TIMEOUT",
     ),
     (
+        "Interval at which a mount reports that it lives.",
+        Unit::Time,
+        "manage",
+        "SIGN_INTERVAL",
+    ),
+    (
+        "Silence after which another mount takes the file system over.",
+        Unit::Time,
+        "manage",
+        "SILENCE_LIMIT",
+    ),
+    (
+        "Wait of a mount for a process that has unmounted the file system and stores its data.",
+        Unit::Time,
+        "app",
+        "ENDING_LIMIT",
+    ),
+    (
         "Free memory below which `mount` is refused.",
         Unit::Bytes,
         "app",

@@ -2,9 +2,10 @@
 
 use crate::args::{ManagerArgs, Transport as TransportArg};
 use crate::client_file::ClientFiles;
+use crate::process_identity::ProcessIdentity;
 use crate::{key, token_file};
 use anyhow::bail;
-use pagemesh_base::layout::VolumeName;
+use pagemesh_base::layout::{EpochNumber, VolumeName};
 use pagemesh_fabric::limits::Timeouts;
 use pagemesh_manage::wire::{VolumeContent, VolumeDetail};
 use pagemesh_manage::{ManagerAuthority, ManagerClient};
@@ -68,6 +69,16 @@ pub fn attach(
     transport: TransportArg,
     name: &VolumeName,
 ) -> anyhow::Result<Volume> {
+    Ok(attach_replacing(args, transport, name, None)??)
+}
+
+/// The same, and the attach may end this attachment alone (0: none), if there is one.
+pub fn attach_replacing(
+    args: &ManagerArgs,
+    transport: TransportArg,
+    name: &VolumeName,
+    replaces: Option<EpochNumber>,
+) -> anyhow::Result<Result<Volume, AttachError>> {
     let key = key::find(args.key.as_deref(), &args.manager)?;
     let transport = match transport {
         TransportArg::Auto => Transport::Auto,
@@ -78,18 +89,21 @@ pub fn attach(
     let connector = Arc::new(Transports::new(key, transport, Timeouts::default()));
     let host = host_name();
     let who = format!("{host}:{}", std::process::id());
+    let process = ProcessIdentity::own().map(|own| own.to_string());
     let attach = |unreachable| {
         let authority = Arc::new(ManagerAuthority {
             connection: client.clone(),
             unreachable,
+            process: process.clone(),
+            replaces,
         });
         Volume::attach(authority, connector.clone(), name.clone(), &who)
     };
     match attach(false) {
         Err(AttachError::Unreachable { .. }) if client.volume(name)?.info.auto_promote => {
-            Ok(attach(true)?)
+            Ok(attach(true))
         }
-        attached => Ok(attached?),
+        attached => Ok(attached),
     }
 }
 

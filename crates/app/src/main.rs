@@ -19,6 +19,7 @@ mod key;
 mod memory_budget;
 mod metrics_pages;
 mod output;
+mod process_identity;
 mod program;
 #[cfg(test)]
 mod reference;

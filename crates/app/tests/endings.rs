@@ -105,7 +105,7 @@ fn fenced_mount_ends_despite_other_namespaces() {
     let Some((cluster, mut mount, elsewhere)) = mount_in_other_namespace() else {
         return;
     };
-    let second = TestMount::try_new(&cluster, "files", "mnt2", "auto", "auto").unwrap();
+    let second = TestMount::by_force(&cluster, "files", "mnt2", "auto", "auto");
     let mut daemon = mount.daemon.take().unwrap();
     assert_eq!(daemon.await_end().code(), Some(support::FENCED));
     assert!(elsewhere.is_cut_off(&mount));

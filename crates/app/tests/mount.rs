@@ -21,7 +21,7 @@ by_both! {
     copies_share_their_pages
     sqlite_is_consistent_on_mount
     acknowledged_writes_survive_mount_kill
-    second_mount_fences_first
+    forced_mount_fences_first
     mounts_end_cleanly
     killed_mount_process_leaves_disconnected_mount
 }
@@ -264,7 +264,7 @@ fn mount_continues_if_brick_dies() {
     cluster.check_identical("files");
 }
 
-fn second_mount_fences_first(fuse: &'static str) {
+fn forced_mount_fences_first(fuse: &'static str) {
     let Some(cluster) = mounted::cluster(&[64, 64], "50M") else {
         return;
     };
@@ -274,7 +274,7 @@ fn second_mount_fences_first(fuse: &'static str) {
         .write(true)
         .open(first.path("file"))
         .unwrap();
-    let second = TestMount::try_new(&cluster, "files", "mnt2", "auto", fuse).unwrap();
+    let second = TestMount::by_force(&cluster, "files", "mnt2", "auto", fuse);
     assert_eq!(fs::read(second.path("file")).unwrap(), b"kept");
     (&open).write_all(b"lost").expect_err("fenced");
     let mut daemon = first.daemon.take().unwrap();

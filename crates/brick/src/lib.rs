@@ -12,7 +12,7 @@ mod error_hints;
 pub mod file;
 mod new_file;
 pub mod offline;
-mod process;
+pub mod process;
 pub mod resource_limits;
 pub mod scrub;
 pub mod service;

@@ -21,7 +21,8 @@ fn stat_field(pid: u32, number: usize) -> Option<String> {
 }
 
 /// The start time of a process, in clock ticks since boot; none if it is gone.
-pub(crate) fn start_time(pid: u32) -> Option<u64> {
+#[must_use]
+pub fn start_time(pid: u32) -> Option<u64> {
     stat_field(pid, 22)?.parse().ok()
 }
 
@@ -43,6 +44,18 @@ pub(crate) fn is_running(pid: u32, started: u64) -> bool {
     // A wait that the kernel refuses proves nothing.
     let _ = until_ready(&mut fds, Some(Instant::now()));
     fds[0].revents().is_empty()
+}
+
+/// Whether the process with this start time has certainly ended. A process that `/proc` hides counts as
+/// running.
+#[must_use]
+pub fn has_ended(pid: u32, started: u64) -> bool {
+    let is_absent = || {
+        let target = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let opened = target.map(|target| pidfd_open(target, PidfdFlags::empty()));
+        opened.is_none_or(|opened| opened.is_err_and(|it| it == rustix::io::Errno::SRCH))
+    };
+    !is_running(pid, started) && (start_time(pid).is_some() || is_absent())
 }
 
 /// Whether a process is stopped, by a signal or a debugger.

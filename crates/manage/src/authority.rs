@@ -44,7 +44,7 @@ impl VolumeConnection for ManagerClient {
         name: &VolumeName,
         request: &AttachVolume,
     ) -> Result<AttachReply, ManagerError> {
-        self.attach_as(name, &request.client, request.unreachable)
+        self.attach_as(name, request)
     }
 
     fn change_legs(&self, name: &VolumeName, request: &ChangeLegs) -> Result<Layout, ManagerError> {
@@ -79,6 +79,10 @@ pub struct ManagerAuthority<C> {
     pub connection: C,
     /// Whether no in-sync copy was reachable after the last attach.
     pub unreachable: bool,
+    /// The identity of this process, for later clients on this machine.
+    pub process: Option<String>,
+    /// The only attachment that an attach may end, see [`AttachVolume`].
+    pub replaces: Option<EpochNumber>,
 }
 
 impl<C: VolumeConnection> Authority for ManagerAuthority<C> {
@@ -86,6 +90,8 @@ impl<C: VolumeConnection> Authority for ManagerAuthority<C> {
         let request = AttachVolume {
             client: client.to_owned(),
             unreachable: self.unreachable,
+            process: self.process.clone(),
+            replaces: self.replaces,
         };
         let AttachReply { layout, bricks } = self.connection.attach(name, &request)?;
         Ok(resolved_layout(layout, bricks))

@@ -42,6 +42,8 @@ pub mod fault;
 mod figure_history;
 mod figures;
 mod files;
+mod holder_signs;
+mod holders;
 pub mod idempotency;
 mod key_index;
 pub mod layout_state;
@@ -71,6 +73,7 @@ pub use authority::{ManagerAuthority, VolumeConnection};
 pub use call::{CallContext, RecordTag};
 pub use client::{ManagerClient, ManagerError};
 pub use event_stream::{EventStream, StreamMessage};
+pub use holders::{SIGN_INTERVAL, SILENCE_LIMIT};
 pub use manager::{
     BrickConnector, METRIC_VOLUMES, Manager, ManagerSettings, VOLUMES_MAX, WatchTimes,
 };

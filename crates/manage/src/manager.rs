@@ -11,6 +11,7 @@ use crate::clock::Clock;
 use crate::events::{EventRing, Feed};
 use crate::fault::Fault;
 use crate::figure_history::Figures;
+use crate::holder_signs::TrackedHolder;
 use crate::key_index::KeyIndex;
 use crate::placement::{BrickCandidate, OVERPROVISION_FACTOR};
 use crate::published::PublishedState;
@@ -188,6 +189,8 @@ pub(crate) struct ManagerState {
     /// The last reports of clients about their copies, and the time of each. A restarted manager
     /// has no use for them, so the store does not hold them.
     pub replication_reports: BTreeMap<VolumeName, (Duration, ReportReplication)>,
+    /// The signs of life of clients, for the same reason.
+    pub holders: BTreeMap<VolumeName, TrackedHolder>,
     /// The kept answers of calls with keys.
     pub keys: KeyIndex,
 }

@@ -85,6 +85,10 @@ pub struct Attachment {
     pub epoch: EpochNumber,
     /// Seconds since 1970.
     pub since_unix_s: u64,
+    /// The identity of the client's process: its machine's boot, process namespace, number and start
+    /// time. A later client on that machine learns from it whether the process runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process: Option<String>,
 }
 
 /// The reason why a leg is not in-sync.

@@ -10,6 +10,7 @@ use crate::events::{EventDraft, leg_drafts};
 use crate::fault::Fault;
 use crate::figure_history::FigureSubject;
 use crate::files::{check_files, set_address_space};
+use crate::holder_signs::{TrackedHolder, check_replaced};
 use crate::idempotency::{CallStart, CreateAnswer, RunningCall};
 use crate::layout_state::{LayoutChange, LayoutState, LegTransition, is_up_to_date};
 use crate::manager::{Manager, ManagerState, PENDING_DELETES_MAX, TrackedDelete, VOLUMES_MAX};
@@ -203,6 +204,7 @@ impl Manager {
             Manager::add_pending_deletes(&mut book, &pending);
             self.remove_volume(&mut book, name);
             book.replication_reports.remove(name);
+            book.holders.remove(name);
             self.figures.remove(&FigureSubject::Volume(name.clone()));
             pending
         };
@@ -217,11 +219,16 @@ impl Manager {
     /// Attaches a volume to a client; the new epoch fences the previous client.
     ///
     /// # Errors
-    /// When there is no such volume, or the store fails.
+    /// When there is no such volume, a client has attached it that the request does not replace, or the
+    /// store fails.
     pub fn attach(&self, name: &VolumeName, request: &AttachVolume) -> Result<AttachReply, Fault> {
         check_text("the client's label", &request.client, CLIENT_BYTES_MAX)?;
+        if let Some(process) = &request.process {
+            check_text("the client's process", process, CLIENT_BYTES_MAX)?;
+        }
         let mut book = self.state();
         let mut record = book.volume(name)?.clone();
+        check_replaced(&record, request)?;
         let promoted = match request.unreachable {
             true => self.promote_if_allowed(&book, &mut record)?,
             false => None,
@@ -232,6 +239,7 @@ impl Manager {
             client: client.clone(),
             epoch,
             since_unix_s: self.clock.unix_s(),
+            process: request.process.clone(),
         });
         let mut drafts = Vec::new();
         drafts.extend(promoted.map(|copy| EventDraft::promoted(name, "manager", copy, true)));
@@ -241,6 +249,8 @@ impl Manager {
         }));
         drafts.push(EventDraft::attached(name, client, epoch));
         self.commit_volume(&mut book, &record, drafts)?;
+        let holder = TrackedHolder::new(epoch, self.clock.elapsed());
+        book.holders.insert(name.clone(), holder);
         if let Some(copy) = promoted {
             tracing::warn!(volume = %name, copy, "an asynchronous copy is promoted");
         }

@@ -3,6 +3,7 @@
 mod access;
 mod bricks;
 mod figures;
+mod holders;
 mod problem;
 
 pub use crate::error_code::ErrorCode;
@@ -15,6 +16,7 @@ pub use bricks::{
     BrickInfo, BrickRegistration, BrickScrub, HeartbeatReply, ScrubBrick, ScrubReport,
     ScrubRequest, ScrubState,
 };
+pub use holders::{HolderSign, HolderStatus, ReportHolder};
 pub use problem::{ErrorBody, PROBLEM_JSON};
 
 pub use figures::{
@@ -160,6 +162,15 @@ pub struct AttachVolume {
     /// asynchronous copy, if `auto_promote` allows it.
     #[serde(default)]
     pub unreachable: bool,
+    /// The identity of the client's process, see `Attachment`: 1 to 128 bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 1, max_length = 128)]
+    pub process: Option<String>,
+    /// The attachment that may end by this attach, 0 for none. Another attachment, except an earlier one
+    /// of the same client, is refused with `in-use`. If missing, any attachment ends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u32>)]
+    pub replaces: Option<EpochNumber>,
 }
 
 /// How to reach a brick.

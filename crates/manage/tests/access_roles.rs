@@ -21,6 +21,7 @@ const CLUSTER: &[(&str, &str)] = &[
     ("POST", "/api/v1/volumes/{name}/legs"),
     ("POST", "/api/v1/volumes/{name}/figures"),
     ("POST", "/api/v1/bricks/{brick}/figures"),
+    ("POST", "/api/v1/volumes/{name}/holder"),
 ];
 /// Calls of operators that change something.
 const OPERATOR: &[(&str, &str)] = &[

@@ -266,6 +266,8 @@ fn slow_brick_blocks_no_other_request() {
                 &AttachVolume {
                     client,
                     unreachable: false,
+                    process: None,
+                    replaces: None,
                 },
             );
             attached.expect("attached");
@@ -340,6 +342,8 @@ fn layout_changes_during_grow_are_kept() {
                     &AttachVolume {
                         client,
                         unreachable: false,
+                        process: None,
+                        replaces: None,
                     },
                 )
                 .expect("attached");

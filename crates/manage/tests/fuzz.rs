@@ -158,6 +158,12 @@ fn bodies() -> Vec<Vec<u8>> {
         json(&AttachVolume {
             client,
             unreachable: true,
+            process: Some("boot pid:[1] 7 5".into()),
+            replaces: attachment,
+        }),
+        json(&ReportHolder {
+            attachment: EpochNumber(3),
+            ending: true,
         }),
         json(&DetachVolume { attachment }),
         json(&changes),
@@ -236,6 +242,7 @@ fn fuzz_rest_request() {
     decodes::<CreateVolume>(&seeds);
     decodes::<GrowVolume>(&seeds);
     decodes::<AttachVolume>(&seeds);
+    decodes::<ReportHolder>(&seeds);
     decodes::<DetachVolume>(&seeds);
     decodes::<ChangeLegs>(&seeds);
     decodes::<ForceParam>(&seeds);
@@ -273,7 +280,8 @@ fn fuzz_rest_request() {
                 check_decoded::<ScrubBrick>(bytes).map(|body| body.stop),
                 name,
                 check_decoded::<GrowVolume>(bytes).is_some(),
-                check_decoded::<AttachVolume>(bytes).is_some(),
+                check_decoded::<AttachVolume>(bytes).map(|body| body.replaces.is_some()),
+                check_decoded::<ReportHolder>(bytes).map(|body| body.ending),
                 check_decoded::<DetachVolume>(bytes).map(|body| body.attachment.is_some()),
                 check_decoded::<ChangeLegs>(bytes).map(|body| body.changes.len().min(4)),
                 check_decoded::<ForceParam>(bytes).map(|body| body.force),

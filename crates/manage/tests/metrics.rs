@@ -81,6 +81,8 @@ fn attach(manager: &Manager, volume: &str) -> EpochNumber {
     let request = AttachVolume {
         client: "test".into(),
         unreachable: false,
+        process: None,
+        replaces: None,
     };
     let attached = manager.attach(&name(volume), &request).expect("attached");
     attached.layout.epoch

@@ -319,6 +319,8 @@ impl ModelRun {
                     &AttachVolume {
                         client,
                         unreachable: false,
+                        process: None,
+                        replaces: None,
                     },
                 );
                 let known = self.model.get_mut(&name(NAMES[*at]));

@@ -71,6 +71,7 @@ fn volume() -> VolumeRecord {
             client: "host (pid 7)".into(),
             epoch: EpochNumber(8),
             since_unix_s: 1_700_000_000,
+            process: None,
         }),
         notes: vec![LegNote {
             segment: 0,

@@ -139,6 +139,8 @@ fn volume_changes() -> Vec<(&'static str, VolumeChange)> {
                 &AttachVolume {
                     client,
                     unreachable: false,
+                    process: None,
+                    replaces: None,
                 },
             )
             .map(drop)
@@ -206,6 +208,8 @@ fn manager_with_volumes(cluster: &Cluster, medium: &FaultyDisk) -> Manager {
     let request = AttachVolume {
         client: "c".to_owned(),
         unreachable: false,
+        process: None,
+        replaces: None,
     };
     manager.attach(&name("a"), &request).expect("attached");
     manager
@@ -294,6 +298,8 @@ fn change_of_unknown_durability_has_no_effect() {
                         &AttachVolume {
                             client,
                             unreachable: false,
+                            process: None,
+                            replaces: None,
                         },
                     )
                     .expect("attached");

@@ -8,7 +8,7 @@ use cluster::{
 use pagemesh_base::brick_name::BrickRef;
 use pagemesh_base::layout::{BrickId, EpochNumber, LegState};
 use pagemesh_manage::wire::{
-    AttachReplica, ChooseReplica, CreateVolume, ErrorCode, LegChange, ReplicaLag,
+    AttachReplica, AttachVolume, ChooseReplica, CreateVolume, ErrorCode, LegChange, ReplicaLag,
     ReplicationStatus, ReportReplication, ResyncProgress, VolumeDetail, VolumeHealth,
 };
 use pagemesh_manage::{LayoutKind, ManagerClient, ManagerError};
@@ -519,7 +519,13 @@ fn manager_auto_promotes_async_replica() {
     };
     let late = || cluster.clock.advance(std::time::Duration::from_secs(60));
     let attached = |unreachable| {
-        let attached = client.attach_as(&v, "one", unreachable).expect("attached");
+        let request = AttachVolume {
+            client: "one".into(),
+            unreachable,
+            process: None,
+            replaces: None,
+        };
+        let attached = client.attach_as(&v, &request).expect("attached");
         let epoch = attached.layout.epoch;
         client.detach(&v, Some(epoch)).expect("detached");
         leg_states(&client.volume(&v).expect("shown"))

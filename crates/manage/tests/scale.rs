@@ -74,6 +74,8 @@ fn create_volumes(server: &TestServer) -> Vec<EpochNumber> {
     let client = AttachVolume {
         client: "scale".into(),
         unreachable: false,
+        process: None,
+        replaces: None,
     };
     let create = |number| {
         let text = volume(number);

@@ -186,6 +186,8 @@ fn damaged_store_is_refused_or_read_unchanged() {
     let attach = AttachVolume {
         client,
         unreachable: false,
+        process: None,
+        replaces: None,
     };
     let whole = manager
         .attach(&name("v"), &attach)
@@ -245,6 +247,8 @@ fn inconsistent_records_are_refused() {
             &AttachVolume {
                 client,
                 unreachable: false,
+                process: None,
+                replaces: None,
             },
         )
         .expect("attached");

@@ -410,6 +410,8 @@ fn one_of_concurrent_changes_wins() {
                     &AttachVolume {
                         client: "c".into(),
                         unreachable: false,
+                        process: None,
+                        replaces: None,
                     },
                 )
             })

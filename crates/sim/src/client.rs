@@ -137,6 +137,8 @@ impl VolumeClient {
             },
             oracle,
             manager: ManagerAuthority {
+                process: None,
+                replaces: None,
                 connection: ManagerConnection {
                     manager_host: Arc::clone(manager_host),
                     client: number,

@@ -8,7 +8,9 @@ pub mod waiters;
 
 mod dead;
 mod free_space;
+mod life_signs;
 pub mod status;
+mod takeover;
 
 use crate::args::{FuseTransport, ManagerArgs, ScrubArgs, Transport, thread_count_parser};
 use crate::config::ConfigArgs;
@@ -20,8 +22,9 @@ use std::path::PathBuf;
 /// Mount a file system on a directory.
 ///
 /// The command prints `ready`, and serves until an unmount (`pagemesh umount`), SIGINT or SIGTERM.
-/// The signals cut off processes with open files. The mount fences a client that had the file
-/// system mounted before. On SIGUSR1 it writes the status of its volume to standard output, as one
+/// The signals cut off processes with open files. A file system that another process has mounted is
+/// refused. The mount waits for a process that has unmounted it and still stores data, and takes over from one that
+/// has died. On SIGUSR1 it writes the status of its volume to standard output, as one
 /// line of JSON; SIGUSR2 starts or stops a scrub, as for `export nbd`.
 #[derive(Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
@@ -41,6 +44,11 @@ pub struct MountArgs {
     /// Number of server threads.
     #[arg(long, default_value_t = 4, value_parser = thread_count_parser())]
     pub threads: usize,
+    /// Take the file system over from the process that has mounted it, and fence that process.
+    ///
+    /// Data loss: stores into mapped files that were not synced are lost. Programs on that mount get errors.
+    #[arg(long)]
+    pub force: bool,
     #[command(flatten)]
     pub config: ConfigArgs,
     /// Exit when standard input ends.

@@ -70,10 +70,34 @@ impl TestMount {
         transport: &str,
         fuse: &'static str,
     ) -> Result<TestMount, std::process::Output> {
+        TestMount::try_with_options(cluster, name, at, (transport, fuse), &[])
+    }
+
+    /// Takes the file system over from the process that has mounted it.
+    pub fn by_force(
+        cluster: &Cluster,
+        name: &str,
+        at: &str,
+        transport: &str,
+        fuse: &'static str,
+    ) -> TestMount {
+        let how = (transport, fuse);
+        TestMount::try_with_options(cluster, name, at, how, &["--force"])
+            .unwrap_or_else(|ended| panic!("no mount: {ended:?}"))
+    }
+
+    /// Mounts with further options.
+    pub fn try_with_options(
+        cluster: &Cluster,
+        name: &str,
+        at: &str,
+        (transport, fuse): (&str, &'static str),
+        options: &[&str],
+    ) -> Result<TestMount, std::process::Output> {
         let switch = (fuse == IO_URING).then(|| switch::turn_on().expect("it was there"));
         let dir = cluster.dir().join(at);
         fs::create_dir_all(&dir).unwrap();
-        let daemon = start_mount(cluster, name, &dir, transport, fuse)?;
+        let daemon = start_mount(cluster, name, &dir, (transport, fuse), options)?;
         Ok(TestMount {
             dir,
             daemon: Some(daemon),
@@ -144,7 +168,7 @@ impl TestMount {
     pub fn remount(&mut self, cluster: &Cluster, name: &str, transport: &str) {
         drop(self.daemon.take());
         self.detach();
-        let daemon = start_mount(cluster, name, &self.dir, transport, self.fuse);
+        let daemon = start_mount(cluster, name, &self.dir, (transport, self.fuse), &[]);
         self.daemon = Some(daemon.unwrap_or_else(|ended| panic!("no mount: {ended:?}")));
     }
 
@@ -159,8 +183,8 @@ fn start_mount(
     cluster: &Cluster,
     name: &str,
     dir: &Path,
-    transport: &str,
-    fuse: &str,
+    (transport, fuse): (&str, &str),
+    options: &[&str],
 ) -> Result<Daemon, std::process::Output> {
     let args = [
         "mount",
@@ -173,6 +197,7 @@ fn start_mount(
         fuse,
     ];
     let at = dir.file_name().unwrap().to_str().unwrap();
+    let args = [&args, options].concat();
     cluster.try_daemon(&format!("mount-{at}"), &args, 1)
 }
 

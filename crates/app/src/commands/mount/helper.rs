@@ -44,7 +44,8 @@ const VALUE_OPTIONS: [(&str, &str); 8] = [
     ("scrub_rate", "--scrub-rate"),
     ("metrics", "--metrics"),
 ];
-const FLAG_OPTIONS: [(&str, &str); 4] = [
+const FLAG_OPTIONS: [(&str, &str); 5] = [
+    ("force", "--force"),
     ("allow_other", "--allow-other"),
     ("no_keep_awake", "--no-keep-awake"),
     ("direct_io", "--direct-io"),

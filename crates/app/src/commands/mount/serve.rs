@@ -3,12 +3,14 @@
 //! Invariant: the volume is detached after the file system is closed, on every way out.
 
 use crate::args::FuseTransport;
-use crate::client::{DetachGuard, attach, cluster_client, expect_content};
+use crate::client::{DetachGuard, attach_replacing, cluster_client, expect_content};
 use crate::commands::mount::MountArgs;
 use crate::commands::mount::dead;
 use crate::commands::mount::end::{UnmountSequence, serve_until_end};
 use crate::commands::mount::free_space::{self, raise_limit};
+use crate::commands::mount::life_signs::LifeSigns;
 use crate::commands::mount::mount_table::{find_mount_at, resolve_parent};
+use crate::commands::mount::takeover;
 use crate::commands::mount::waiters::{
     AddressWait, NOBODY_WAITS, UnmountWaiters, notify_complete, notify_unmounted, serve_waiters,
 };
@@ -19,6 +21,7 @@ use crate::service;
 use crate::shutdown::{Shutdown, ShutdownTrigger};
 use crate::status_signals::StatusSignals;
 use anyhow::{Context, bail};
+use pagemesh_base::authority::AuthorityError;
 use pagemesh_base::layout::VolumeName;
 use pagemesh_base::space::{Space, SpaceError};
 use pagemesh_brick::resource_limits;
@@ -27,7 +30,7 @@ use pagemesh_fs::{Fs, FsError};
 use pagemesh_fuse::{Caching, FuseMount, MountOptions, Transport};
 use pagemesh_manage::wire::{VolumeContent, VolumeDetail};
 use pagemesh_metrics::{BoundResponder, Responder};
-use pagemesh_volume::Volume;
+use pagemesh_volume::{AttachError, Volume};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -76,8 +79,11 @@ pub fn run(args: &MountArgs) -> anyhow::Result<()> {
     let metrics = args.metrics.bind()?;
     let ending = Shutdown::listen(args.until_stdin_ends)?;
     service::notify_status("attaching the volume and reading the file system");
-    let (volume, detail) = attach_volume(args, name)?;
+    let Some((volume, detail)) = attach_volume(args, name, &ending)? else {
+        return Ok(());
+    };
     let detach = DetachGuard(Arc::clone(&volume));
+    let signs = LifeSigns::start(cluster_client(&args.client)?, name, &volume)?;
     let fs = open_files(&volume, &detail)?;
     let reporter = FigureReporter::of_volumes(
         cluster_client(&args.client)?,
@@ -90,6 +96,7 @@ pub fn run(args: &MountArgs) -> anyhow::Result<()> {
     let on_error = fenced.clone();
     let on_error = move |error: &FsError| on_error.check_error(error);
     let mounted = pagemesh_fuse::mount(fs, &dir, &options, Box::new(on_error), free_space)?;
+    signs.set_mount(mounted.unmounter());
     tracing::info!(transport = ?mounted.transport(), "mounted");
     let process = MountProcess {
         endpoints: Endpoints::open(&mounted, &dir, &volume, &files, &ending),
@@ -113,9 +120,7 @@ pub fn run(args: &MountArgs) -> anyhow::Result<()> {
     // The manager takes reports of the attached client only.
     drop(reporter);
     drop(detach);
-    if let Some(waiters) = waiters {
-        notify_complete(&waiters);
-    }
+    waiters.iter().for_each(notify_complete);
     Ok(())
 }
 
@@ -140,17 +145,41 @@ fn serve_metrics(
     .flatten()
 }
 
-/// Attaches the volume, with its scrubs and its status signals.
+/// Attaches the volume, with its scrubs and its status signals, once no other process serves it. None: this
+/// process shall end.
 fn attach_volume(
     args: &MountArgs,
     name: &VolumeName,
-) -> anyhow::Result<(Arc<Volume>, VolumeDetail)> {
+    ending: &Shutdown,
+) -> anyhow::Result<Option<(Arc<Volume>, VolumeDetail)>> {
     let signals = StatusSignals::listen()?;
-    let detail = expect_content(&cluster_client(&args.client)?, name, VolumeContent::Files)?;
-    let volume = Arc::new(attach(&args.client, args.transport, name)?);
+    let manager = cluster_client(&args.client)?;
+    let detail = expect_content(&manager, name, VolumeContent::Files)?;
+    let volume = loop {
+        let Some(replaced) = takeover::await_holder(&manager, name, args, ending)? else {
+            return Ok(None);
+        };
+        match attach_replacing(&args.client, args.transport, name, Some(replaced))? {
+            Ok(volume) => break Arc::new(volume),
+            Err(cause) => {
+                // Another client may have attached the volume since.
+                let holder = manager.holder(name)?.attached;
+                let is_refused = matches!(
+                    &cause,
+                    AttachError::Authority {
+                        cause: AuthorityError::Refused(_),
+                        ..
+                    }
+                );
+                if !is_refused || holder.is_none_or(|holder| holder.epoch == replaced) {
+                    return Err(cause.into());
+                }
+            }
+        }
+    };
     volume.plan_scrubs(args.scrubs.plan());
     signals.handle(vec![Arc::downgrade(&volume)])?;
-    Ok((volume, detail))
+    Ok(Some((volume, detail)))
 }
 
 /// Opens the file system of the volume.

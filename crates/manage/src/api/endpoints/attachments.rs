@@ -5,15 +5,15 @@ use crate::Manager;
 use crate::api::ApiState;
 use crate::api::caller::CallerApi;
 use crate::api::document;
-use crate::api::reply::{JsonBody, PathParam};
+use crate::api::reply::{JsonBody, PathParam, Refusal};
 use crate::client::{CALL_TIMEOUT, ManagerClient, ManagerError};
 use crate::wire::{
-    AttachReply, AttachVolume, ChangeLegs, DetachReply, DetachVolume, ErrorBody, LegChange,
-    ReportReplication, VolumeDetail,
+    AttachReply, AttachVolume, ChangeLegs, DetachReply, DetachVolume, ErrorBody, HolderStatus,
+    LegChange, ReportHolder, ReportReplication, VolumeDetail,
 };
 use axum::Json;
 use axum::extract::State;
-use axum::http::Method;
+use axum::http::{Method, StatusCode};
 use pagemesh_base::layout::{EpochNumber, Layout, VolumeName};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -22,6 +22,8 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::default()
         .routes(routes!(attach_volume))
         .routes(routes!(detach_volume))
+        .routes(routes!(show_holder))
+        .routes(routes!(report_holder))
         .routes(routes!(report_replication))
         .routes(routes!(change_legs))
 }
@@ -30,7 +32,8 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
 #[utoipa::path(post, path = "/api/v1/volumes/{name}/attach", tag = "volumes",
     security(("token" = ["cluster"])),
     params(("name" = document::Name, Path, description = "The volume")), request_body = AttachVolume,
-    responses((status = 200, body = AttachReply), (status = 404, body = ErrorBody)))]
+    responses((status = 200, body = AttachReply), (status = 404, body = ErrorBody),
+        (status = 409, body = ErrorBody)))]
 async fn attach_volume(
     CallerApi(api): CallerApi,
     PathParam(name): PathParam<VolumeName>,
@@ -52,6 +55,34 @@ async fn detach_volume(
 ) -> JsonResult<DetachReply> {
     let detach = move |manager: &Manager| manager.detach(&name, request);
     api.run_store_work(detach).await.map(Json)
+}
+
+/// Shows the client that has attached a volume, and the signs of its life.
+#[utoipa::path(get, path = "/api/v1/volumes/{name}/holder", tag = "volumes",
+    security(("token" = ["viewer"])),
+    params(("name" = document::Name, Path, description = "The volume")),
+    responses((status = 200, body = HolderStatus), (status = 404, body = ErrorBody)))]
+async fn show_holder(
+    State(api): State<ApiState>,
+    PathParam(name): PathParam<VolumeName>,
+) -> JsonResult<HolderStatus> {
+    let read = move |manager: &Manager| manager.holder(&name);
+    api.run_store_work(read).await.map(Json)
+}
+
+/// Takes a sign of life of the attached client.
+#[utoipa::path(post, path = "/api/v1/volumes/{name}/holder", tag = "volumes",
+    security(("token" = ["cluster"])),
+    params(("name" = document::Name, Path, description = "The volume")), request_body = ReportHolder,
+    responses((status = 204), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
+async fn report_holder(
+    State(api): State<ApiState>,
+    PathParam(name): PathParam<VolumeName>,
+    JsonBody(report): JsonBody<ReportHolder>,
+) -> Result<StatusCode, Refusal> {
+    let take = move |manager: &Manager| manager.report_holder(&name, report);
+    api.run_store_work(take).await?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
 /// Takes the report of the attached client about asynchronous and resyncing copies, and returns the
@@ -92,27 +123,41 @@ impl ManagerClient {
     /// Attaches a volume; the layout's epoch in the answer names the attachment.
     #[allow(clippy::missing_errors_doc)]
     pub fn attach(&self, name: &VolumeName, client: &str) -> Result<AttachReply, ManagerError> {
-        self.attach_as(name, client, false)
+        let request = AttachVolume {
+            client: client.to_owned(),
+            unreachable: false,
+            process: None,
+            replaces: None,
+        };
+        self.attach_as(name, &request)
     }
 
-    /// Attaches a volume; `unreachable` says that the client just reached no in-sync copy.
+    /// Attaches a volume by a whole request.
     #[allow(clippy::missing_errors_doc)]
     pub fn attach_as(
         &self,
         name: &VolumeName,
-        client: &str,
-        unreachable: bool,
+        request: &AttachVolume,
     ) -> Result<AttachReply, ManagerError> {
-        let request = AttachVolume {
-            client: client.to_owned(),
-            unreachable,
-        };
-        self.call(
-            Method::POST,
-            &format!("volumes/{name}/attach"),
-            CALL_TIMEOUT,
-            &request,
-        )
+        let path = format!("volumes/{name}/attach");
+        self.call(Method::POST, &path, CALL_TIMEOUT, request)
+    }
+
+    /// The client that has attached a volume, and its signs of life.
+    #[allow(clippy::missing_errors_doc)]
+    pub fn holder(&self, name: &VolumeName) -> Result<HolderStatus, ManagerError> {
+        self.get(&format!("volumes/{name}/holder"))
+    }
+
+    /// Reports that this client lives.
+    #[allow(clippy::missing_errors_doc)]
+    pub fn report_holder(
+        &self,
+        name: &VolumeName,
+        report: ReportHolder,
+    ) -> Result<(), ManagerError> {
+        let path = format!("volumes/{name}/holder");
+        self.call_without_answer(Method::POST, &path, CALL_TIMEOUT, &report)
     }
 
     /// Detaches a volume. An attachment other than the current one stays; without an epoch any

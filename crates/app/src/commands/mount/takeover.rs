@@ -1,0 +1,243 @@
+//! The wait of a new mount for the client that has the file system.
+//!
+//! umount(2) returns as soon as the kernel has sent the dirty pages of mapped files. The mounting process then still
+//! stores them. A mount that attached the volume meanwhile would fence that process, and the pages would be
+//! lost. So a mount first asks the manager for the holder and its signs of life.
+//!
+//! | holder | this mount |
+//! |---|---|
+//! | none | attaches |
+//! | its process has ended on this machine | attaches |
+//! | without a sign of life for `SILENCE_LIMIT` (10 s) | attaches |
+//! | ending: the kernel no longer has its mount | waits up to `ENDING_LIMIT` (120 s), then attaches |
+//! | serves programs | is refused, or attaches with `--force` |
+//!
+//! A holder may have lost its mount after its last sign. So the second sign after the first look
+//! counts, see [`life_signs`](super::life_signs). Invariant: the manager refuses the attach if the holder is another one by then.
+
+use crate::commands::mount::MountArgs;
+use crate::process_identity::ProcessIdentity;
+use crate::service;
+use crate::shutdown::Shutdown;
+use pagemesh_base::layout::{EpochNumber, VolumeName};
+use pagemesh_manage::wire::{Attachment, HolderStatus};
+use pagemesh_manage::{ManagerClient, ManagerError, SILENCE_LIMIT};
+use std::time::{Duration, Instant};
+
+/// Limit of the wait for a holder that stores its data. It is longer than the time-outs of requests to
+/// unreachable bricks and an unreachable manager.
+const ENDING_LIMIT: Duration = Duration::from_secs(120);
+/// Interval of queries for the holder.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// Signs of life that prove that the holder serves programs.
+const SIGNS_TO_SERVE: u64 = 2;
+/// The attachment of a volume that no client has attached.
+const NO_ATTACHMENT: EpochNumber = EpochNumber(0);
+
+/// The state of a holder, as a mount judges it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum HolderState {
+    /// Its process has ended on this machine.
+    Ended,
+    /// It gave no sign of life for a while.
+    Silent,
+    /// It stores data.
+    Ending,
+    /// It has been ending for too long.
+    EndingTooLong,
+    /// It may serve programs.
+    Unknown,
+    /// It serves programs.
+    Serving,
+}
+
+/// The observation of one holder.
+struct HolderWatch {
+    holder: Attachment,
+    /// The number of its signs at the first look.
+    signs_before: u64,
+    /// The first look that found it ending.
+    ending_since: Option<Instant>,
+    announced: Option<HolderState>,
+}
+
+impl HolderWatch {
+    fn new(holder: &Attachment, status: &HolderStatus) -> HolderWatch {
+        HolderWatch {
+            holder: holder.clone(),
+            signs_before: status.sign.map_or(0, |sign| sign.count),
+            ending_since: None,
+            announced: None,
+        }
+    }
+
+    fn judge(&mut self, status: &HolderStatus, has_ended: bool, now: Instant) -> HolderState {
+        let (count, ending) = status.sign.map_or((0, false), |it| (it.count, it.ending));
+        // A restarted manager counts again.
+        self.signs_before = self.signs_before.min(count);
+        let is_silent = Duration::from_micros(status.silent_us) >= SILENCE_LIMIT;
+        match (ending, is_silent) {
+            _ if has_ended => HolderState::Ended,
+            (_, true) => HolderState::Silent,
+            (true, _) => {
+                let since = *self.ending_since.get_or_insert(now);
+                match now.duration_since(since) >= ENDING_LIMIT {
+                    true => HolderState::EndingTooLong,
+                    false => HolderState::Ending,
+                }
+            }
+            _ if count >= self.signs_before + SIGNS_TO_SERVE => HolderState::Serving,
+            _ => HolderState::Unknown,
+        }
+    }
+
+    /// Reports each state once.
+    fn announce(&mut self, name: &VolumeName, state: HolderState) {
+        if self.announced.replace(state) == Some(state) {
+            return;
+        }
+        let client = &self.holder.client;
+        let text = match state {
+            HolderState::Ended => {
+                format!("note: {client} had mounted {name} and has ended; this mount takes over")
+            }
+            HolderState::Silent => format!(
+                "note: {client} had mounted {name} and gives no sign of life; this mount fences it"
+            ),
+            HolderState::Ending => format!(
+                "note: {client} has unmounted {name} and still stores its data; waiting up to {} s",
+                ENDING_LIMIT.as_secs()
+            ),
+            HolderState::EndingTooLong => format!(
+                "warning: {client} has unmounted {name} and has not stored its data within {} s; this \
+                 mount fences it, and stores into mapped files that were not synced may be lost",
+                ENDING_LIMIT.as_secs()
+            ),
+            HolderState::Unknown => format!("note: {client} has {name}; waiting for a sign of it"),
+            HolderState::Serving => format!("note: {client} serves {name}; this mount fences it"),
+        };
+        eprintln!("{text}");
+        service::notify_status(&text);
+    }
+}
+
+/// Waits until the file system may be attached. Returns the attachment that ends by the attach; none if this process shall end.
+pub fn await_holder(
+    manager: &ManagerClient,
+    name: &VolumeName,
+    args: &MountArgs,
+    shutdown: &Shutdown,
+) -> anyhow::Result<Option<EpochNumber>> {
+    let here = ProcessIdentity::own();
+    let until = Instant::now() + ENDING_LIMIT;
+    let mut watch: Option<HolderWatch> = None;
+    loop {
+        match manager.holder(name) {
+            Ok(status) => {
+                let Some(holder) = &status.attached else {
+                    return Ok(Some(NO_ATTACHMENT));
+                };
+                let known = watch.take().filter(|it| it.holder.epoch == holder.epoch);
+                let watch =
+                    watch.insert(known.unwrap_or_else(|| HolderWatch::new(holder, &status)));
+                let has_ended = has_ended(holder, here.as_ref());
+                let state = watch.judge(&status, has_ended, Instant::now());
+                if state == HolderState::Serving && !args.force {
+                    return Err(refusal(name, holder));
+                }
+                watch.announce(name, state);
+                if !matches!(state, HolderState::Ending | HolderState::Unknown) {
+                    return Ok(Some(holder.epoch));
+                }
+            }
+            Err(ManagerError::Unreachable { .. }) if watch.is_some() && Instant::now() < until => {}
+            Err(cause) => return Err(cause.into()),
+        }
+        if shutdown.wait_for(POLL_INTERVAL) {
+            return Ok(None);
+        }
+    }
+}
+
+fn has_ended(holder: &Attachment, here: Option<&ProcessIdentity>) -> bool {
+    let process = holder.process.as_deref().map(str::parse::<ProcessIdentity>);
+    match (process, here) {
+        (Some(Ok(process)), Some(here)) => process.has_ended(here),
+        _ => false,
+    }
+}
+
+fn refusal(name: &VolumeName, holder: &Attachment) -> anyhow::Error {
+    anyhow::anyhow!(
+        "the file system {name} is mounted by {}; unmount it there, or take it over with --force: \
+         programs on that mount then get errors, and their stores into mapped files that were not \
+         synced are lost",
+        holder.client
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pagemesh_manage::wire::HolderSign;
+
+    fn status(count: u64, ending: bool, silent: Duration) -> HolderStatus {
+        HolderStatus {
+            attached: Some(Attachment {
+                client: "host:7".into(),
+                epoch: EpochNumber(3),
+                since_unix_s: 0,
+                process: None,
+            }),
+            sign: Some(HolderSign { count, ending }),
+            silent_us: silent.as_micros() as u64,
+        }
+    }
+
+    fn watch_from(status: &HolderStatus) -> HolderWatch {
+        HolderWatch::new(status.attached.as_ref().expect("a holder"), status)
+    }
+
+    #[test]
+    fn holder_serves_after_second_sign_since_first_look() {
+        let now = Instant::now();
+        let heard = |count| status(count, false, Duration::ZERO);
+        let mut watch = watch_from(&heard(7));
+        // The holder may have sent the next sign before it was unmounted.
+        for (count, expected) in [
+            (7, HolderState::Unknown),
+            (8, HolderState::Unknown),
+            (9, HolderState::Serving),
+        ] {
+            assert_eq!(watch.judge(&heard(count), false, now), expected, "{count}");
+        }
+        // A restarted manager counts again.
+        let mut watch = watch_from(&heard(7));
+        assert_eq!(watch.judge(&heard(1), false, now), HolderState::Unknown);
+        assert_eq!(watch.judge(&heard(3), false, now), HolderState::Serving);
+    }
+
+    #[test]
+    fn ending_holder_is_waited_for_up_to_a_limit() {
+        let now = Instant::now();
+        let ending = |count| status(count, true, Duration::ZERO);
+        let mut watch = watch_from(&ending(5));
+        assert_eq!(watch.judge(&ending(5), false, now), HolderState::Ending);
+        let almost = now + ENDING_LIMIT - Duration::from_millis(1);
+        assert_eq!(watch.judge(&ending(60), false, almost), HolderState::Ending);
+        let late = now + ENDING_LIMIT;
+        let state = watch.judge(&ending(61), false, late);
+        assert_eq!(state, HolderState::EndingTooLong);
+        assert_eq!(watch.judge(&ending(61), true, now), HolderState::Ended);
+    }
+
+    #[test]
+    fn silent_or_ended_holder_is_replaced() {
+        let now = Instant::now();
+        let silent = status(5, true, SILENCE_LIMIT);
+        let mut watch = watch_from(&silent);
+        assert_eq!(watch.judge(&silent, false, now), HolderState::Silent);
+        let heard = status(5, false, Duration::ZERO);
+        assert_eq!(watch.judge(&heard, true, now), HolderState::Ended);
+    }
+}
