@@ -283,9 +283,29 @@ fn page_fault_of_bypassing_open_leaves_no_old_page() {
     let Some((cluster, mount)) = start_mount() else {
         return;
     };
+    check_page_faults(
+        cluster,
+        mount,
+        open_as_library(OpenOptions::new().read(true)),
+    );
+}
+
+/// On such a mount every open bypasses the cache.
+#[test]
+fn page_fault_on_direct_mount_leaves_no_old_page() {
+    let Some(cluster) = mounted::cluster(&[64, 64], "24M") else {
+        return;
+    };
+    let how = ("map", "auto");
+    let mount = TestMount::try_with_options(&cluster, "files", "mnt", how, &["--direct-io"]);
+    check_page_faults(cluster, mount.unwrap(), OpenOptions::new().read(true));
+}
+
+/// A mapping shows each write of a direct client.
+fn check_page_faults(cluster: Cluster, mount: TestMount, options: &OpenOptions) {
     let client = DirectTestFile::new(&mount, "file");
     client.write_directly(&[1; 2 * PAGE], 0);
-    let other = open_as_library(OpenOptions::new().read(true)).open(mount.path("file"));
+    let other = options.open(mount.path("file"));
     let mapping = Mapping::of(&other.unwrap());
     for round in 2..60u8 {
         let found = mapping.load(0, 2 * PAGE).unwrap();

@@ -82,17 +82,22 @@ impl RequestContext<'_> {
         }
     }
 
-    /// Runs before a request that caches pages. While a cached open exists, direct clients have no
+    /// Runs before a request that reads pages into the cache. While a cached open exists, direct clients have no
     /// access; a page fault through another open ends their access.
-    pub(crate) fn before_cached_request(&self, file: u64) -> Result<()> {
-        match self.handler.caching {
-            Caching::Bypassed => Ok(()),
-            Caching::PageCache if self.handler.is_cached(file) => {
-                self.fs.record_kernel_pages(self.ino);
-                Ok(())
-            }
-            Caching::PageCache => self.fs.record_cached_request(self.ino),
+    pub(crate) fn before_cached_read(&self, file: u64) -> Result<()> {
+        match self.handler.is_cached(file) {
+            true => self.fs.record_kernel_read(self.ino),
+            false => self.fs.record_cached_request(self.ino),
         }
+    }
+
+    /// The same before a write through the cache.
+    pub(crate) fn before_cached_write(&self, file: u64) -> Result<()> {
+        if self.handler.is_cached(file) {
+            self.fs.record_kernel_pages(self.ino);
+            return Ok(());
+        }
+        self.fs.record_cached_request(self.ino)
     }
 
     /// Runs before the answer to a failed write. After a failed asynchronous append with direct I/O
@@ -110,6 +115,7 @@ impl RequestContext<'_> {
     pub(crate) fn before_write_reply(&self, how: u32, offset: u64, bytes: Range<u64>) {
         let is_past_cache = how & abi::WRITE_LOCK_OWNER != 0;
         if self.handler.caching == Caching::Bypassed {
+            self.fs.drop_written_pages(self.ino, bytes);
             return;
         }
         match (is_past_cache, bytes.start == offset) {

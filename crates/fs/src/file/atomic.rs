@@ -64,6 +64,9 @@ fn write_atomic_open(
         tx.make_durable();
         tx.put_inode(ino, &inode)
     })?;
+    for range in ranges {
+        lock.kernel_pages.record_change(range);
+    }
     txs.lock_core().record_unseen_write(ino);
     Ok(())
 }

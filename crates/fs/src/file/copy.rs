@@ -8,15 +8,21 @@ use crate::format::page_map::{FileSpan, SMALL_PAGES, SpanRef};
 use crate::format::{PAGE, page_map};
 use crate::io::channel::IoChannel;
 use crate::live::file_lock::FileLock;
+use crate::live::kernel_pages::WritePath;
 use crate::tree::map_update;
 use crate::txn::manager::TxManager;
 use bytes::Bytes;
 use rustix::io::Errno;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Spans that become shared in one transaction: each may have its entry in a map page of its own in
 /// both files.
 const SHARED_SPANS_MAX: usize = 16;
+/// Bytes that are read and written at once.
+const STEP: u64 = 1 << 20;
+/// Copied bytes are not durable yet, and the kernel's pages do not have them.
+const COPY_PATH: (bool, WritePath) = (false, WritePath::Copy);
 const CHUNK_BYTES: u64 = SMALL_PAGES * PAGE;
 
 /// Spans of a file that another file can share.
@@ -68,7 +74,6 @@ pub(crate) fn copy(
     (to, mut target): (Ino, u64),
     len: u64,
 ) -> Result<u64> {
-    const STEP: u64 = 1 << 20;
     let is_apart = from != to || source.abs_diff(target) >= len;
     if !is_apart {
         return Err(Errno::INVAL.into());
@@ -80,9 +85,7 @@ pub(crate) fn copy(
     })?;
     let len = len.min(size.saturating_sub(source));
     if len > 0 {
-        let lock = txs.file_lock(to)?;
-        let _alone = lock.write();
-        privileges::drop_capabilities(txs, to)?;
+        prepare_target(txs, to, target..target.saturating_add(len))?;
     }
     let fits = target
         .checked_add(len)
@@ -113,7 +116,7 @@ pub(crate) fn copy(
         if bytes.is_empty() {
             break;
         }
-        match write::write(txs, channel, to, Some(target), &bytes, false) {
+        match write::write(txs, channel, to, Some(target), &bytes, COPY_PATH) {
             Err(_) if copied > 0 => break,
             written => written?,
         };
@@ -123,6 +126,21 @@ pub(crate) fn copy(
         copied += step;
     }
     Ok(copied)
+}
+
+/// Prepares the target of a copy. It refuses a part of a page that the kernel may have: after a copy the kernel
+/// drops the whole pages, with the bytes that programs store into the rest of them meanwhile. A
+/// refused copy is done by reads and writes.
+fn prepare_target(txs: &TxManager, to: Ino, target: Range<u64>) -> Result<()> {
+    let lock = txs.file_lock(to)?;
+    let _alone = lock.write();
+    let size = txs.inspect(|core| core.regular_file(to))?.size;
+    let is_whole_pages = target.start.is_multiple_of(PAGE)
+        && (target.end.is_multiple_of(PAGE) || target.end >= size);
+    if lock.kernel_pages.has_pages() && !is_whole_pages {
+        return Err(Errno::OPNOTSUPP.into());
+    }
+    privileges::drop_capabilities(txs, to)
 }
 
 /// Shares whole spans of one file with another, from these offsets on. Returns the number of
@@ -154,19 +172,11 @@ fn share_spans(
     }
     txs.change(|tx| {
         let mut inode = tx.inode(from)?;
-        for (
-            FileSpan {
-                first_page: at,
-                span,
-                is_shared,
-            },
-            ..,
-        ) in &alike.spans
-        {
-            if !is_shared {
-                map_update::put(tx, &mut inode, *at, SpanRef::shared(span.page))?;
-                tx.add_sharers(*span, 1);
-            }
+        let unshared = alike.spans.iter().filter(|(piece, ..)| !piece.is_shared);
+        for (piece, ..) in unshared {
+            let span = SpanRef::shared(piece.span.page);
+            map_update::put(tx, &mut inode, piece.first_page, span)?;
+            tx.add_sharers(piece.span, 1);
         }
         tx.put_inode(from, &inode)?;
         let mut inode = tx.inode(to)?;
@@ -181,6 +191,9 @@ fn share_spans(
         inode.ctime = now;
         tx.put_inode(to, &inode)
     })?;
+    let of_second = second_lock.as_ref().filter(|_| to == second);
+    let pages = &of_second.unwrap_or(&first_lock).kernel_pages;
+    pages.record_change(target..target + alike.bytes);
     Ok(alike.bytes)
 }
 

@@ -14,6 +14,7 @@ use crate::file::extents::{PIECE_PAGES_MAX, file_extents, write_pages};
 use crate::format::inode::{FILE_BYTES_MAX, Ino, Time};
 use crate::format::{PAGE, page_count};
 use crate::io::channel::IoChannel;
+use crate::live::kernel_pages::WritePath;
 use crate::txn::core::Core;
 use crate::txn::manager::TxManager;
 use crate::txn::tx::Tx;
@@ -83,12 +84,14 @@ pub(crate) fn extend_dense(
     ino: Ino,
     offset: Option<u64>,
     data: &[u8],
-    durable: bool,
+    (durable, path): (bool, WritePath),
 ) -> Result<Option<Range<u64>>> {
     let now = txs.now();
     let mut core = txs.lock_core();
-    let live = core.live_inodes.get(&ino);
-    let Some(_alone) = live.and_then(|live| live.file_lock.try_write()) else {
+    let lock = core.live_inodes.get(&ino).map(|live| &live.file_lock);
+    let held = lock.and_then(|lock| Some((lock, lock.try_write()?)));
+    let held = held.filter(|(lock, _)| !path.leaves_old_pages(&lock.kernel_pages));
+    let Some(_alone) = held.map(|(_, guard)| guard) else {
         return Ok(None);
     };
     core.check_running()?;

@@ -10,6 +10,17 @@
 //! - Before the file is published to direct clients again, the kernel drops its pages.
 //! - An open that bypasses the cache may cache pages by a single request, such as a page fault.
 //!   That takes the file from direct clients until the kernel has dropped the pages.
+//!
+//! # Changes past the cache
+//!
+//! The kernel drops the pages of a write past the cache before it sends the write. A page fault may read such a page again before
+//! the write is done. The page then lacks the written bytes. If a program stores into other
+//! bytes of the page, the kernel later writes the whole page back, with the bytes from before the write.
+//!
+//! So a change past the cache is recorded with the file locked ([`KernelPages::record_change`]), until the kernel has dropped its pages
+//! once more, and before the change is answered. Pages that are written back meanwhile do not
+//! change the recorded bytes. A program that stores into these same bytes meanwhile has stored
+//! before the change.
 
 use crate::direct::{append, publish};
 use crate::error::Result;
@@ -58,9 +69,22 @@ pub(crate) fn record_cached_request(txs: &TxManager, ino: Ino) -> Result<()> {
     let data = txs.file_lock(ino)?;
     let shared = data.lock.read();
     data.kernel_pages.record_cache_event();
-    data.kernel_pages.record_pages();
     drop(shared);
+    record_read_pages(&data);
     revoke_direct_clients(txs, ino, &data)
+}
+
+/// A change that began before does not know that its pages may be read; it has the lock.
+fn record_read_pages(data: &FileLock) {
+    if data.kernel_pages.record_read_pages() {
+        drop(data.lock.write());
+    }
+}
+
+/// See [`crate::Fs::record_kernel_read`].
+pub(crate) fn record_kernel_read(txs: &TxManager, ino: Ino) -> Result<()> {
+    record_read_pages(&*txs.file_lock(ino)?);
+    Ok(())
 }
 
 /// See [`crate::Fs::record_misplaced_write`].
@@ -98,11 +122,16 @@ pub(crate) fn drop_written_pages(
     ino: Ino,
     bytes: Range<u64>,
 ) {
-    let may_be_there = with_kernel_pages(txs, ino, |pages| {
-        pages.may_have_pages.load(Ordering::SeqCst)
+    let changes = with_kernel_pages(txs, ino, |pages| {
+        let changes = pages.changes_within(&bytes);
+        let may_be_there = pages.may_have_pages.load(Ordering::SeqCst);
+        (may_be_there || !changes.is_empty()).then_some(changes)
     });
-    if may_be_there == Some(true) {
-        hooks.drop_pages(ino, Some(bytes));
+    if let Some(changes) = changes.flatten() {
+        if !hooks.drop_pages(ino, Some(bytes)) {
+            tracing::warn!(ino = ino.0, "the kernel keeps pages of changed bytes");
+        }
+        with_kernel_pages(txs, ino, |pages| pages.forget_changes(&changes));
     }
 }
 
@@ -197,12 +226,11 @@ fn drop_kernel_pages(txs: &TxManager, hooks: &KernelHooks, ino: Ino) {
         return;
     }
     if let Some(left) = pages.undropped_event() {
-        let may_have_pages = &pages.may_have_pages;
-        may_have_pages.store(false, Ordering::SeqCst);
+        let had_read_pages = pages.forget_pages();
         if hooks.drop_pages(ino, None) {
             pages.dropped_events.fetch_max(left, Ordering::SeqCst);
         } else {
-            may_have_pages.store(true, Ordering::SeqCst);
+            pages.restore_pages(had_read_pages);
         }
     }
 }
@@ -214,8 +242,12 @@ fn drop_kernel_pages(txs: &TxManager, hooks: &KernelHooks, ino: Ino) {
 /// `EIO`: the kernel may return old data.
 pub(crate) fn drop_changed_pages(txs: &TxManager, hooks: &KernelHooks, ino: Ino) -> Result<()> {
     let data = txs.file_lock(ino)?;
-    let may_be_cached = data.kernel_pages.blocks_direct_clients();
-    if may_be_cached && !hooks.drop_pages(ino, None) {
+    let pages = &data.kernel_pages;
+    let changes = pages.changes_within(&(0..u64::MAX));
+    let may_be_cached = pages.blocks_direct_clients();
+    let is_stale = may_be_cached && !hooks.drop_pages(ino, None);
+    pages.forget_changes(&changes);
+    if is_stale {
         Err(Errno::IO.into())
     } else {
         Ok(())

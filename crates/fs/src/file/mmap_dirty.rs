@@ -5,7 +5,8 @@
 //! all of them are in the file, or none.
 //!
 //! - A read overlays the buffered pages on the file. A write goes to the file's pages at once, and
-//!   into the buffered copies of them.
+//!   into the buffered copies of them. A page that the kernel read before such a write may still come
+//!   back afterwards; then it does not change the written bytes ([`crate::file::kernel_pages`]).
 //! - All buffered pages of a file are flushed together: by a sync, by the last close, or when they
 //!   are too old or too many.
 //! - A file with buffered pages has no direct clients, and none of its spans becomes shared.
@@ -97,6 +98,11 @@ fn buffer_write_locked(
         };
         let part = &data[(at - offset) as usize..(to - offset) as usize];
         bytes[(at - first) as usize..(to - first) as usize].copy_from_slice(part);
+        for kept in lock.kernel_pages.changed_parts(&(at..to)) {
+            let present = visible_page(txs, channel, ino, lock, page)?;
+            let within = (kept.start - first) as usize..(kept.end - first) as usize;
+            bytes[within.clone()].copy_from_slice(&present[within]);
+        }
         pages.push((page, Arc::from(bytes)));
         at = last;
     }

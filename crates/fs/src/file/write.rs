@@ -26,6 +26,7 @@ use crate::format::inode::{FILE_BYTES_MAX, Ino, NEEDS_TRIM, Time, damaged_inode}
 use crate::format::{PAGE, page_count};
 use crate::io::channel::IoChannel;
 use crate::io::write_queue::{Overwrite, WriteQueue};
+use crate::live::kernel_pages::WritePath;
 use crate::tree::xattr_list::has_capabilities;
 use crate::txn::core::Core;
 use crate::txn::manager::TxManager;
@@ -81,22 +82,22 @@ fn plan_overwrite(
     Ok(Some(requests.collect()))
 }
 
-/// See [`crate::Fs::write`].
+/// See [`crate::Fs::write`] and [`crate::Fs::write_past_cache`].
 pub(crate) fn write(
     txs: &TxManager,
     channel: &mut IoChannel,
     ino: Ino,
     offset: Option<u64>,
     data: &Bytes,
-    durable: bool,
+    (durable, path): (bool, WritePath),
 ) -> Result<Range<u64>> {
-    if let Some(written) = extend::extend_dense(txs, ino, offset, data, durable)? {
+    if let Some(written) = extend::extend_dense(txs, ino, offset, data, (durable, path))? {
         return Ok(written);
     }
     let all = |offset: u64| offset..offset + data.len() as u64;
     // Nearly always the lock is free, and one look at the core suffices.
     if let Some(offset) = offset {
-        match try_overwrite(txs, ino, offset, data, durable)? {
+        match try_overwrite(txs, ino, offset, data, (durable, path))? {
             OverwriteAttempt::Ready(write) => {
                 channel.call_all(write.requests)?;
                 return Ok(all(offset));
@@ -105,6 +106,7 @@ pub(crate) fn write(
                 let lock = txs.file_lock(ino)?;
                 let _shared = lock.read();
                 if !lock.has_mmap_dirty()
+                    && !path.leaves_old_pages(&lock.kernel_pages)
                     && overwrite_locked(txs, channel, ino, offset, data, durable)?
                 {
                     return Ok(all(offset));
@@ -113,6 +115,18 @@ pub(crate) fn write(
             OverwriteAttempt::NotOverwrite => {}
         }
     }
+    write_exclusively(txs, channel, ino, offset, data, (durable, path))
+}
+
+/// Any write, with the file locked.
+fn write_exclusively(
+    txs: &TxManager,
+    channel: &mut IoChannel,
+    ino: Ino,
+    offset: Option<u64>,
+    data: &Bytes,
+    (durable, path): (bool, WritePath),
+) -> Result<Range<u64>> {
     let lock = txs.file_lock(ino)?;
     let _alone = lock.write();
     redo_log::complete_pending(txs, channel, ino)?;
@@ -137,6 +151,9 @@ pub(crate) fn write(
         extend::extend_locked(txs, channel, ino, offset, data, durable)?
     };
     lock.patch_mmap_dirty(offset, &data[..(written.end - offset) as usize]);
+    if path.leaves_old_pages(&lock.kernel_pages) {
+        lock.kernel_pages.record_change(written.clone());
+    }
     Ok(written)
 }
 
@@ -148,9 +165,9 @@ pub(crate) fn begin_write(
     ino: Ino,
     offset: u64,
     data: &Bytes,
-    durable: bool,
+    (durable, path): (bool, WritePath),
 ) -> Result<bool> {
-    match try_overwrite(txs, ino, offset, data, durable)? {
+    match try_overwrite(txs, ino, offset, data, (durable, path))? {
         OverwriteAttempt::Ready(write) => {
             pipe.begin(id, write);
             Ok(true)
@@ -165,13 +182,15 @@ fn try_overwrite(
     ino: Ino,
     offset: u64,
     data: &Bytes,
-    durable: bool,
+    (durable, path): (bool, WritePath),
 ) -> Result<OverwriteAttempt> {
     let now = txs.now();
     let bytes = data.len();
     txs.inspect(|core| {
-        let live = core.live_inodes.get(&ino);
-        let Some(held) = live.and_then(|live| live.file_lock.try_read()) else {
+        let lock = core.live_inodes.get(&ino).map(|live| &live.file_lock);
+        let held = lock.and_then(|lock| Some((lock, lock.try_read()?)));
+        let held = held.filter(|(lock, _)| !path.leaves_old_pages(&lock.kernel_pages));
+        let Some((_, held)) = held else {
             return Ok(OverwriteAttempt::Locked);
         };
         let requests = plan_overwrite(core, ino, offset, data, durable, now)?;

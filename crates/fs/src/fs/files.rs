@@ -13,6 +13,7 @@ use crate::file::{
 use crate::format::inode::Ino;
 use crate::io::channel::IoChannel;
 use crate::io::write_queue::WriteQueue;
+use crate::live::kernel_pages::WritePath;
 use bytes::Bytes;
 use std::ops::Range;
 
@@ -46,7 +47,25 @@ impl Fs {
         data: &Bytes,
         durable: bool,
     ) -> Result<Range<u64>> {
-        write::write(&self.txs, channel, ino, offset, data, durable)
+        let how = (durable, WritePath::ThroughCache);
+        write::write(&self.txs, channel, ino, offset, data, how)
+    }
+
+    /// As [`Fs::write`], for a write that the kernel's page cache does not have. The caller then calls
+    /// [`Fs::drop_written_pages`], before it reports the end of the write.
+    ///
+    /// # Errors
+    /// As [`Fs::write`].
+    pub fn write_past_cache(
+        &self,
+        channel: &mut IoChannel,
+        ino: Ino,
+        offset: Option<u64>,
+        data: &Bytes,
+        durable: bool,
+    ) -> Result<Range<u64>> {
+        let how = (durable, WritePath::PastCache);
+        write::write(&self.txs, channel, ino, offset, data, how)
     }
 
     /// Creates a queue for several concurrent writes ([`Fs::begin_write`]). Drop it when it is
@@ -78,7 +97,26 @@ impl Fs {
         data: &Bytes,
         durable: bool,
     ) -> Result<bool> {
-        write::begin_write(&self.txs, pipe, id, ino, offset, data, durable)
+        let how = (durable, WritePath::ThroughCache);
+        write::begin_write(&self.txs, pipe, id, ino, offset, data, how)
+    }
+
+    /// As [`Fs::begin_write`], for a write that the kernel's page cache does not have. Returns false if the cache may have
+    /// pages of the file.
+    ///
+    /// # Errors
+    /// As [`Fs::begin_write`].
+    pub fn begin_write_past_cache(
+        &self,
+        pipe: &mut WriteQueue<'_>,
+        id: u64,
+        ino: Ino,
+        offset: u64,
+        data: &Bytes,
+        durable: bool,
+    ) -> Result<bool> {
+        let how = (durable, WritePath::PastCache);
+        write::begin_write(&self.txs, pipe, id, ino, offset, data, how)
     }
 
     /// Overwrites several byte ranges of a file atomically, for readers and across a crash. The
@@ -109,7 +147,7 @@ impl Fs {
         resize::set_size(&self.txs, channel, ino, size)
     }
 
-    /// Reserves, frees or zeroes a range.
+    /// Reserves, frees or zeroes a range. The caller then calls [`Fs::drop_written_pages`], also after an error.
     ///
     /// # Errors
     /// `EFBIG`, `EINVAL` for an empty range, `ENOSPC`.
@@ -140,10 +178,12 @@ impl Fs {
 
     /// Copies bytes from one file to another, or within one where source and target do not overlap;
     /// fewer at the end of the source. Whole spans are shared if both ranges have the same
-    /// alignment and the target has no span there. Returns the number of bytes copied.
+    /// alignment and the target has no span there. Returns the number of bytes copied. The caller then calls
+    /// [`Fs::drop_written_pages`] for the target, also after an error.
     ///
     /// # Errors
-    /// `EINVAL` for ranges of one file that overlap, and as [`Fs::write`].
+    /// `EINVAL` for ranges of one file that overlap; `EOPNOTSUPP` for a part of a page that the
+    /// kernel may have; and as [`Fs::write`].
     pub fn copy(
         &self,
         channel: &mut IoChannel,

@@ -49,6 +49,15 @@ impl Fs {
         kernel_pages::record_misplaced_write(&self.txs, ino);
     }
 
+    /// A request of a cached open is about to read pages into the cache. When this returns, a change that began before has ended,
+    /// and later changes know of the pages.
+    ///
+    /// # Errors
+    /// `ESTALE`.
+    pub fn record_kernel_read(&self, ino: Ino) -> Result<()> {
+        kernel_pages::record_kernel_read(&self.txs, ino)
+    }
+
     /// A request of a cached open is about to leave pages in the cache.
     pub fn record_kernel_pages(&self, ino: Ino) {
         kernel_pages::record_kernel_pages(&self.txs, ino);
@@ -60,8 +69,8 @@ impl Fs {
         kernel_pages::has_cached_open(&self.txs, ino)
     }
 
-    /// Drops pages of bytes that were written past the cache, before the write is answered: pages
-    /// that were read before the write must not stay. (The kernel drops pages before such a write.
+    /// Drops pages of bytes that were changed past the cache, before the change is answered: pages
+    /// that were read before the change must not stay. From then on stores into these bytes count. (The kernel drops pages before such a write.
     /// It does not drop them after an asynchronous write, or if the file is open for direct I/O.)
     pub fn drop_written_pages(&self, ino: Ino, bytes: Range<u64>) {
         kernel_pages::drop_written_pages(&self.txs, &self.hooks, ino, bytes);

@@ -2,11 +2,36 @@
 //! direct clients.
 
 use parking_lot::{Mutex, MutexGuard};
+use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Longest wait for another thread that notifies the kernel of a size.
 const NOTIFY_WAIT_MAX: Duration = Duration::from_secs(1);
+
+/// The way of a write through the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WritePath {
+    /// The kernel's pages have the bytes, or the kernel has no pages.
+    ThroughCache,
+    /// The kernel's pages may lack the bytes. The kernel has dropped them before the request, and may have read them
+    /// again.
+    PastCache,
+    /// The kernel's pages lack the bytes; it drops them after the request.
+    Copy,
+}
+
+impl WritePath {
+    /// Whether the change must be recorded ([`KernelPages::record_change`]). The caller holds the file's lock.
+    pub(crate) fn leaves_old_pages(self, pages: &KernelPages) -> bool {
+        match self {
+            WritePath::ThroughCache => false,
+            WritePath::PastCache => pages.has_read_pages(),
+            WritePath::Copy => pages.has_pages(),
+        }
+    }
+}
 
 /// State of the kernel's page cache for one file.
 #[derive(Debug, Default)]
@@ -24,6 +49,17 @@ pub(crate) struct KernelPages {
     notify_lock: Mutex<()>,
     /// Requests may have left pages in the cache since the kernel dropped them last.
     pub(crate) may_have_pages: AtomicBool,
+    /// Requests may have read pages into the cache since then, as page faults do.
+    has_read_pages: AtomicBool,
+    /// Bytes that were changed past the cache, and whose pages the kernel has not dropped since.
+    changed: Mutex<ChangedRanges>,
+}
+
+/// Ranges of changed bytes, by number. Each belongs to a call in progress.
+#[derive(Debug, Default)]
+struct ChangedRanges {
+    next: u64,
+    ranges: BTreeMap<u64, Range<u64>>,
 }
 
 impl KernelPages {
@@ -46,6 +82,73 @@ impl KernelPages {
     /// A request is about to leave pages in the cache.
     pub(crate) fn record_pages(&self) {
         self.may_have_pages.store(true, Ordering::SeqCst);
+    }
+
+    /// A request is about to read pages into the cache. Returns whether it is the first one: then the caller waits for
+    /// changes in progress, which have not seen that there are pages.
+    pub(crate) fn record_read_pages(&self) -> bool {
+        self.record_pages();
+        !self.has_read_pages.swap(true, Ordering::SeqCst)
+    }
+
+    /// Whether the cache may have pages.
+    pub(crate) fn has_pages(&self) -> bool {
+        self.may_have_pages.load(Ordering::SeqCst) || self.has_read_pages()
+    }
+
+    /// Whether the cache may have pages with the content of an earlier read.
+    pub(crate) fn has_read_pages(&self) -> bool {
+        self.has_read_pages.load(Ordering::SeqCst)
+    }
+
+    /// The kernel is about to drop all pages. Returns the state before, for [`KernelPages::restore_pages`].
+    pub(crate) fn forget_pages(&self) -> bool {
+        self.may_have_pages.store(false, Ordering::SeqCst);
+        self.has_read_pages.swap(false, Ordering::SeqCst)
+    }
+
+    /// The kernel has dropped no pages.
+    pub(crate) fn restore_pages(&self, had_read_pages: bool) {
+        self.may_have_pages.store(true, Ordering::SeqCst);
+        self.has_read_pages
+            .fetch_or(had_read_pages, Ordering::SeqCst);
+    }
+
+    /// Bytes of the file were changed past the cache, which may have their pages from before. The caller holds the
+    /// file exclusively.
+    pub(crate) fn record_change(&self, bytes: Range<u64>) {
+        if self.has_pages() {
+            let mut changed = self.changed.lock();
+            let number = changed.next;
+            changed.next += 1;
+            changed.ranges.insert(number, bytes);
+        }
+    }
+
+    /// The numbers of the changes within these bytes.
+    pub(crate) fn changes_within(&self, bytes: &Range<u64>) -> Vec<u64> {
+        let changed = self.changed.lock();
+        let is_within = |range: &Range<u64>| bytes.start <= range.start && range.end <= bytes.end;
+        let within = changed.ranges.iter().filter(|(_, range)| is_within(range));
+        within.map(|(&number, _)| number).collect()
+    }
+
+    /// The kernel has dropped the pages of these changes.
+    pub(crate) fn forget_changes(&self, numbers: &[u64]) {
+        let mut changed = self.changed.lock();
+        for number in numbers {
+            changed.ranges.remove(number);
+        }
+    }
+
+    /// The changed parts of these bytes that a page from before the change may lack.
+    pub(crate) fn changed_parts(&self, bytes: &Range<u64>) -> Vec<Range<u64>> {
+        let changed = self.changed.lock();
+        let parts = changed.ranges.values().map(|range| {
+            let start = range.start.max(bytes.start);
+            start..range.end.min(bytes.end)
+        });
+        parts.filter(|part| part.start < part.end).collect()
     }
 
     pub(crate) fn record_cache_event(&self) {

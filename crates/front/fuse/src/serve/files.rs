@@ -35,7 +35,7 @@ fn allocate_mode(mode: u32) -> Option<AllocateMode> {
 impl RequestContext<'_> {
     pub(super) fn read(&self, file: u64, span: ReadRange, how: u32) -> Result<FuseReply> {
         if how & abi::READ_LOCK_OWNER == 0 {
-            self.before_cached_request(file)?;
+            self.before_cached_read(file)?;
         }
         let mut channel = self.fs.borrow_channel()?;
         let bytes = self
@@ -56,7 +56,7 @@ impl RequestContext<'_> {
             self.fs.clear_setid(self.ino)?;
         }
         if how & (abi::WRITE_CACHE | abi::WRITE_LOCK_OWNER) == 0 {
-            self.before_cached_request(file)?;
+            self.before_cached_write(file)?;
         }
         let mut channel = self.fs.borrow_channel()?;
         if how & abi::WRITE_CACHE != 0 {
@@ -66,7 +66,11 @@ impl RequestContext<'_> {
         }
         let at = write_offset(offset, flags);
         let is_durable = has_flag(flags, OFlags::DSYNC);
-        let bytes = self.fs.write(&mut channel, self.ino, at, data, is_durable);
+        let (fs, ino) = (self.fs, self.ino);
+        let bytes = match how & abi::WRITE_LOCK_OWNER {
+            0 => fs.write(&mut channel, ino, at, data, is_durable),
+            _ => fs.write_past_cache(&mut channel, ino, at, data, is_durable),
+        };
         drop(channel);
         let bytes = bytes.inspect_err(|_| self.before_failed_write_reply(how))?;
         self.before_write_reply(how, offset, bytes.clone());
@@ -112,9 +116,15 @@ impl RequestContext<'_> {
         let how = allocate_mode(mode).ok_or(Errno::OPNOTSUPP)?;
         self.clear_setid(self.ino)?;
         let mut channel = self.fs.borrow_channel()?;
-        self.fs
-            .allocate(&mut channel, self.ino, how, offset, length)?;
+        let done = self
+            .fs
+            .allocate(&mut channel, self.ino, how, offset, length);
         drop(channel);
+        if !matches!(how, AllocateMode::Reserve { .. }) {
+            let bytes = offset..offset.saturating_add(length);
+            self.fs.drop_written_pages(self.ino, bytes);
+        }
+        done?;
         self.sync_if_opened_sync(self.ino, file)?;
         Ok(FuseReply::DONE)
     }
@@ -143,8 +153,11 @@ impl RequestContext<'_> {
         self.clear_setid(to.0)?;
         let mut channel = self.fs.borrow_channel()?;
         let len = len.min(COPIED_BYTES_MAX);
-        let copied = self.fs.copy(&mut channel, from, to, len)?;
+        let copied = self.fs.copy(&mut channel, from, to, len);
         drop(channel);
+        self.fs
+            .drop_written_pages(to.0, to.1..to.1.saturating_add(len));
+        let copied = copied?;
         self.sync_if_opened_sync(to.0, to_file)?;
         Ok(written(copied as usize))
     }

@@ -58,7 +58,11 @@ impl AsyncWriter for QueuedWrites<'_> {
         let pipe = self.queue.insert(pipe);
         let (ino, is_durable) = (Ino(header.node), has_flag(*flags, OFlags::DSYNC));
         let fs = &self.served.fs;
-        let begun = match fs.begin_write(pipe, header.unique, ino, at, data, is_durable) {
+        let begun = match is_past_cache {
+            true => fs.begin_write_past_cache(pipe, header.unique, ino, at, data, is_durable),
+            false => fs.begin_write(pipe, header.unique, ino, at, data, is_durable),
+        };
+        let begun = match begun {
             Ok(true) => {
                 // The kernel sends a sync after the answer.
                 self.served.open_files.expect_sync(*file, *how);
