@@ -54,7 +54,7 @@ fn check_damage_and_repair(pools: Pools) {
 
     // A superblock, a frame in use, and a page.
     let geometry = Geometry::plan(64 * MIB).unwrap();
-    let frames = geometry.frame_numbers();
+    let frames = geometry.first_frames();
     let mut frames = frames.map(|frame| frame as usize);
     let data = frames
         .find(|frame| killed[frame * PAGE..][..PAGE] == [0x5a; PAGE])

@@ -23,7 +23,7 @@ const PAGE: usize = 4096;
 /// Frames of a pool that are full of this byte.
 fn find_frames(pool: &Path, pattern: u8) -> Vec<u64> {
     let bytes = std::fs::read(pool).unwrap();
-    let numbers = Geometry::plan(64 * MIB).unwrap().frame_numbers();
+    let numbers = Geometry::plan(64 * MIB).unwrap().first_frames();
     let is_it = |frame: &u64| bytes[*frame as usize * PAGE..][..PAGE] == [pattern; PAGE];
     numbers.filter(is_it).collect()
 }

@@ -103,6 +103,16 @@ pub enum Defect {
     JournalReuse,
     /// A session's journal is used before the superblock names it.
     JournalNotNamed,
+    /// A device joins a pool, and no superblock names it.
+    DeviceNotNamed,
+    /// A device joins a pool, and the older superblock does not name it.
+    DeviceInOneSuperblock,
+    /// A device leaves a pool while frames of it are in use.
+    DeviceRemovedInUse,
+    /// `file-sync`: a node moves before the records of its slots are durable.
+    NodeMovedBeforeSync,
+    /// A session goes on with the place of a leaf that has moved.
+    MovedLeafCached,
     /// Recovery overwrites a superblock before the one that it chose is durable.
     SuperblockNotFlushed,
     /// A checkpoint overwrites the older superblock though the newer is damaged.

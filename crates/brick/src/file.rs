@@ -10,7 +10,7 @@ use crate::new_file::{NewFile, dir_of};
 use crate::{process, resource_limits};
 use pagemesh_base::proc_maps::has_mapped;
 use pagemesh_pmem::{Durability, MapError, MappedMedia, Media, StatedClass};
-use pagemesh_store::pool;
+use pagemesh_store::pool::{self, FormatOptions};
 use pagemesh_store::recovery::PoolError;
 use pagemesh_store::superblock::Superblock;
 use rustix::fs::{FallocateFlags, FlockOperation};
@@ -200,7 +200,7 @@ fn create_with(
         .is_ok_and(|m| m.file_type().is_char_device() || m.file_type().is_block_device());
     let bad = |cause: pagemesh_store::geometry::BadSize| FileError::Pool {
         path: path.into(),
-        cause: pagemesh_store::superblock::BadSuperblock::from(cause).into(),
+        cause: cause.into(),
     };
     pagemesh_store::geometry::Geometry::plan(size_bytes).map_err(bad)?;
     if is_device {
@@ -305,7 +305,12 @@ fn make_pool(
         path: path.into(),
         cause,
     };
-    pool::format_as(&media, id, stated, boot).map_err(bad)?;
+    let options = FormatOptions {
+        stated,
+        boot,
+        ..FormatOptions::of(&media)
+    };
+    pool::format_as(&media, id, options).map_err(bad)?;
     Ok((id, durability))
 }
 

@@ -20,6 +20,14 @@ pub fn golden_image(path: &Path, make: impl FnOnce() -> Vec<u8>) -> Vec<u8> {
     if env::var_os("PAGEMESH_KEEP_IMAGES").is_some() {
         fs::write(path, to_text(&make())).unwrap_or_else(|cause| panic!("{path:?}: {cause}"));
     }
+    read_image(path)
+}
+
+/// Reads an image that is never made again.
+///
+/// # Panics
+/// If the text is missing or is not the text of an image.
+pub fn read_image(path: &Path) -> Vec<u8> {
     let text = fs::read_to_string(path).unwrap_or_else(|cause| panic!("{path:?}: {cause}"));
     from_text(&text).unwrap_or_else(|| panic!("{path:?} is not the text of an image"))
 }

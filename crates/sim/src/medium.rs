@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
 /// Offset of the root slot in an object's entry.
-const ROOT_SLOT_OFFSET: usize = 64;
+const ROOT_SLOT_OFFSET: usize = 128;
 
 /// The fault of the next page write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -120,20 +120,15 @@ impl<M: Media> PoolInternals for Pool<M> {
     }
 
     fn mapped_frames(&self) -> Option<Vec<u64>> {
-        let PoolMapping { data, geometry, .. } = &*self.mapping;
+        let (data, geometry) = (&self.mapping.data, self.mapping.geometry());
         let end = self.superblock.objects_end;
         let (frames, is_whole) = FrameSet::from_tables(&**data, geometry, end);
         is_whole.then(|| frames.words().to_vec())
     }
 
     fn stored_used_frames(&self) -> (u64, bool) {
-        let PoolMapping {
-            data,
-            geometry,
-            pool,
-            ..
-        } = &*self.mapping;
-        let (bitmap, damaged) = Bitmap::load(&**data, geometry, *pool);
+        let (data, geometry) = (&self.mapping.data, self.mapping.geometry());
+        let (bitmap, damaged) = Bitmap::load(&**data, geometry, self.mapping.pool);
         (bitmap.used(), !damaged.is_empty())
     }
 }

@@ -15,6 +15,7 @@ use pagemesh_store::requests::{ExecuteOutcome, execute};
 use pagemesh_store::session::{LegSession, Session, clear, write};
 use pagemesh_store::slot::Slot;
 use pagemesh_store::table::{PageTable, SlotLocation};
+use pagemesh_store::test_api::ROOT_AT;
 use pagemesh_store::transaction::transact;
 use std::sync::Arc;
 use uuid::Uuid;
@@ -120,12 +121,12 @@ impl FlippedSlotPool {
 
     /// The position of the slot of `level` above a page.
     fn slot_at(&self, level: u8, page: u64) -> usize {
-        let root_at = self.geometry.objects.start as usize + 64;
+        let root_at = self.geometry.objects.start as usize + ROOT_AT;
         let table = PageTable::new(
             &*self.overlay,
             root_at,
             HEIGHT,
-            self.geometry.frame_numbers(),
+            self.geometry.first_frames(),
         );
         match table.locate(level, PageNo(page)) {
             Ok(SlotLocation::At(at)) => at,

@@ -6,7 +6,7 @@ use pagemesh_base::slice::{InFlightOp, Stamp};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_fuzz::image;
 use pagemesh_pmem::{Image, Recorder};
-use pagemesh_store::pool::{Pool, format};
+use pagemesh_store::pool::{FormatOptions, Pool, format_as};
 use pagemesh_store::session::{LegSession, Session, clear, write};
 use std::path::Path;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use uuid::Uuid;
 const SLICE: SliceId = SliceId(Uuid::from_u128(7));
 const PAGES: u64 = 256;
 const PAGE: u64 = PAGE_BYTES as u64;
-const RESOLUTION: &str = "a pool of version 0 that an earlier build wrote cannot be read any more: \
+const RESOLUTION: &str = "a pool of version 1 that an earlier build wrote cannot be read any more: \
     undo the change, or, if the format was meant to change, see the top of docs/formats.md";
 
 fn open(media: &Arc<Recorder>) -> Pool<Recorder> {
@@ -59,9 +59,15 @@ fn contents() -> Vec<u8> {
 }
 
 fn make() -> Vec<u8> {
-    let media = Arc::new(Recorder::new(2 << 20));
-    format(&*media, Uuid::from_u128(1)).expect("a pool");
+    let media = Arc::new(Recorder::new(8 << 20));
+    let options = FormatOptions {
+        pool_bytes: 2 << 20,
+        ..FormatOptions::of(&*media)
+    };
+    format_as(&*media, Uuid::from_u128(1), options).expect("a pool");
     let mut pool = open(&media);
+    let device = pool.plan_device(Uuid::from_u128(2), 3 << 20);
+    pool.add_device(device.expect("room")).expect("a device");
     pool.create(SliceId(Uuid::from_u128(6)), PAGE)
         .expect("room");
     pool.create(SLICE, PAGES * PAGE).expect("room");
@@ -97,8 +103,8 @@ fn make() -> Vec<u8> {
 }
 
 #[test]
-fn stored_pool_of_version_0_is_opened() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/pool-0.txt");
+fn stored_pool_of_version_1_is_opened() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/pool-1.txt");
     let image = Image::from_bytes(&image::golden_image(&path, make));
     let mut pool = open(&Arc::new(Recorder::from_image(image)));
     let slices: Vec<_> = pool.list().map(|it| (it.slice, it.size_bytes)).collect();
@@ -122,4 +128,14 @@ fn stored_pool_of_version_0_is_opened() {
     // The pool can be used further.
     while pool.maintain().expect(RESOLUTION) {}
     pool.checkpoint().expect(RESOLUTION);
+}
+
+#[test]
+fn stored_pool_of_version_0_is_refused() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/pool-0.txt");
+    let image = Image::from_bytes(&image::read_image(&path));
+    let media = Arc::new(Recorder::from_image(image));
+    let opened = Pool::open(media.clone(), media).map(drop);
+    let told = opened.expect_err("another version").to_string();
+    assert!(told.contains("format version 0"), "{told}");
 }

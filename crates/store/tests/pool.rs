@@ -372,7 +372,7 @@ fn damage_is_found_and_never_read() {
     let handle = pool.handle(SLICE).expect("the object");
     let mut one = session(&mut pool);
     write_bytes(&mut one, handle, 4096, &[0x5a; PAGE_BYTES], 1).expect("a write");
-    let frames = pool.mapping().geometry().frame_numbers();
+    let frames = pool.mapping().geometry().first_frames();
     let hit = frames
         .map(|frame| frame as usize * PAGE_BYTES)
         .find(|&at| media.load(at) == 0x5a5a_5a5a_5a5a_5a5a)
@@ -390,7 +390,7 @@ fn damage_is_found_and_never_read() {
 
 /// The position of a page full of this byte.
 fn frame_of(media: &Recorder, pool: &Pool<Recorder>, byte: u8) -> usize {
-    let frames = pool.mapping().geometry().frame_numbers();
+    let frames = pool.mapping().geometry().first_frames();
     let mut frames = frames.map(|frame| frame as usize * PAGE_BYTES);
     let word = u64::from_le_bytes([byte; 8]);
     let found = frames.find(|&at| media.load(at) == word);

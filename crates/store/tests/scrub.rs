@@ -117,7 +117,7 @@ impl ScrubPool {
     }
 
     fn root_at(&self) -> usize {
-        self.geometry.objects.start as usize + 64
+        self.geometry.objects.start as usize + 128
     }
 
     /// Positions of the nonempty slots above the leaves.
@@ -199,7 +199,7 @@ fn scrub_rewrites_damaged_superblock() {
 fn scrub_rewrites_damaged_bitmap_line() {
     for has_overlay in [false, true] {
         let mut case = ScrubPool::new(has_overlay);
-        let lines = case.geometry.frame_numbers().end.div_ceil(448) as usize;
+        let lines = case.geometry.first_frames().end.div_ceil(448) as usize;
         let before = case.media.visible_image().to_bytes();
         for byte in (0..lines * 64).step_by(5) {
             let at = case.geometry.bitmap.start as usize + byte;
@@ -224,7 +224,7 @@ fn scrub_rewrites_damaged_object_entry() {
         let mut case = ScrubPool::new(has_overlay);
         let before = case.overlay.visible_image().to_bytes();
         // The first line and its copy; the root slot lies between them.
-        for byte in (0..64).chain(72..112) {
+        for byte in (0..128).chain(144..256) {
             let at = case.geometry.objects.start as usize + byte;
             case.flip(&case.overlay, at, byte % 8);
             let found = case.scrub();
@@ -285,7 +285,7 @@ fn slot_is_never_corrected_to_data_frame() {
     let root = case.root_at();
     let bits = case.overlay.load(root);
     let sound = Slot::decode(bits).expect("sound");
-    let frames = case.geometry.frame_numbers();
+    let frames = case.geometry.first_frames();
     let node = sound.frame().expect("a node").0;
     for frame in frames.filter(|frame| *frame != node) {
         // A similar slot that names another frame, with one flipped bit.

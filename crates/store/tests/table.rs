@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 
 const FRAMES: u64 = 256;
-const ROOT_AT: usize = 64;
+const ROOT_AT: usize = 128;
 
 fn table(media: &Recorder, height: u8) -> PageTable<'_, Recorder> {
     PageTable::new(media, ROOT_AT, height, 1..FRAMES)

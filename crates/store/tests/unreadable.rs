@@ -251,7 +251,7 @@ fn unreadable_leaf_is_damaged_and_unchanged() {
         let slot = Slot::decode(u64::from_le_bytes(*word));
         slot.is_ok_and(|slot| slot.frame() == Some(data))
     };
-    let frames = view.geometry().frame_numbers();
+    let frames = view.geometry().first_frames();
     let leaf = frames.clone().find(|frame| {
         let words = pages[*frame as usize].as_chunks::<8>().0;
         words.iter().any(names_it)

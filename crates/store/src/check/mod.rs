@@ -33,7 +33,9 @@ use crate::format::object::{HEIGHT, Object, ObjectState, ROOT_AT};
 use crate::format::slot::Slot;
 use crate::format::superblock::{BadSuperblock, Superblock};
 use crate::format::table::reach;
-use crate::recovery::{PoolError, RecoveryResult, read_superblock, recover, superblock_pages};
+use crate::recovery::{
+    PoolError, RecoveryResult, read_superblock, recover, superblock_copies, superblock_pages,
+};
 use pagemesh_base::ids::ObjectId;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::units::PAGE_BYTES;
@@ -297,12 +299,13 @@ fn location_in_object<M: Media>(
 
 fn check_superblocks<M: Media>(media: &M, block: &Superblock, report: &mut PoolReport) {
     let pages = superblock_pages(media);
-    for (i, page) in pages.iter().enumerate() {
+    let copies = superblock_copies(media);
+    for (i, (page, copy)) in pages.iter().zip(copies).enumerate() {
         // A new pool has one copy only.
         if block.generation == 1 && page.iter().all(|&byte| byte == 0) {
             continue;
         }
-        if let Err(cause) = Superblock::decode(page) {
+        if let Err(cause) = copy {
             report.add(
                 FindingKind::Superblock(cause),
                 location_at(i * PAGE_BYTES),
@@ -370,7 +373,8 @@ fn report_corrected<M: Media>(media: &M, recovery: &RecoveryResult, report: &mut
             frames: bad.frames(),
         };
         let byte = recovery.bitmap.line_at(bad.number as usize);
-        report.add(what, location_at(byte), Remedy::Pool);
+        let place = byte.map_or_else(FindingLocation::default, location_at);
+        report.add(what, place, Remedy::Pool);
     }
     if let Some((found, expected)) = recovery.count_mismatch {
         let what = FindingKind::Count { found, expected };

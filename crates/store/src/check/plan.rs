@@ -71,10 +71,11 @@ impl RepairPlan {
         ] {
             if let Some(frame) = run.first {
                 let line = (frame / LINE_FRAMES) as usize;
-                let byte = bitmap.line_at(line) as u64 + frame % LINE_FRAMES / 8;
+                let within = frame % LINE_FRAMES / 8;
+                let byte = bitmap.line_at(line).map(|at| at as u64 + within);
                 let place = FindingLocation {
                     frame: Some(frame),
-                    byte: Some(byte),
+                    byte,
                     ..FindingLocation::default()
                 };
                 report.add(what, place, Remedy::Pool);
@@ -86,7 +87,9 @@ impl RepairPlan {
             false => frame_set.words()[word] | found,
         });
         for line in lines {
-            let at = bitmap.line_at(line as usize);
+            let Some(at) = bitmap.line_at(line as usize) else {
+                continue;
+            };
             let words = bitmap.line(line as usize);
             for (at, word) in (at..at + LINE_BYTES).step_by(8).zip(words) {
                 self.set_word(at, word);

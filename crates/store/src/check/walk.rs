@@ -87,7 +87,7 @@ impl<'c, 'p, M: Media> TableWalk<'c, 'p, M> {
             return;
         };
         let level = spot.level;
-        if !self.geometry.frame_numbers().contains(&frame.0) {
+        if !self.geometry.frame_numbers().contains(frame) {
             self.report_lost(FindingKind::NoSuchFrame { level }, spot, Some(frame));
             return;
         }
@@ -178,14 +178,14 @@ impl<'c, 'p, M: Media> TableWalk<'c, 'p, M> {
         let Some(frame) = slot.frame() else {
             return true;
         };
-        if !self.geometry.frame_numbers().contains(&frame.0) || self.frames_found.has(frame) {
+        if !self.geometry.frame_numbers().contains(frame) || self.frames_found.has(frame) {
             return false;
         }
         if level == 0 {
             let (found, expected) = self.sums(frame);
             return found == expected;
         }
-        NodeSlots::of(self.media, frame, &self.geometry.frame_numbers()).is_some()
+        NodeSlots::of(self.media, frame, self.geometry.frame_numbers()).is_some()
     }
 
     /// Reports that the subtree of this slot is lost.

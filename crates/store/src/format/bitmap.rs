@@ -2,13 +2,13 @@
 //!
 //! A line has 448 bits and a checksum that covers the pool's identity and the line's number too.
 //! Only the checkpoint and recovery write lines, and always whole ones. The bitmap is read once, as
-//! a whole, when the pool is opened.
+//! a whole, when the pool is opened. Each device has the lines of its own frames.
 //!
 //! Invariants: no line counts unless its checksum matches. If the records above the checkpoint
 //! explain a wrong checksum, a crash tore the line. Otherwise the medium damaged it, and recovery
 //! rebuilds it from the page tables (`docs/rfd/006-bitmap.md`).
 
-use crate::format::geometry::Geometry;
+use crate::format::geometry::{DeviceFrames, Geometry};
 use pagemesh_base::checksum::crc32c;
 use pagemesh_base::ids::FrameNo;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
@@ -28,8 +28,7 @@ type BitmapLine = [u64; LINE_WORDS + 1];
 
 /// The bitmap of a pool, in memory.
 pub(crate) struct Bitmap {
-    at: usize,
-    frames: Range<u64>,
+    geometry: Geometry,
     seed: u32,
     /// The bits as on media, or as the next flush writes them. They are whole lines without their
     /// checksums; bits of no frame are clear.
@@ -58,17 +57,14 @@ impl DamagedLine {
 impl Bitmap {
     /// Words of bits in the bitmap of a pool.
     pub(crate) fn words_of(geometry: &Geometry) -> usize {
-        let lines = geometry.frame_numbers().end.div_ceil(LINE_FRAMES);
-        lines as usize * LINE_WORDS
+        geometry.bitmap_lines() as usize * LINE_WORDS
     }
 
     fn empty(geometry: &Geometry, pool: Uuid) -> Bitmap {
-        let frames = geometry.frame_numbers();
         let words = Bitmap::words_of(geometry);
         let lines = words / LINE_WORDS;
         Bitmap {
-            at: geometry.bitmap.start as usize,
-            frames,
+            geometry: *geometry,
             seed: crc32c(pool.as_bytes()),
             words: vec![0; words],
             used: 0,
@@ -77,18 +73,20 @@ impl Bitmap {
         }
     }
 
-    /// Writes the bitmap of a pool in which nothing is in use.
-    pub(crate) fn format<M: Media>(media: &M, geometry: &Geometry, pool: Uuid) {
-        let bitmap = Bitmap::empty(geometry, pool);
-        let lines = bitmap.words.len() / LINE_WORDS;
+    /// Writes the bitmap of a device on which nothing is in use.
+    pub(crate) fn format<M: Media>(media: &M, tables: &DeviceFrames, pool: Uuid) {
+        let seed = crc32c(pool.as_bytes());
         let mut stores: Option<UnfencedStores> = None;
-        for first in (0..lines).step_by(PAGE_LINES) {
+        let Range { start, end } = tables.lines();
+        for first in (start..end).step_by(PAGE_LINES) {
             let mut page = [0; PAGE_BYTES];
             let bytes = page.as_chunks_mut::<LINE_BYTES>().0;
-            for (number, bytes) in (first..lines).zip(bytes) {
-                *bytes = bytes_of(&bitmap.line(number));
+            for (number, bytes) in (first..end).zip(bytes) {
+                let mut line = [0; LINE_WORDS + 1];
+                line[LINE_WORDS] = line_checksum(seed, number as usize, &line);
+                *bytes = bytes_of(&line);
             }
-            let at = bitmap.at + first * LINE_BYTES;
+            let at = tables.line_at(first);
             let (_, streamed) = M::stream_page(&[(media, at)], &page);
             stores = Some(streamed.after(stores.take()));
         }
@@ -107,18 +105,12 @@ impl Bitmap {
         let mut bitmap = Bitmap::empty(geometry, pool);
         let mut bad = Vec::new();
         let mut page = [0; PAGE_BYTES];
-        let lines = bitmap.words.len() / LINE_WORDS;
-        for first in (0..lines).step_by(PAGE_LINES) {
-            media.read(bitmap.at + first * LINE_BYTES, &mut page);
-            for (number, bytes) in (first..lines).zip(page.as_chunks::<LINE_BYTES>().0) {
-                let found = words_of(bytes);
-                bitmap.words[number * LINE_WORDS..][..LINE_WORDS]
-                    .copy_from_slice(&found[..LINE_WORDS]);
-                if found[LINE_WORDS] != line_checksum(bitmap.seed, number, &found) {
-                    bad.push(DamagedLine {
-                        number: number as u32,
-                        found,
-                    });
+        for tables in geometry.device_frames() {
+            let Range { start, end } = tables.lines();
+            for first in (start..end).step_by(PAGE_LINES) {
+                media.read(tables.line_at(first), &mut page);
+                for (number, bytes) in (first..end).zip(page.as_chunks::<LINE_BYTES>().0) {
+                    bad.extend(bitmap.load_line(number as usize, bytes));
                 }
             }
         }
@@ -129,23 +121,42 @@ impl Bitmap {
         (bitmap, bad)
     }
 
+    fn load_line(&mut self, number: usize, bytes: &[u8; LINE_BYTES]) -> Option<DamagedLine> {
+        let found = words_of(bytes);
+        self.words[number * LINE_WORDS..][..LINE_WORDS].copy_from_slice(&found[..LINE_WORDS]);
+        let is_sound = found[LINE_WORDS] == line_checksum(self.seed, number, &found);
+        (!is_sound).then_some(DamagedLine {
+            number: number as u32,
+            found,
+        })
+    }
+
+    /// Takes over the frames of a pool that a device has joined or left. None of the device's is in use.
+    pub(crate) fn set_geometry(&mut self, geometry: &Geometry) {
+        self.geometry = *geometry;
+        let words = Bitmap::words_of(geometry).max(self.words.len());
+        self.words.resize(words, 0);
+        self.is_dirty.resize((words / LINE_WORDS).div_ceil(64), 0);
+        self.mask_and_count();
+    }
+
     /// Clears the bits of no frame, and counts the set bits.
     fn mask_and_count(&mut self) {
-        let frames = &self.frames;
-        let begin = (frames.start / 64) as usize;
-        self.words[..begin].fill(0);
-        self.words[begin] &= u64::MAX << (frames.start % 64);
-        let end = (frames.end / 64) as usize;
-        if let Some(word) = self.words.get_mut(end) {
-            *word &= !(u64::MAX << (frames.end % 64));
-            self.words[end + 1..].fill(0);
+        let mut next = 0;
+        let mut ranges: Vec<_> = self.geometry.frame_numbers().ranges().collect();
+        ranges.sort_unstable_by_key(|range| range.start);
+        for range in ranges {
+            clear_bits(&mut self.words, next..range.start);
+            next = range.end;
         }
+        let end = self.words.len() as u64 * 64;
+        clear_bits(&mut self.words, next..end);
         let ones = self.words.iter().map(|word| u64::from(word.count_ones()));
         self.used = ones.sum();
     }
 
-    pub(crate) fn frames(&self) -> Range<u64> {
-        self.frames.clone()
+    pub(crate) fn geometry(&self) -> &Geometry {
+        &self.geometry
     }
 
     /// A bit per frame, by number.
@@ -219,7 +230,11 @@ impl Bitmap {
     /// Writes the frame's bit. Idempotent. Inlined, so that the cache misses of many calls overlap.
     #[inline(always)]
     pub(crate) fn write(&mut self, frame: u64, set: bool) {
-        assert!(self.frames.contains(&frame), "frame {frame} is in the pool");
+        let numbers = self.geometry.frame_numbers();
+        assert!(
+            numbers.contains(FrameNo(frame)),
+            "frame {frame} is in the pool"
+        );
         let word = &mut self.words[(frame / 64) as usize];
         let bit = 1 << (frame % 64);
         if (*word & bit != 0) == set {
@@ -250,9 +265,9 @@ impl Bitmap {
         line
     }
 
-    /// The byte where a line lies.
-    pub(crate) fn line_at(&self, number: usize) -> usize {
-        self.at + number * LINE_BYTES
+    /// The byte where a line lies. None for a line without frames.
+    pub(crate) fn line_at(&self, number: usize) -> Option<usize> {
+        self.geometry.bitmap_line_at(number as u64)
     }
 
     /// Rewrites the lines that differ on media, and returns their number. Changed lines
@@ -264,15 +279,18 @@ impl Bitmap {
     ) -> (u64, Option<UnfencedStores>) {
         let (mut corrected, mut stores): (u64, Option<UnfencedStores>) = (0, None);
         for number in lines.map(|number| number as usize) {
+            let Some(at) = self.line_at(number) else {
+                continue;
+            };
             let mut found = [0; LINE_BYTES];
-            media.read(self.line_at(number), &mut found);
+            media.read(at, &mut found);
             let line = bytes_of(&self.line(number));
             let is_dirty = self.is_dirty[number / 64] & 1 << (number % 64) != 0;
             if found == line || is_dirty {
                 continue;
             }
             corrected += 1;
-            let streamed = media.stream_line(self.line_at(number), &line);
+            let streamed = media.stream_line(at, &line);
             stores = Some(streamed.after(stores.take()));
         }
         (corrected, stores)
@@ -289,8 +307,11 @@ impl Bitmap {
         for &number in &self.dirty {
             let number = number as usize;
             self.is_dirty[number / 64] = 0;
+            let Some(at) = self.line_at(number) else {
+                continue;
+            };
             let line = self.line(number);
-            let streamed = media.stream_line(self.line_at(number), &bytes_of(&line));
+            let streamed = media.stream_line(at, &bytes_of(&line));
             stores = Some(streamed.after(stores.take()));
         }
         self.dirty.clear();
@@ -307,15 +328,32 @@ pub(crate) fn is_used_on<M: Media>(
     frame: FrameNo,
 ) -> bool {
     let number = (frame.0 / LINE_FRAMES) as usize;
+    let Some(at) = geometry.bitmap_line_at(number as u64) else {
+        return false;
+    };
     let mut bytes = [0; LINE_BYTES];
-    media.read(
-        geometry.bitmap.start as usize + number * LINE_BYTES,
-        &mut bytes,
-    );
+    media.read(at, &mut bytes);
     let line = words_of(&bytes);
     let bit = frame.0 % LINE_FRAMES;
     line[LINE_WORDS] == line_checksum(crc32c(pool.as_bytes()), number, &line)
         && line[(bit / 64) as usize] >> (bit % 64) & 1 != 0
+}
+
+fn clear_bits(words: &mut [u64], bits: Range<u64>) {
+    let Range { start, end } = bits;
+    if start >= end {
+        return;
+    }
+    let (first, last) = ((start / 64) as usize, ((end - 1) / 64) as usize);
+    let from = u64::MAX << (start % 64);
+    let to = u64::MAX >> (63 - (end - 1) % 64);
+    if first == last {
+        words[first] &= !(from & to);
+        return;
+    }
+    words[first] &= !from;
+    words[first + 1..last].fill(0);
+    words[last] &= !to;
 }
 
 /// The last word of a line: the CRC32C of pool, line number and bits.

@@ -61,7 +61,7 @@ impl FrameSet {
         let Some(frame) = slot.frame() else {
             return true;
         };
-        if !geometry.frame_numbers().contains(&frame.0) {
+        if !geometry.frame_numbers().contains(frame) {
             return false;
         }
         if level == 0 || self.has(frame) {

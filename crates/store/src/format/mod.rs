@@ -4,6 +4,7 @@
 //! medium needs none of them.
 
 pub(crate) mod bitmap;
+pub mod devices;
 pub(crate) mod frame_set;
 pub mod geometry;
 pub(crate) mod in_flight;

@@ -31,7 +31,7 @@ impl<M: Media> NodeVerifier<'_, M> {
         let Some(frame) = slot.frame() else {
             return true;
         };
-        let found = NodeSlots::of(self.nodes, frame, &self.geometry.frame_numbers());
+        let found = NodeSlots::of(self.nodes, frame, self.geometry.frame_numbers());
         let Some(found) = found.filter(|_| !self.is_data_page(frame)) else {
             return false;
         };

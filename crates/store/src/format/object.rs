@@ -1,11 +1,11 @@
 //! The object table, which lists the objects of a pool.
 //!
-//! An entry has two lines. The owner of the pool alone writes the first, by way of an object
-//! record. The second holds the root slot, which map records swap like any other slot, and a copy
-//! of the first line.
+//! An entry has four lines. The owner of the pool alone writes the first two, by way of an object
+//! record. The third begins with the root slot, which map records swap like any other slot. A copy of the first two
+//! lines follows.
 //!
 //! ```text
-//!  0  crc     4   CRC32C of bytes 4..64
+//!  0  crc     4   CRC32C of bytes 4..128
 //!  4  zero    4
 //!  8  state   1   0 free, 1 live, 2 being deleted
 //!  9  height  1   of the page table
@@ -14,10 +14,10 @@
 //! 12  epoch   4
 //! 16  slice  16   UUID
 //! 32  size    8   bytes, whole pages
-//! 40  zero   24
-//! 64  root    8   slot
-//! 72  copy   40   of bytes 0..40
-//! 112  zero  16
+//! 40  zero   88   for snapshots, clones, keys, tiers and roles
+//! 128 root    8   slot
+//! 136 zero    8   for a second root
+//! 144 copy  112   of bytes 0..112; the last 16 bytes of the first two lines are zero
 //! ```
 
 use crate::format::geometry::OBJECT_BYTES;
@@ -35,10 +35,13 @@ use uuid::Uuid;
 pub(crate) const GATE_AT: usize = 8;
 pub(crate) const SLICE_AT: usize = 16;
 pub(crate) const SIZE_AT: usize = 32;
-pub(crate) const ROOT_AT: usize = 64;
-/// The copy of the first line, without its trailing zeroes.
-pub(crate) const COPY_AT: usize = 72;
-pub(crate) const COPY_BYTES: usize = 40;
+pub(crate) const ROOT_AT: usize = HEAD_BYTES;
+/// The bytes that one checksum covers, itself included.
+const HEAD_BYTES: usize = 2 * LINE_BYTES;
+/// The copy of the head, without its trailing zeroes.
+pub(crate) const COPY_AT: usize = 144;
+pub(crate) const COPY_BYTES: usize = 112;
+const _: () = assert!(COPY_AT + COPY_BYTES == OBJECT_BYTES as usize);
 /// Every table is as high as the largest: the upper nodes stay in the processor cache, and growth
 /// needs no new root.
 pub const HEIGHT: u8 = 4;
@@ -123,7 +126,7 @@ impl Object {
         put(&mut entry, 12, self.epoch.0.to_le_bytes());
         put(&mut entry, SLICE_AT, *self.slice.0.as_bytes());
         put(&mut entry, SIZE_AT, self.size_bytes.to_le_bytes());
-        let crc = crc32c(&entry[4..LINE_BYTES]);
+        let crc = crc32c(&entry[4..HEAD_BYTES]);
         put(&mut entry, 0, crc.to_le_bytes());
         entry.copy_within(..COPY_BYTES, COPY_AT);
         entry
@@ -140,7 +143,7 @@ impl Object {
     ) -> Result<(Object, bool), DamagedObject> {
         let mut other = [0; OBJECT_BYTES as usize];
         other[..COPY_BYTES].copy_from_slice(&entry[COPY_AT..COPY_AT + COPY_BYTES]);
-        let is_blank = |line: &[u8; OBJECT_BYTES as usize]| line[..LINE_BYTES] == [0; LINE_BYTES];
+        let is_blank = |line: &[u8; OBJECT_BYTES as usize]| line[..HEAD_BYTES] == [0; HEAD_BYTES];
         if is_blank(entry) && is_blank(&other) {
             return Ok((Object::FREE, true));
         }
@@ -163,12 +166,12 @@ impl Object {
         SliceId(Uuid::from_bytes(field(entry, SLICE_AT)))
     }
 
-    /// The entry before the damage, if one bit of its first line was flipped.
+    /// The entry before the damage, if one bit of its head was flipped.
     fn correct(entry: &[u8; OBJECT_BYTES as usize]) -> Option<Object> {
-        (0..LINE_BYTES * 8).find_map(|bit| {
+        (0..HEAD_BYTES * 8).find_map(|bit| {
             let mut entry = *entry;
             entry[bit / 8] ^= 1 << (bit % 8);
-            match entry[..LINE_BYTES] == [0; LINE_BYTES] {
+            match entry[..HEAD_BYTES] == [0; HEAD_BYTES] {
                 true => None,
                 false => Object::decode(&entry).ok(),
             }
@@ -180,7 +183,7 @@ impl Object {
     /// # Errors
     /// When it is damaged.
     pub fn decode(entry: &[u8; OBJECT_BYTES as usize]) -> Result<Object, DamagedObject> {
-        if entry[..LINE_BYTES].iter().all(|&byte| byte == 0) {
+        if entry[..HEAD_BYTES].iter().all(|&byte| byte == 0) {
             return Ok(Object::FREE);
         }
         let [state, height, round, flags] = field(entry, GATE_AT);
@@ -191,7 +194,7 @@ impl Object {
             2 => ObjectState::Deleting,
             _ => return Err(DamagedObject),
         };
-        let sound = crc32c(&entry[4..LINE_BYTES]) == get_u32(entry, 0)
+        let sound = crc32c(&entry[4..HEAD_BYTES]) == get_u32(entry, 0)
             && height == HEIGHT
             && round <= ROUND_MAX
             && flags <= 1
@@ -211,7 +214,7 @@ impl Object {
     }
 }
 
-/// Stores the first line of an entry and its copy, the gate last, and flushes both. The root slot
+/// Stores the head of an entry and its copy, the gate last, and flushes both. The root slot
 /// stays.
 pub(crate) fn store_entry<M: Media>(
     media: &M,
@@ -251,12 +254,15 @@ mod tests {
             (gate.is_live(), gate.round(), gate.epoch()),
             (true, 15, Epoch(7))
         );
-        for bit in 0..LINE_BYTES * 8 {
+        for bit in 0..HEAD_BYTES * 8 {
             let mut damaged = entry;
             damaged[bit / 8] ^= 1 << (bit % 8);
             assert!(Object::decode(&damaged).is_err(), "bit {bit}");
         }
-        assert_eq!(Object::decode(&[0; 128]), Ok(Object::FREE));
+        assert_eq!(
+            Object::decode(&[0; OBJECT_BYTES as usize]),
+            Ok(Object::FREE)
+        );
     }
 
     #[test]
@@ -271,13 +277,13 @@ mod tests {
         assert_eq!(Object::decode_redundant(&sound), Ok((object, true)));
         for junk in [0, 0xff, 0x5a] {
             let mut damaged = sound;
-            damaged[..LINE_BYTES].fill(junk);
+            damaged[..HEAD_BYTES].fill(junk);
             assert_eq!(Object::decode_redundant(&damaged), Ok((object, false)));
-            damaged[LINE_BYTES..].fill(junk);
+            damaged[HEAD_BYTES..].fill(junk);
             let lost = Object::decode_redundant(&damaged);
             assert_eq!(lost.is_ok(), junk == 0, "{lost:?}");
             let mut damaged = sound;
-            damaged[LINE_BYTES..].fill(junk);
+            damaged[HEAD_BYTES..].fill(junk);
             assert_eq!(Object::decode_redundant(&damaged), Ok((object, false)));
             damaged[20] ^= 4;
             assert_eq!(Object::decode_redundant(&damaged), Ok((object, false)));
@@ -285,7 +291,7 @@ mod tests {
             assert_eq!(Object::decode_redundant(&damaged), Err(DamagedObject));
         }
         assert_eq!(
-            Object::decode_redundant(&[0; 128]),
+            Object::decode_redundant(&[0; OBJECT_BYTES as usize]),
             Ok((Object::FREE, true))
         );
     }

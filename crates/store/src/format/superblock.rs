@@ -1,10 +1,14 @@
 //! The two superblocks, with the identity and plan of a pool and the position of its last
 //! checkpoint. They alternate. The valid one of the higher generation counts, so that a torn write
 //! of one leaves the other.
+//!
+//! The heads of the first journals are in the page of the superblock. Those of the others lie in pages behind both
+//! superblocks, a copy for each, and the superblock has the checksum of its copy.
 
-use crate::format::geometry::{BadSize, Geometry, JOURNALS_MAX};
+use crate::format::devices::{DEVICE_ENTRY_BYTES, DEVICES_MAX, DeviceTable};
+use crate::format::geometry::{Geometry, PAGE, PAGE_HEADS, REGIONS};
 use pagemesh_base::bytes::{field, get_u32, get_u64, put};
-use pagemesh_base::checksum::crc32c_append;
+use pagemesh_base::checksum::{crc32c, crc32c_append};
 use pagemesh_base::ids::{Epoch, Incarnation, Seq};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{Durability, StatedClass};
@@ -12,13 +16,48 @@ use uuid::Uuid;
 
 const MAGIC: [u8; 8] = *b"pagemesh";
 /// The format this code reads and writes.
-pub const VERSION: u32 = 0;
+pub const VERSION: u32 = 1;
 /// The highest valid generation, seq and line position: a billion of them each second reach it
 /// after a century. No count below it overflows.
 pub(crate) const COUNT_MAX: u64 = 1 << 62;
+const FEATURES_AT: usize = 112;
+const REGIONS_AT: usize = 136;
+const MORE_HEADS_CRC_AT: usize = 192;
+const _: () = assert!(REGIONS_AT + REGIONS * 8 == MORE_HEADS_CRC_AT);
 const HEADS_AT: usize = 1024;
-const HEADS_END: usize = HEADS_AT + JOURNALS_MAX as usize * 8;
-const _: () = assert!(HEADS_END <= PAGE_BYTES, "all journal heads fit");
+const HEADS_END: usize = HEADS_AT + PAGE_HEADS as usize * 8;
+const DEVICES_END: usize = HEADS_END + (DEVICES_MAX - 1) * DEVICE_ENTRY_BYTES;
+const _: () = assert!(DEVICES_END <= PAGE_BYTES, "heads and devices fit");
+
+/// Features of a pool, a bit each, by the programs that may open it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Features {
+    /// A program that does not know one of these must not open the pool.
+    pub incompatible: u64,
+    /// A program that does not know one of these may read the pool, and must not change it.
+    pub read_compatible: u64,
+    /// Any program may open the pool. It keeps the bits.
+    pub compatible: u64,
+}
+
+/// The format is a draft: its pools are refused by every program with the final one.
+const DRAFT: u64 = 1 << 63;
+
+impl Features {
+    /// The features of a new pool.
+    pub const NEW: Features = Features {
+        incompatible: DRAFT,
+        read_compatible: 0,
+        compatible: 0,
+    };
+
+    fn unknown(&self) -> Option<u64> {
+        let incompatible = self.incompatible & !Features::NEW.incompatible;
+        // No opening of this program only reads.
+        let unknown = incompatible | self.read_compatible & !Features::NEW.read_compatible;
+        (unknown != 0 || self.incompatible & DRAFT == 0).then_some(unknown)
+    }
+}
 
 /// The content of a superblock.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,6 +83,8 @@ pub struct Superblock {
     /// The boot of the machine in which the pool was made. Set if the pool's class promises nothing
     /// beyond that boot, although its medium outlives it.
     pub boot: Option<Uuid>,
+    /// The pool's features.
+    pub features: Features,
     /// The pool's plan.
     pub geometry: Geometry,
     /// Each journal's first retained line, as an absolute position.
@@ -61,6 +102,11 @@ pub enum BadSuperblock {
         "the pool has format version {0}, this program reads version {VERSION}; use the program that wrote it"
     )]
     Version(u32),
+    /// A newer program, or one with a draft of the format, made it.
+    #[error(
+        "the pool has features that this program does not know ({0:#x}); use the program that made it"
+    )]
+    Features(u64),
     /// Torn or damaged.
     #[error(
         "both superblocks are damaged; restore the pool from a copy, or replace it by a new brick: attach copies there and detach the lost ones with `pagemesh replica`"
@@ -69,9 +115,6 @@ pub enum BadSuperblock {
     /// The checksum is right, but the plan does not follow from the size.
     #[error("the superblock contradicts itself: {0}")]
     Inconsistent(&'static str),
-    /// A size that no pool has.
-    #[error(transparent)]
-    Size(#[from] BadSize),
 }
 
 impl Superblock {
@@ -79,6 +122,47 @@ impl Superblock {
     #[must_use]
     pub fn offset(&self) -> usize {
         (self.generation % 2) as usize * PAGE_BYTES
+    }
+
+    /// The copy of the pages behind the superblocks that belongs to this generation.
+    pub(crate) fn heads_at(&self) -> usize {
+        self.geometry.heads_at(self.generation % 2)
+    }
+
+    /// The heads of used journals that have no room in the page, as they lie on media.
+    #[must_use]
+    pub fn encode_more_heads(&self) -> Vec<u8> {
+        let used = self.journals_end as usize;
+        let more = self.journal_heads[..used].get(PAGE_HEADS as usize..);
+        let heads = more.unwrap_or_default().iter();
+        heads.flat_map(|head| head.to_le_bytes()).collect()
+    }
+
+    /// Takes the heads that have no room in the page. `read` fills them from a byte of the pool on.
+    ///
+    /// # Errors
+    /// When they are not those of this superblock.
+    pub(crate) fn load_more_heads(
+        &mut self,
+        page: &[u8; PAGE_BYTES],
+        read: impl FnOnce(usize, &mut [u8]),
+    ) -> Result<(), BadSuperblock> {
+        let used = self.journals_end.saturating_sub(PAGE_HEADS) as usize;
+        let mut bytes = vec![0; used * 8];
+        if used > 0 {
+            read(self.heads_at(), &mut bytes);
+        }
+        if crc32c(&bytes) != get_u32(page, MORE_HEADS_CRC_AT) {
+            return Err(BadSuperblock::Checksum);
+        }
+        let heads = self.journal_heads.iter_mut().skip(PAGE_HEADS as usize);
+        for (head, bytes) in heads.zip(bytes.as_chunks().0) {
+            *head = u64::from_le_bytes(*bytes);
+            if *head > COUNT_MAX {
+                return Err(BEYOND_LIMIT);
+            }
+        }
+        Ok(())
     }
 
     /// The page as it lies on media.
@@ -114,15 +198,32 @@ impl Superblock {
         put(&mut page, 88, self.objects_end.to_le_bytes());
         put(&mut page, 92, self.journals_end.to_le_bytes());
         put(&mut page, 96, self.boot.unwrap_or_default().into_bytes());
-        for (head, at) in self.journal_heads.iter().zip((HEADS_AT..).step_by(8)) {
+        let Features {
+            incompatible,
+            read_compatible,
+            compatible,
+        } = self.features;
+        put_words(
+            &mut page,
+            FEATURES_AT,
+            [incompatible, read_compatible, compatible],
+        );
+        put_words(&mut page, REGIONS_AT, self.geometry.region_starts());
+        let more_heads_crc = crc32c(&self.encode_more_heads());
+        put(&mut page, MORE_HEADS_CRC_AT, more_heads_crc.to_le_bytes());
+        let heads = self.journal_heads.iter().take(PAGE_HEADS as usize);
+        for (head, at) in heads.zip((HEADS_AT..).step_by(8)) {
             put(&mut page, at, head.to_le_bytes());
         }
+        self.geometry
+            .devices
+            .encode(&mut page[HEADS_END..DEVICES_END]);
         let crc = checksum(&page);
         put(&mut page, 12, crc.to_le_bytes());
         page
     }
 
-    /// Decodes a page from media.
+    /// Decodes a page from media. Heads that have no room in the page are zero.
     ///
     /// # Errors
     /// When it is not a superblock of this version, or is damaged or inconsistent.
@@ -138,15 +239,19 @@ impl Superblock {
         if get_u32(page, 8) != VERSION {
             return Err(BadSuperblock::Version(get_u32(page, 8)));
         }
-        let geometry = Geometry::plan(get_u64(page, 56))?;
-        if (geometry.journals, geometry.journal_bytes) != (get_u32(page, 64), get_u64(page, 72)) {
-            return Err(BadSuperblock::Inconsistent(
-                "its journals do not match its size",
-            ));
+        let [incompatible, read_compatible, compatible] = get_words(page, FEATURES_AT);
+        let features = Features {
+            incompatible,
+            read_compatible,
+            compatible,
+        };
+        if let Some(unknown) = features.unknown() {
+            return Err(BadSuperblock::Features(unknown));
         }
+        let geometry = decode_geometry(page).map_err(BadSuperblock::Inconsistent)?;
         let (used_frames, objects_end) = (get_u64(page, 80), get_u32(page, 88));
         let lanes_end = get_u32(page, 92);
-        if used_frames > geometry.frames.len / PAGE_BYTES as u64
+        if used_frames > geometry.frame_bytes() / PAGE
             || objects_end > geometry.object_count()
             || lanes_end > geometry.journals
         {
@@ -155,16 +260,16 @@ impl Superblock {
             ));
         }
         let boot = Uuid::from_bytes(field(page, 96));
-        let heads = (HEADS_AT..).step_by(8).take(geometry.journals as usize);
-        let heads: Vec<u64> = heads.map(|at| get_u64(page, at)).collect();
+        let in_page = geometry.journals.min(PAGE_HEADS) as usize;
+        let heads = (HEADS_AT..).step_by(8).take(in_page);
+        let mut heads: Vec<u64> = heads.map(|at| get_u64(page, at)).collect();
+        heads.resize(geometry.journals as usize, 0);
         let mut counts = [32, 48].map(|at| get_u64(page, at)).into_iter();
         if counts.any(|count| count > COUNT_MAX)
             || heads.iter().any(|&head| head > COUNT_MAX)
             || get_u32(page, 40) == u32::MAX
         {
-            return Err(BadSuperblock::Inconsistent(
-                "a generation, seq, incarnation or line position is beyond its limit",
-            ));
+            return Err(BEYOND_LIMIT);
         }
         Ok(Superblock {
             pool: Uuid::from_bytes(field(page, 16)),
@@ -177,6 +282,7 @@ impl Superblock {
             journals_end: lanes_end,
             stated: decode_stated(field(page, 68))?,
             boot: (!boot.is_nil()).then_some(boot),
+            features,
             geometry,
             journal_heads: heads,
         })
@@ -187,20 +293,51 @@ impl Superblock {
     /// # Errors
     /// The error of the first copy, when neither is valid.
     pub fn choose(pages: [&[u8; PAGE_BYTES]; 2]) -> Result<Superblock, BadSuperblock> {
-        match pages.map(Superblock::decode) {
+        Superblock::newer(pages.map(Superblock::decode))
+    }
+
+    /// The same of two decoded copies.
+    pub(crate) fn newer(
+        copies: [Result<Superblock, BadSuperblock>; 2],
+    ) -> Result<Superblock, BadSuperblock> {
+        use BadSuperblock::{Features, Version};
+        match copies {
             [Ok(a), Ok(b)] if a.pool != b.pool => Err(BadSuperblock::Inconsistent(
                 "its two copies belong to different pools",
             )),
             [Ok(a), Ok(b)] => Ok(if a.generation > b.generation { a } else { b }),
             // A newer program may have written one copy so far. Refuse the pool: continuing from
             // the older copy would undo the newer program's changes.
-            [Err(version @ BadSuperblock::Version(_)), _]
-            | [_, Err(version @ BadSuperblock::Version(_))] => Err(version),
+            [Err(newer @ (Version(_) | Features(_))), _]
+            | [_, Err(newer @ (Version(_) | Features(_)))] => Err(newer),
             [Ok(one), Err(_)] | [Err(_), Ok(one)] => Ok(one),
             [Err(first), Err(BadSuperblock::NotAPool)] => Err(first),
             [Err(_), Err(second)] => Err(second),
         }
     }
+}
+
+const BEYOND_LIMIT: BadSuperblock = BadSuperblock::Inconsistent(
+    "a generation, seq, incarnation or line position is beyond its limit",
+);
+
+fn put_words<const N: usize>(page: &mut [u8; PAGE_BYTES], at: usize, words: [u64; N]) {
+    for (word, at) in words.iter().zip((at..).step_by(8)) {
+        put(page, at, word.to_le_bytes());
+    }
+}
+
+fn get_words<const N: usize>(page: &[u8; PAGE_BYTES], at: usize) -> [u64; N] {
+    std::array::from_fn(|number| get_u64(page, at + number * 8))
+}
+
+fn decode_geometry(page: &[u8; PAGE_BYTES]) -> Result<Geometry, &'static str> {
+    let journals = (get_u32(page, 64), get_u64(page, 72));
+    let starts = get_words(page, REGIONS_AT);
+    let mut geometry = Geometry::from_regions(get_u64(page, 56), journals, starts)?;
+    let entries = &page[HEADS_END..DEVICES_END];
+    geometry.devices = DeviceTable::decode(entries, geometry.pool_bytes / PAGE)?;
+    Ok(geometry)
 }
 
 /// The byte of a class; zero stands for none.
@@ -251,6 +388,7 @@ mod tests {
             journals_end: 2,
             stated: None,
             boot: None,
+            features: Features::NEW,
             geometry,
             journal_heads: (0..u64::from(geometry.journals)).collect(),
         }
@@ -315,14 +453,68 @@ mod tests {
     #[test]
     fn newer_version_is_refused_even_in_one_copy() {
         let mut newer = superblock(9).encode();
-        put(&mut newer, 8, 1u32.to_le_bytes());
+        put(&mut newer, 8, 2u32.to_le_bytes());
         let crc = checksum(&newer);
         put(&mut newer, 12, crc.to_le_bytes());
         for pages in [
             [&newer, &superblock(8).encode()],
             [&superblock(8).encode(), &newer],
         ] {
-            assert_eq!(Superblock::choose(pages), Err(BadSuperblock::Version(1)));
+            assert_eq!(Superblock::choose(pages), Err(BadSuperblock::Version(2)));
         }
+    }
+    #[test]
+    fn unknown_feature_is_refused_unless_compatible() {
+        let with = |features| {
+            Superblock::decode(
+                &Superblock {
+                    features,
+                    ..superblock(7)
+                }
+                .encode(),
+            )
+        };
+        let (new, bit) = (Features::NEW, 1 << 40);
+        let compatible = Features {
+            compatible: bit,
+            ..new
+        };
+        assert_eq!(with(compatible).map(|block| block.features), Ok(compatible));
+        let read_compatible = Features {
+            read_compatible: bit,
+            ..new
+        };
+        assert_eq!(with(read_compatible), Err(BadSuperblock::Features(bit)));
+        let incompatible = new.incompatible | bit;
+        let incompatible = Features {
+            incompatible,
+            ..new
+        };
+        assert_eq!(with(incompatible), Err(BadSuperblock::Features(bit)));
+    }
+
+    #[test]
+    fn heads_behind_the_superblock_round_trip() {
+        let geometry = Geometry::plan(1 << 40).expect("a plan");
+        let block = Superblock {
+            geometry,
+            journals_end: 700,
+            journal_heads: (0..u64::from(geometry.journals))
+                .map(|it| it % 700)
+                .collect(),
+            ..superblock(7)
+        };
+        let page = block.encode();
+        let more = block.encode_more_heads();
+        let mut decoded = Superblock::decode(&page).expect("a superblock");
+        let read = |at, into: &mut [u8]| {
+            assert_eq!(at, block.heads_at());
+            into.copy_from_slice(&more);
+        };
+        decoded.load_more_heads(&page, read).expect("its heads");
+        assert_eq!(decoded.journal_heads[..700], block.journal_heads[..700]);
+        let torn = |_, into: &mut [u8]| into.fill(1);
+        let refused = decoded.load_more_heads(&page, torn);
+        assert_eq!(refused, Err(BadSuperblock::Checksum));
     }
 }

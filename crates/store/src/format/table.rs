@@ -9,12 +9,12 @@
 //! most one slot per level. The tree never allocates and never stores: a record links a node, as it
 //! does any other change.
 
+use crate::format::devices::FrameNumbers;
 use crate::format::record::LEVELS_MAX;
 use crate::format::slot::{DamagedSlot, Slot};
 use pagemesh_base::ids::{FrameNo, PageNo};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
-use std::ops::Range;
 
 /// log2 of the slots in a node.
 const NODE_SHIFT: u32 = 9;
@@ -29,7 +29,7 @@ pub struct PageTable<'m, M> {
     media: &'m M,
     root_at: usize,
     height: u8,
-    frames: Range<u64>,
+    frames: FrameNumbers<'m>,
 }
 
 /// The location of a slot.
@@ -100,9 +100,13 @@ pub(crate) struct NodeSlots {
 impl NodeSlots {
     /// Counts the slots of a node. None if the frame is no node: if some word is no slot or names
     /// no frame in `frames`, or if too many words are one bit away from an empty slot.
-    pub(crate) fn of<M: Media>(media: &M, node: FrameNo, frames: &Range<u64>) -> Option<NodeSlots> {
-        let is_ours = |slot: &Slot| slot.frame().is_none_or(|it| frames.contains(&it.0));
-        if !frames.contains(&node.0) {
+    pub(crate) fn of<M: Media>(
+        media: &M,
+        node: FrameNo,
+        frames: FrameNumbers<'_>,
+    ) -> Option<NodeSlots> {
+        let is_ours = |slot: &Slot| slot.frame().is_none_or(|it| frames.contains(it));
+        if !frames.contains(node) {
             return None;
         }
         let (mut found, mut strays) = (NodeSlots::default(), 0);
@@ -129,18 +133,19 @@ impl<'m, M: Media> PageTable<'m, M> {
     /// `frames`.
     ///
     /// # Panics
-    /// When the height is beyond the highest, or frames beyond the medium.
-    pub fn new(media: &'m M, root_at: usize, height: u8, frames: Range<u64>) -> PageTable<'m, M> {
+    /// When the height is beyond the highest.
+    pub fn new(
+        media: &'m M,
+        root_at: usize,
+        height: u8,
+        frames: impl Into<FrameNumbers<'m>>,
+    ) -> PageTable<'m, M> {
         assert!(height <= LEVELS_MAX, "a table of height {height}");
-        assert!(
-            frames.end <= (media.len_bytes() / PAGE_BYTES) as u64,
-            "frames within the medium"
-        );
         PageTable {
             media,
             root_at,
             height,
-            frames,
+            frames: frames.into(),
         }
     }
 
@@ -189,7 +194,7 @@ impl<'m, M: Media> PageTable<'m, M> {
             cause,
         })?;
         match slot.frame() {
-            Some(frame) if !self.frames.contains(&frame.0) => {
+            Some(frame) if !self.frames.contains(frame) => {
                 Err(BadTable::NoSuchFrame { level, page, frame })
             }
             _ => Ok(slot),

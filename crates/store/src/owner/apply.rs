@@ -121,8 +121,8 @@ impl<M: Media> Pool<M> {
             .next_address()
             .at(position);
         Journal::new(
-            self.mapping.geometry.journal_at(number),
-            self.mapping.geometry.journal_lines(),
+            self.mapping.geometry().journal_at(number),
+            self.mapping.geometry().journal_lines(),
             place,
         )
     }
@@ -150,12 +150,9 @@ impl<M: Media> Pool<M> {
         is_settled: bool,
         pass: &mut CheckpointPass,
     ) -> Result<(), PoolError> {
-        let numbers = self.mapping.geometry.frame_numbers();
-        let bad = |slot: Slot| {
-            slot.frame()
-                .is_some_and(|frame| !numbers.contains(&frame.0))
-        };
-        let beyond = record.object.0 >= self.mapping.geometry.object_count();
+        let numbers = self.mapping.geometry().frame_numbers();
+        let bad = |slot: Slot| slot.frame().is_some_and(|frame| !numbers.contains(frame));
+        let beyond = record.object.0 >= self.mapping.geometry().object_count();
         if beyond
             || record
                 .changes
@@ -225,7 +222,7 @@ impl<M: Media> Pool<M> {
 
     /// Flushes a frame's checksum, and with it the others of its line.
     fn flush_checksum(&self, frame: FrameNo, pass: &mut CheckpointPass) {
-        let at = self.mapping.geometry.frame_entry_at(frame);
+        let at = self.mapping.geometry().frame_entry_at(frame);
         if at / LINE_BYTES != pass.frame_line && !defect::is(Defect::FrameTableNotFlushed) {
             pass.frame_line = at / LINE_BYTES;
             pass.written.add_table_lines(1);
@@ -276,7 +273,7 @@ impl<M: Media> Pool<M> {
             for (i, change) in record.changes.iter().enumerate() {
                 data.store(at + i * 8, change.new.encode());
                 if let (0, Some(frame)) = (record.level, change.new.frame()) {
-                    let at = self.mapping.geometry.frame_entry_at(frame);
+                    let at = self.mapping.geometry().frame_entry_at(frame);
                     pass.written.add_checksum_at(at);
                     data.store(at, u64::from(change.sums.crc));
                 }

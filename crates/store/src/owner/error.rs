@@ -5,6 +5,7 @@ use crate::shared::error::StoreError;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::SliceError;
+use uuid::Uuid;
 
 /// Why the owner refuses to change an object.
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +47,22 @@ pub enum ObjectError {
         current: Epoch,
         /// The requested epoch.
         wanted: Epoch,
+    },
+    /// No such device.
+    #[error("the pool has no device {0}; `pagemesh pool device list` shows its devices")]
+    NoSuchDevice(Uuid),
+    /// Only a device that is draining can be removed.
+    #[error("device {0} is not draining; drain it first")]
+    NotDraining(Uuid),
+    /// The data of a device has no room elsewhere.
+    #[error(
+        "the device holds {wanted_bytes} bytes, and the pool's other devices have {free_bytes} free; add a device, or delete something"
+    )]
+    NoRoomToDrain {
+        /// Bytes in use on the device.
+        wanted_bytes: u64,
+        /// Free bytes elsewhere.
+        free_bytes: u64,
     },
     /// The session did not end its operation in time; the session must be ended first.
     #[error("session {session} of process {pid} is stalled in an operation; end the process")]

@@ -4,7 +4,10 @@
 //! unavailable: in use, granted, or freed by a record that is not checkpointed yet.
 
 use crate::format::bitmap::Bitmap;
+use crate::format::devices::{Device, DeviceState};
+use crate::format::geometry::Geometry;
 use crate::shared::control::FrameRun;
+use pagemesh_base::ids::FrameNo;
 use pagemesh_pmem::{Media, UnfencedStores};
 use std::ops::Range;
 
@@ -27,37 +30,105 @@ pub(crate) struct FrameAllocator {
     free: u64,
     /// Unreadable frames, which are not used again.
     withheld: Vec<u64>,
+    /// Frames of draining devices: none is granted.
+    closed: Vec<Range<u64>>,
 }
 
 impl FrameAllocator {
     pub(crate) fn new(bitmap: Bitmap) -> FrameAllocator {
-        let frames = bitmap.frames();
-        let mut busy = bitmap.words().to_vec();
-        let (begin, end) = ((frames.start / 64) as usize, (frames.end / 64) as usize);
-        busy[..begin].fill(u64::MAX);
-        busy[begin] |= !(u64::MAX << (frames.start % 64));
-        if let Some(word) = busy.get_mut(end) {
-            *word |= u64::MAX << (frames.end % 64);
-            busy[end + 1..].fill(u64::MAX);
+        let mut busy = vec![u64::MAX; bitmap.words().len()];
+        let is_granted = |device: &&Device| device.state == DeviceState::Active;
+        let geometry = bitmap.geometry();
+        let others = geometry.devices.iter().filter(is_granted);
+        let first = geometry.first_frames();
+        let start = first.start;
+        for frames in std::iter::once(first).chain(others.map(Device::frames)) {
+            open_bits(&mut busy, bitmap.words(), frames);
         }
-        let zeros = |words: &[u64]| words.iter().map(|word| word.count_zeros()).sum();
-        let free_of: Vec<u32> = busy
-            .chunks((GROUP_FRAMES / 64) as usize)
-            .map(zeros)
-            .collect();
-        FrameAllocator {
+        let is_closed = |device: &&Device| device.state == DeviceState::Draining;
+        let closed = geometry.devices.iter().filter(is_closed);
+        let mut allocator = FrameAllocator {
+            closed: closed.map(Device::frames).collect(),
             unavailable: busy,
-            cursor: frames.start,
-            free: free_of.iter().map(|&free| u64::from(free)).sum(),
-            free_per_group: free_of,
+            cursor: start,
+            free: 0,
+            free_per_group: Vec::new(),
             withheld: Vec::new(),
             bitmap,
+        };
+        allocator.count_free();
+        allocator
+    }
+
+    /// Adds the frames of a device that joined the pool.
+    pub(crate) fn add_device(&mut self, geometry: &Geometry, device: &Device) {
+        self.bitmap.set_geometry(geometry);
+        self.unavailable.resize(self.bitmap.words().len(), u64::MAX);
+        open_bits(&mut self.unavailable, self.bitmap.words(), device.frames());
+        self.count_free();
+    }
+
+    /// Keeps the frames of a device from being granted.
+    pub(crate) fn close_frames(&mut self, frames: Range<u64>) {
+        set_bits(&mut self.unavailable, frames.clone());
+        if !self.closed.contains(&frames) {
+            self.closed.push(frames);
         }
+        self.count_free();
+    }
+
+    /// Lets the frames of a device be granted again.
+    pub(crate) fn open_frames(&mut self, frames: Range<u64>) {
+        self.closed.retain(|closed| *closed != frames);
+        open_bits(&mut self.unavailable, self.bitmap.words(), frames);
+        for &frame in &self.withheld {
+            self.unavailable[(frame / 64) as usize] |= 1 << (frame % 64);
+        }
+        self.count_free();
+    }
+
+    /// Takes over the frames of a pool that a device has left.
+    pub(crate) fn remove_frames(&mut self, geometry: &Geometry) {
+        self.bitmap.set_geometry(geometry);
+        let numbers = geometry.frame_numbers();
+        self.withheld
+            .retain(|&frame| numbers.contains(FrameNo(frame)));
+        self.closed
+            .retain(|closed| numbers.contains(FrameNo(closed.start)));
+    }
+
+    /// Frames of a range that can be granted.
+    pub(crate) fn free_in(&self, frames: Range<u64>) -> u64 {
+        frames
+            .filter(|frame| self.unavailable[(frame / 64) as usize] >> (frame % 64) & 1 == 0)
+            .count() as u64
+    }
+
+    /// Frames of a range that were in use at the last checkpoint, without unreadable ones.
+    pub(crate) fn used_in(&self, frames: Range<u64>) -> u64 {
+        let is_used = |&frame: &u64| self.bitmap.has(FrameNo(frame)) && !self.is_withheld(frame);
+        frames.filter(is_used).count() as u64
+    }
+
+    fn is_closed(&self, frame: u64) -> bool {
+        self.closed.iter().any(|closed| closed.contains(&frame))
+    }
+
+    fn count_free(&mut self) {
+        let zeros = |words: &[u64]| words.iter().map(|word| word.count_zeros()).sum();
+        let groups = self.unavailable.chunks((GROUP_FRAMES / 64) as usize);
+        self.free_per_group = groups.map(zeros).collect();
+        self.free = self
+            .free_per_group
+            .iter()
+            .map(|&free| u64::from(free))
+            .sum();
     }
 
     /// Withholds a frame: it is never granted or freed again.
     pub(crate) fn withhold(&mut self, frame: u64) {
-        let is_ours = self.bitmap.frames().contains(&frame);
+        let numbers = self.bitmap.geometry().frame_numbers();
+        let is_ours = numbers.contains(FrameNo(frame));
         if !is_ours || self.is_withheld(frame) || self.withheld.len() == WITHHELD_MAX {
             return;
         }
@@ -93,11 +164,10 @@ impl FrameAllocator {
         if self.free == 0 || want == 0 {
             return None;
         }
-        let frames = self.bitmap.frames();
-        let groups = frames.end.div_ceil(GROUP_FRAMES) - frames.start / GROUP_FRAMES;
-        for _ in 0..=groups {
+        let all = self.unavailable.len() as u64 * 64;
+        for _ in 0..=self.free_per_group.len() {
             let group = self.cursor / GROUP_FRAMES;
-            let end = ((group + 1) * GROUP_FRAMES).min(frames.end);
+            let end = ((group + 1) * GROUP_FRAMES).min(all);
             if let Some(run) = self.allocate_in_group(group, self.cursor..end, want) {
                 self.cursor = self.wrap(run.start + run.len);
                 return Some(run);
@@ -108,9 +178,8 @@ impl FrameAllocator {
     }
 
     fn wrap(&self, frame: u64) -> u64 {
-        let frames = self.bitmap.frames();
-        match frame >= frames.end {
-            true => frames.start,
+        match frame >= self.unavailable.len() as u64 * 64 {
+            true => 0,
             false => frame,
         }
     }
@@ -166,7 +235,7 @@ impl FrameAllocator {
     pub(crate) fn release(&mut self, frame: u64) -> bool {
         let (word, bit) = ((frame / 64) as usize, 1 << (frame % 64));
         let was_busy = self.unavailable[word] & bit != 0;
-        if was_busy && !self.is_withheld(frame) {
+        if was_busy && !self.is_withheld(frame) && !self.is_closed(frame) {
             self.unavailable[word] &= !bit;
             self.free_per_group[(frame / GROUP_FRAMES) as usize] += 1;
             self.free += 1;
@@ -191,10 +260,27 @@ impl FrameAllocator {
     }
 }
 
+fn set_bits(words: &mut [u64], bits: Range<u64>) {
+    for bit in bits {
+        words[(bit / 64) as usize] |= 1 << (bit % 64);
+    }
+}
+
+/// Makes the frames of a device available that are not in use.
+fn open_bits(busy: &mut [u64], used: &[u64], frames: Range<u64>) {
+    let Range { start, end } = frames;
+    let words = (start / 64) as usize..end.div_ceil(64) as usize;
+    for word in words {
+        let first = word as u64 * 64;
+        let from = u64::MAX << start.saturating_sub(first).min(63);
+        let to = u64::MAX >> (64 - (end - first).min(64));
+        busy[word] = busy[word] & !(from & to) | used[word] & from & to;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::geometry::Geometry;
     use pagemesh_pmem::Recorder;
     use proptest::prelude::*;
     use std::collections::BTreeSet;
@@ -203,7 +289,9 @@ mod tests {
     fn frames() -> FrameAllocator {
         let geometry = Geometry::plan(2 << 20).expect("a plan");
         let media = Recorder::new(2 << 20);
-        Bitmap::format(&media, &geometry, Uuid::nil());
+        for tables in geometry.device_frames() {
+            Bitmap::format(&media, &tables, Uuid::nil());
+        }
         let (bitmap, bad) = Bitmap::load(&media, &geometry, Uuid::nil());
         assert_eq!(bad, []);
         FrameAllocator::new(bitmap)
@@ -217,7 +305,7 @@ mod tests {
         ) {
             let mut frames = frames();
             let total = frames.free();
-            let numbers = Geometry::plan(2 << 20).expect("a plan").frame_numbers();
+            let numbers = Geometry::plan(2 << 20).expect("a plan").first_frames();
             prop_assert_eq!(total, numbers.end - numbers.start);
             let mut taken = BTreeSet::new();
             for (want, release) in steps {

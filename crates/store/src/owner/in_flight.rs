@@ -105,7 +105,7 @@ impl<M: Media> Pool<M> {
     /// Whether the last checkpoint had to retain much of a session's journal.
     pub(super) fn is_journal_full(&self, number: u32) -> bool {
         let retained = self.committed_end(number) - self.superblock.journal_heads[number as usize];
-        retained >= self.mapping.geometry.journal_lines() / 4
+        retained >= self.mapping.geometry().journal_lines() / 4
     }
 
     /// If a journal is full of operations that are incomplete on other legs, lists them in the
@@ -115,7 +115,7 @@ impl<M: Media> Pool<M> {
         let head = self.superblock.journal_heads[number as usize];
         let complete = cells.complete().load(Ordering::Acquire).max(head);
         let committed = cells.committed().load(Ordering::Acquire);
-        if committed - complete < self.mapping.geometry.journal_lines() / 4 {
+        if committed - complete < self.mapping.geometry().journal_lines() / 4 {
             return Ok(());
         }
         self.collect_in_flight_of(number, None, JournalRetention::Released)?;
@@ -193,7 +193,7 @@ impl<M: Media> Pool<M> {
                 let crc = self
                     .mapping
                     .meta
-                    .load(self.mapping.geometry.frame_entry_at(frame))
+                    .load(self.mapping.geometry().frame_entry_at(frame))
                     as u32;
                 (old.map(frame, round), crc)
             }

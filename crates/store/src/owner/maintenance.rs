@@ -123,7 +123,7 @@ impl<M: Media> Pool<M> {
         }
     }
 
-    fn wait_for_op_end(&self, number: u32, active: u64, end: Deadline) -> bool {
+    pub(super) fn wait_for_op_end(&self, number: u32, active: u64, end: Deadline) -> bool {
         let cells = self.mapping.control.session_cells(number);
         let mut backoff = Backoff::default();
         while cells.active().load(Ordering::SeqCst) == active {

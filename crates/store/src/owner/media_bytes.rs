@@ -109,7 +109,8 @@ impl<M: Media> Pool<M> {
     /// Writes the superblock to its page and makes it durable.
     pub(super) fn write_superblock(&mut self) -> Result<(), PoolError> {
         write_superblock(&*self.mapping.data, &self.superblock)?;
-        self.owner_bytes.tables += PAGE;
+        let more_heads = self.superblock.encode_more_heads().len() as u64;
+        self.owner_bytes.tables += PAGE + more_heads.next_multiple_of(PAGE);
         Ok(())
     }
 }

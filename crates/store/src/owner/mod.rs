@@ -4,6 +4,8 @@
 mod apply;
 pub(crate) mod checkpoint;
 pub(crate) mod defects;
+mod devices;
+pub mod drain;
 mod error;
 pub(crate) mod frame_allocator;
 mod in_flight;

@@ -74,7 +74,7 @@ impl<M: Media> Pool<M> {
         check_size(size_bytes)?;
         let object = self.free_objects.pop().or_else(|| {
             let next = ObjectId(self.superblock.objects_end);
-            let fits = next.0 < self.mapping.geometry.object_count();
+            let fits = next.0 < self.mapping.geometry().object_count();
             self.superblock.objects_end += u32::from(fits);
             fits.then_some(next)
         });

@@ -33,7 +33,7 @@ impl<M: Media> Pool<M> {
     /// Whether an operation in progress kept the last checkpoint from applying much of a journal.
     pub(crate) fn is_journal_blocked(&self) -> bool {
         self.checkpoint_pass.unapplied_lines
-            >= self.mapping.geometry.journal_lines() / UNAPPLIED_PART
+            >= self.mapping.geometry().journal_lines() / UNAPPLIED_PART
     }
 
     /// Applies committed records above operations in progress as well. Does nothing if that would

@@ -14,7 +14,7 @@ use crate::format::bitmap::Bitmap;
 use crate::format::geometry::{Geometry, OBJECT_BYTES};
 use crate::format::in_flight;
 use crate::format::object::{Object, ObjectState};
-use crate::format::superblock::Superblock;
+use crate::format::superblock::{Features, Superblock};
 use crate::owner::frame_allocator::FrameAllocator;
 use crate::owner::session_table::SessionTable;
 use crate::recovery::{
@@ -74,7 +74,7 @@ pub struct Pool<M> {
 /// The usage of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
-    /// The size of all frames.
+    /// The size of all frames, without those of draining devices.
     pub capacity_bytes: u64,
     /// Bytes neither in use nor granted to a session.
     pub free_bytes: u64,
@@ -89,29 +89,54 @@ pub struct Usage {
 /// # Errors
 /// When the medium is too small or too large, or fails.
 pub fn format<M: Media>(media: &M, pool: Uuid) -> Result<(), PoolError> {
-    format_as(media, pool, None, None)
+    format_as(media, pool, FormatOptions::of(media))
 }
 
-/// As [`format()`], for a pool with a class that its creator stated. If `boot` is given, the pool is
-/// valid only until the end of that boot.
+/// The properties of a new pool.
+#[derive(Clone, Copy, Debug)]
+pub struct FormatOptions {
+    /// The size of its first device.
+    pub pool_bytes: u64,
+    /// Its journals, one more than its sessions. None: by its size.
+    pub journals: Option<u32>,
+    /// The durability class that its creator states.
+    pub stated: Option<StatedClass>,
+    /// The boot of the machine that ends the pool.
+    pub boot: Option<Uuid>,
+}
+
+impl FormatOptions {
+    /// Those of a pool that takes a whole medium and has the medium's class.
+    pub fn of<M: Media>(media: &M) -> FormatOptions {
+        FormatOptions {
+            pool_bytes: media.len_bytes() as u64,
+            journals: None,
+            stated: None,
+            boot: None,
+        }
+    }
+}
+
+/// As [`format()`], with options.
 ///
 /// # Errors
 /// As [`format()`].
-pub fn format_as<M: Media>(
-    media: &M,
-    pool: Uuid,
-    stated: Option<StatedClass>,
-    boot: Option<Uuid>,
-) -> Result<(), PoolError> {
-    let pool_bytes = media.len_bytes() as u64;
-    let geometry =
-        Geometry::plan(pool_bytes).map_err(crate::format::superblock::BadSuperblock::from)?;
+pub fn format_as<M: Media>(media: &M, pool: Uuid, options: FormatOptions) -> Result<(), PoolError> {
+    let FormatOptions {
+        pool_bytes,
+        journals,
+        stated,
+        boot,
+    } = options;
+    let geometry = Geometry::plan_with(pool_bytes, journals)?;
     for region in [geometry.objects, geometry.in_flight] {
         for at in (region.start..region.end()).step_by(PAGE_BYTES) {
             zero_page_if_needed(media, at as usize);
         }
     }
-    Bitmap::format(media, &geometry, pool);
+    for tables in geometry.device_frames() {
+        Bitmap::format(media, &tables, pool);
+    }
     let block = Superblock {
         pool,
         generation: 1,
@@ -123,6 +148,7 @@ pub fn format_as<M: Media>(
         journals_end: OWNER_SESSION + 1,
         stated,
         boot,
+        features: Features::NEW,
         journal_heads: vec![0; geometry.journals as usize],
         geometry,
     };
@@ -255,7 +281,7 @@ impl<M: Media> Pool<M> {
     #[must_use]
     pub fn usage(&self) -> Usage {
         Usage {
-            capacity_bytes: self.mapping.geometry.frames.len,
+            capacity_bytes: self.mapping.geometry().granted_bytes(),
             free_bytes: self.frame_allocator.free() * PAGE_BYTES as u64,
             sessions: self.sessions.open_count() - 1,
         }
@@ -290,7 +316,7 @@ impl<M: Media> Pool<M> {
         if self.has_failed {
             return Err(PoolError::Failed.into());
         }
-        let count = self.mapping.geometry.journals;
+        let count = self.mapping.geometry().journals;
         let number = self
             .sessions
             .free_number()

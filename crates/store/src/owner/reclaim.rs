@@ -53,7 +53,7 @@ impl<M: Media> Pool<M> {
             // frames.
             let node = self.node_at(handle.object, level, page, at);
             let Some(node) =
-                node.filter(|node| self.mapping.geometry.frame_numbers().contains(&node.0))
+                node.filter(|node| self.mapping.geometry().frame_numbers().contains(*node))
             else {
                 self.clear_root(handle)?;
                 return Ok(false);
@@ -134,7 +134,7 @@ impl<M: Media> Pool<M> {
         node: FrameNo,
         unmapped: impl Fn(Slot) -> Slot,
     ) -> Option<(usize, Vec<Change>)> {
-        let limit = (self.mapping.geometry.journal_lines() as usize / 4 - 1) * 3;
+        let limit = (self.mapping.geometry().journal_lines() as usize / 4 - 1) * 3;
         let first = (0..NODE_SLOTS as usize).find(|&i| self.is_linked(node, i))?;
         let changes = (first..NODE_SLOTS as usize)
             .take_while(|&i| self.is_linked(node, i))

@@ -20,7 +20,7 @@ use crate::format::record::Record;
 use crate::format::superblock::Superblock;
 use crate::format::table::{BadTable, NODE_SLOTS, SlotLocation, reach};
 use crate::owner::pool::{ObjectError, Pool};
-use crate::recovery::PoolError;
+use crate::recovery::{PoolError, superblock_copies};
 use pagemesh_base::ids::{ObjectId, PageNo};
 pub use pagemesh_base::scrub::ScrubReport;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
@@ -174,11 +174,11 @@ impl<M: Media> Pool<M> {
     }
 
     fn has_superblock(&self, generation: u64) -> bool {
-        let mut page = [0; PAGE_BYTES];
-        let at = (generation % 2) as usize * PAGE_BYTES;
-        self.mapping.data.read(at, &mut page);
-        let block = Superblock::decode(&page);
-        block.is_ok_and(|it| it.pool == self.superblock.pool && it.generation == generation)
+        let copies = superblock_copies(&*self.mapping.data);
+        let is_it = |found: &Superblock| {
+            found.pool == self.superblock.pool && found.generation == generation
+        };
+        copies.iter().flatten().any(is_it)
     }
 
     fn scrub_journals(

@@ -101,8 +101,8 @@ impl<M: Media> Pool<M> {
         }
         // The session's stores reached memory, but perhaps not the medium.
         let data = &*self.mapping.data;
-        let at = self.mapping.geometry.journal_at(number);
-        let mut stores = data.flush(at, self.mapping.geometry.journal_bytes as usize);
+        let at = self.mapping.geometry().journal_at(number);
+        let mut stores = data.flush(at, self.mapping.geometry().journal_bytes as usize);
         // A patch has its bytes in its record.
         let records = || group.iter().filter(|(_, record)| !record.is_patch());
         let changes = || records().flat_map(|(_, record)| &record.changes);
@@ -150,7 +150,7 @@ impl<M: Media> Pool<M> {
         }
         for (i, change) in record.changes.iter().enumerate() {
             if let (0, Some(frame)) = (record.level, change.new.frame()) {
-                let at = self.mapping.geometry.frame_entry_at(frame);
+                let at = self.mapping.geometry().frame_entry_at(frame);
                 self.mapping.meta.store(at, u64::from(change.sums.crc));
             }
             // If the slot is swapped already, the session did it. A slot that does not check is
@@ -215,10 +215,10 @@ impl<M: Media> Pool<M> {
     }
 
     fn has_data(&self, record: &Record) -> bool {
-        let numbers = self.mapping.geometry.frame_numbers();
+        let numbers = self.mapping.geometry().frame_numbers();
         if record.is_patch() {
             let frame = record.changes[0].new.frame();
-            return frame.is_some_and(|frame| numbers.contains(&frame.0));
+            return frame.is_some_and(|frame| numbers.contains(frame));
         }
         let mut page = [0; PAGE_BYTES];
         record
@@ -226,7 +226,7 @@ impl<M: Media> Pool<M> {
             .iter()
             .all(|change| match change.new.frame() {
                 None => true,
-                Some(frame) if !numbers.contains(&frame.0) => false,
+                Some(frame) if !numbers.contains(frame) => false,
                 Some(frame) => {
                     self.mapping.data.read(frame_at(frame), &mut page);
                     record.level > 0 || crc32c(&page) == change.sums.crc

@@ -140,7 +140,7 @@ impl SessionState {
             self.granted_runs.pop_front();
         }
         let mut granted = cells.granted().load(Ordering::Relaxed);
-        let target = mapping.geometry.journal_lines().min(GRANT_MAX);
+        let target = mapping.geometry().journal_lines().min(GRANT_MAX);
         let target = target.min(frames.free() / GRANT_PART).max(wanted);
         let mut end = cells.ring_end().load(Ordering::Relaxed);
         while granted - consumed < target && (self.granted_runs.len() as u64) < GRANT_RUNS {

@@ -1,5 +1,7 @@
 //! Why a pool cannot be opened or cannot continue.
 
+use crate::format::devices::BadDevice;
+use crate::format::geometry::BadSize;
 use crate::format::journal::JournalDamage;
 use crate::format::superblock::BadSuperblock;
 use crate::format::table::BadTable;
@@ -16,6 +18,12 @@ pub enum PoolError {
     /// No valid superblock.
     #[error(transparent)]
     Superblock(#[from] BadSuperblock),
+    /// A size that no pool has.
+    #[error(transparent)]
+    Size(#[from] BadSize),
+    /// A device that cannot join the pool.
+    #[error(transparent)]
+    Device(#[from] BadDevice),
     /// The file or device is shorter than the pool.
     #[error(
         "the pool has {wanted} bytes but its file only {found}; it was truncated, restore it from a copy"
@@ -26,6 +34,11 @@ pub enum PoolError {
         /// Bytes there.
         found: u64,
     },
+    /// Another device joined meanwhile, or too many changed since the opening.
+    #[error(
+        "the pool's devices changed meanwhile, or too often since it was opened; try again, or start the brick again"
+    )]
+    DeviceChanged,
     /// The journal lost a record that was persistent.
     #[error("{0}; the medium lost it: {remedy}", remedy = REPLACE_POOL)]
     Journal(#[from] JournalDamage),

@@ -64,7 +64,9 @@ use repair::BitmapRepair;
 pub(crate) use repair::{CorrectedSlot, FlippedPage};
 use replay::Replay;
 pub use superblocks::read_superblock;
-pub(crate) use superblocks::{superblock_pages, write_superblock, write_superblocks};
+pub(crate) use superblocks::{
+    superblock_copies, superblock_pages, write_superblock, write_superblocks,
+};
 
 /// The results of recovery, for the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -188,8 +190,7 @@ impl<'m, M: Media> Recovery<'m, M> {
         if let Some(trial) = trial {
             tolerate_unreadable_frames(trial, &block.geometry);
         }
-        let pages = superblock_pages(media);
-        let is_alone = pages.iter().any(|page| Superblock::decode(page).is_err());
+        let is_alone = superblock_copies(media).iter().any(Result::is_err);
         let (bitmap, torn_lines) = Bitmap::load(media, &block.geometry, block.pool);
         let mut table = in_flight::InFlightTable::load(media, block.geometry.in_flight);
         // The writer of this superblock may have died before its fence. It must be on the medium

@@ -129,11 +129,15 @@ impl<'m, M: Media> Replay<'m, M> {
         }
     }
 
-    fn apply_map(&mut self, record: &Record, ordered: bool) -> Result<(), PoolError> {
+    /// Whether the slot names no frame outside the pool.
+    fn is_ours(&self, slot: Slot) -> bool {
         let numbers = self.geometry.frame_numbers();
-        let is_ours = |slot: Slot| slot.frame().is_none_or(|frame| numbers.contains(&frame.0));
+        slot.frame().is_none_or(|frame| numbers.contains(frame))
+    }
+
+    fn apply_map(&mut self, record: &Record, ordered: bool) -> Result<(), PoolError> {
         let mut slots = record.changes.iter().flat_map(|c| [c.old, c.new]);
-        if !slots.all(is_ours) {
+        if !slots.all(|slot| self.is_ours(slot)) {
             return Err(PoolError::Record(record.seq));
         }
         let SlotLocation::At(at) = self.locate(record)? else {
@@ -152,7 +156,7 @@ impl<'m, M: Media> Replay<'m, M> {
             }
             if let Some(frame) = found
                 .ok()
-                .filter(|&slot| !is_ours(slot))
+                .filter(|&slot| !self.is_ours(slot))
                 .and_then(Slot::frame)
             {
                 let (level, page) = (record.level, record.page);
@@ -191,11 +195,11 @@ impl<'m, M: Media> Replay<'m, M> {
         }
         self.record_frame_use(new, false, true);
         if let (1.., false, Some(node)) = (level, ordered, new.frame())
-            && new.frame() != old.frame()
+            && old.frame().is_none()
             && !defect::is(Defect::LostNodeKept)
         {
             // The zeroes of the new node may be lost although its record is not. Later records map
-            // its pages again.
+            // its pages again. A node that moved was durable before its record.
             let zeroes = [0; PAGE_BYTES];
             let (_, stores) = M::stream_page(&[(self.media, frame_at(node))], &zeroes);
             self.stores.push(stores);

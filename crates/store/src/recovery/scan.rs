@@ -195,7 +195,7 @@ fn flush_records<'e, M: Media>(
             .iter()
             .filter_map(|change| change.new.frame());
         // Applying a record with a frame outside the pool returns an error later.
-        let frames = frames.filter(|frame| geometry.frame_numbers().contains(&frame.0));
+        let frames = frames.filter(|&frame| geometry.frame_numbers().contains(frame));
         stores.extend(frames.map(|frame| media.flush(frame_at(frame), PAGE_BYTES)));
     }
     stores
@@ -296,7 +296,7 @@ impl<'m, M: Media> Replay<'m, M> {
         let Some(frame) = change.new.frame() else {
             return DataState::Intact;
         };
-        if !self.geometry.frame_numbers().contains(&frame.0) {
+        if !self.geometry.frame_numbers().contains(frame) {
             return DataState::Torn;
         }
         if record.level > 0 || record.is_patch() || self.is_patched(record, change) {

@@ -16,16 +16,28 @@ pub fn read_superblock<M: Media>(media: &M) -> Result<Superblock, PoolError> {
     if found < 2 * PAGE_BYTES as u64 {
         return Err(BadSuperblock::NotAPool.into());
     }
-    let pages = superblock_pages(media);
-    let block = Superblock::choose([&pages[0], &pages[1]])?;
-    let wanted = block.geometry.pool_bytes;
+    let block = Superblock::newer(superblock_copies(media))?;
+    let wanted = block.geometry.end_bytes();
     if found < wanted {
         return Err(PoolError::Truncated { wanted, found });
     }
     Ok(block)
 }
 
-/// The two superblock pages of a medium.
+/// The two superblocks of a medium.
+pub(crate) fn superblock_copies<M: Media>(media: &M) -> [Result<Superblock, BadSuperblock>; 2] {
+    superblock_pages(media).map(|page| {
+        let mut block = Superblock::decode(&page)?;
+        // A wrong size in a sound superblock is reported by the caller.
+        let is_whole = block.geometry.pool_bytes <= media.len_bytes() as u64;
+        if is_whole {
+            block.load_more_heads(&page, |at, into| media.read(at, into))?;
+        }
+        Ok(block)
+    })
+}
+
+/// The pages of the two superblocks of a medium.
 pub(crate) fn superblock_pages<M: Media>(media: &M) -> [[u8; PAGE_BYTES]; 2] {
     let mut pages = [[0; PAGE_BYTES]; 2];
     media.read(0, &mut pages[0]);
@@ -45,9 +57,18 @@ pub(crate) fn write_superblocks<M: Media>(
     Ok(())
 }
 
-/// Streams a superblock to its page and makes it durable.
+/// Streams a superblock and its further heads to their pages, and makes them durable. Only a superblock whose parts
+/// have all arrived is valid, so they need no order.
 pub(crate) fn write_superblock<M: Media>(media: &M, block: &Superblock) -> Result<(), MapError> {
-    let (_, stores) = M::stream_page(&[(media, block.offset())], &block.encode());
+    let (_, mut stores) = M::stream_page(&[(media, block.offset())], &block.encode());
+    let heads = block.encode_more_heads();
+    for (number, bytes) in heads.chunks(PAGE_BYTES).enumerate() {
+        let mut page = [0; PAGE_BYTES];
+        page[..bytes.len()].copy_from_slice(bytes);
+        let at = block.heads_at() + number * PAGE_BYTES;
+        let (_, streamed) = M::stream_page(&[(media, at)], &page);
+        stores = streamed.after(Some(stores));
+    }
     let _fenced = media.fence(stores);
     media.sync()
 }

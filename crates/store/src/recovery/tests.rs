@@ -40,7 +40,7 @@ fn page_is_corrected_only_by_last_record_of_its_frame() {
     let fresh = Recorder::new(2 << 20);
     format(&fresh, Uuid::from_u128(7)).expect("a pool");
     let block = read_superblock(&fresh).expect("sound");
-    let frames = block.geometry.frame_numbers();
+    let frames = block.geometry.first_frames();
     let frame = FrameNo(frames.end - 1);
     let at = frame_at(frame);
     let names = |seq: u64| {

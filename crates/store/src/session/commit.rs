@@ -47,7 +47,7 @@ impl<M: Media> Session<M> {
             // Without the prefetch the swap of the slot would wait for the store to that entry.
             self.mapping
                 .meta
-                .prefetch(self.mapping.geometry.frame_entry_at(frame));
+                .prefetch(self.mapping.geometry().frame_entry_at(frame));
         }
     }
 
@@ -64,10 +64,11 @@ impl<M: Media> Session<M> {
                 );
                 self.grants.run = cells.run(self.grants.next);
                 self.grants.next += 1;
-                let numbers = self.mapping.geometry.frame_numbers();
+                let numbers = self.mapping.geometry().frame_numbers();
                 let FrameRun { start, len } = self.grants.run;
+                let ends = [start, start + len - 1].map(FrameNo);
                 assert!(
-                    numbers.start <= start && start + len <= numbers.end,
+                    ends.iter().all(|&it| numbers.contains(it)),
                     "granted frames"
                 );
             }
@@ -317,7 +318,7 @@ impl<M: Media> Session<M> {
         }
         for change in &self.record.changes {
             if let Some(frame) = change.new.frame() {
-                let at = self.mapping.geometry.frame_entry_at(frame);
+                let at = self.mapping.geometry().frame_entry_at(frame);
                 self.mapping.meta.store(at, u64::from(change.sums.crc));
             }
         }

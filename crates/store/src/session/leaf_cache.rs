@@ -1,7 +1,7 @@
 //! Locations of leaves: a small cache in front of the walk down a page table.
 //!
-//! Nodes move only when their object is deleted, so an entry stays right as long as its object
-//! lives. The cache must be cleared before an object number is used again.
+//! Nodes move only when their object is deleted, or while the owner recalls the grants of all sessions. So the cache is
+//! cleared before an object number is used again, and after each recall.
 
 use pagemesh_base::ids::{ObjectId, PageNo};
 

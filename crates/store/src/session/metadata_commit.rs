@@ -5,8 +5,8 @@
 
 use super::Session;
 use crate::defect::{self, Defect};
-use crate::format::geometry::frame_at;
-use crate::format::record::{Change, JournalEntry, ObjectRecord, lines};
+use crate::format::geometry::{OBJECT_BYTES, frame_at};
+use crate::format::record::{Change, JournalEntry, OBJECT_LINES, ObjectRecord, lines};
 use crate::shared::error::StoreError;
 use crate::shared::pool_mapping::Handle;
 use pagemesh_base::checksum::{crc32c, word_sum};
@@ -20,10 +20,10 @@ impl<M: Media> Session<M> {
     pub(crate) fn commit_object(
         &mut self,
         object: ObjectId,
-        entry: [u8; 128],
+        entry: [u8; OBJECT_BYTES as usize],
     ) -> Result<Seq, StoreError> {
-        self.ensure_resources(0, 3)?;
-        self.reserve_journal(3);
+        self.ensure_resources(0, OBJECT_LINES)?;
+        self.reserve_journal(OBJECT_LINES);
         self.take_seq();
         let seq = self.record.seq;
         let record = ObjectRecord { seq, object, entry };

@@ -85,6 +85,7 @@ mod partial_write;
 pub mod patch;
 mod prefetch;
 mod read;
+mod relocate;
 pub mod requests;
 pub mod transaction;
 mod write;
@@ -103,6 +104,7 @@ use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_pmem::{Media, UnfencedStores};
 use partial_pages::PartialPageCache;
 use patch::{PATCH_MAX, PatchBuffer};
+pub use relocate::MovedPages;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -198,8 +200,8 @@ impl<M: Media> Session<M> {
             number,
             cells.head().load(Ordering::Acquire),
         );
-        let length = mapping.geometry.journal_lines();
-        let mut journal = Journal::new(mapping.geometry.journal_at(number), length, first);
+        let length = mapping.geometry().journal_lines();
+        let mut journal = Journal::new(mapping.geometry().journal_at(number), length, first);
         journal.resume(cells.committed().load(Ordering::Acquire));
         let grants = GrantCursor {
             run: FrameRun { start: 0, len: 0 },

@@ -148,6 +148,10 @@ impl<M: Media> Session<M> {
             self.grants.next = cells.ring_start().load(Ordering::Acquire);
             // A failed operation took frames and did not publish them.
             self.grants.consumed = cells.consumed().load(Ordering::Acquire);
+            // The owner may have moved leaves meanwhile.
+            if !defect::is(Defect::MovedLeafCached) {
+                self.leaf_cache.clear();
+            }
         }
         Ok(())
     }
@@ -187,7 +191,7 @@ impl<M: Media> Session<M> {
             self.journal.head(),
             self.journal.end() - self.journal.head(),
         );
-        let half_a_journal = self.mapping.geometry.journal_lines() / 2;
+        let half_a_journal = self.mapping.geometry().journal_lines() / 2;
         let low = used > half_a_journal || granted - self.grants.consumed < half_a_journal / 2;
         if low && self.doorbell_state != Some((head, granted)) && !self.is_owner {
             self.doorbell_state = Some((head, granted));

@@ -112,7 +112,7 @@ impl<M: Media> PoolMapping<M> {
         let frame = change.new.frame().expect("a patch names a frame");
         let bytes_at = frame_at(frame) + record.patch.within;
         self.data.write(bytes_at, &record.patch.bytes);
-        let entry_at = self.geometry.frame_entry_at(frame);
+        let entry_at = self.geometry().frame_entry_at(frame);
         self.meta.store(entry_at, u64::from(change.sums.crc));
         self.meta.store(at, change.new.encode());
     }
@@ -179,14 +179,14 @@ impl<M: Media> Session<M> {
     /// records do.
     fn patch_max(&self) -> usize {
         let by_journal =
-            (self.mapping.geometry.journal_lines() as usize / 4 - 1) * PATCH_LINE_BYTES;
+            (self.mapping.geometry().journal_lines() as usize / 4 - 1) * PATCH_LINE_BYTES;
         by_journal.min(PATCH_MAX)
     }
 
     /// The checksum of page number `index` of the present record, before the record.
     pub(crate) fn checksum_before(&self, index: usize) -> u32 {
         let frame = self.record.changes[index].old.frame();
-        let entry_at = frame.map(|frame| self.mapping.geometry.frame_entry_at(frame));
+        let entry_at = frame.map(|frame| self.mapping.geometry().frame_entry_at(frame));
         entry_at.map_or(0, |at| self.mapping.meta.load(at) as u32)
     }
 

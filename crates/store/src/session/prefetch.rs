@@ -41,7 +41,7 @@ impl<M: Media> Session<M> {
             let mapping = &*self.mapping;
             mapping
                 .meta
-                .prefetch_load(mapping.geometry.frame_entry_at(frame));
+                .prefetch_load(mapping.geometry().frame_entry_at(frame));
             let lines = (frame_at(frame)..).step_by(LINE_BYTES);
             lines
                 .take(PREFETCHED_LINES)
@@ -62,7 +62,7 @@ impl<M: Media> Session<M> {
         self.mapping
             .data
             .prefetch_all(frame_at(frame) + within, len);
-        let entry_at = self.mapping.geometry.frame_entry_at(frame);
+        let entry_at = self.mapping.geometry().frame_entry_at(frame);
         self.mapping.meta.prefetch(entry_at);
     }
 

@@ -206,7 +206,7 @@ impl<M: Media> Session<M> {
     /// Lines of the longest group. A quarter of the journal may have to be retained, and almost as
     /// many lines as the group has may be skipped at the end of the ring.
     pub(crate) fn group_lines_max(&self) -> usize {
-        self.mapping.geometry.journal_lines() as usize * 3 / 8
+        self.mapping.geometry().journal_lines() as usize * 3 / 8
     }
 }
 
@@ -366,7 +366,7 @@ impl RecordGroup {
         for (&(record, change), &frame) in self.written_changes.iter().zip(&session.frames) {
             let change = &mut self.records[record].record.changes[change];
             change.new = change.old.map(frame, self.round);
-            let entry_at = session.mapping.geometry.frame_entry_at(frame);
+            let entry_at = session.mapping.geometry().frame_entry_at(frame);
             session.mapping.meta.prefetch(entry_at);
         }
         session.reserve_journal(self.lines);

@@ -123,7 +123,7 @@ impl<M: Media> Session<M> {
     /// Pages of one record, by the length of the journal.
     #[must_use]
     pub fn pages_max(&self) -> u64 {
-        let by_journal = (self.mapping.geometry.journal_lines() / 4 - 1) * 3;
+        let by_journal = (self.mapping.geometry().journal_lines() / 4 - 1) * 3;
         by_journal.min(RECORD_PAGES_MAX)
     }
 

@@ -19,14 +19,17 @@ use pagemesh_base::ids::{FrameNo, Incarnation, ObjectId, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use uuid::Uuid;
 
 /// Attempts of a reader to copy a page that changes meanwhile. Each time another write has
 /// completed.
 const READ_TRIES_MAX: u32 = 1000;
+
+/// Plans of a pool since its opening: one more with each device that joins or leaves.
+const GEOMETRIES_MAX: usize = 64;
 
 /// Polls of a page that is being changed in place, before the reader yields its processor. Copying
 /// the bytes takes a tenth of a microsecond.
@@ -44,9 +47,46 @@ pub struct PoolMapping<M> {
     /// else the same medium as `data`.
     pub(crate) meta: Arc<M>,
     pub(crate) control: Control,
-    pub(crate) geometry: Geometry,
+    geometry: GeometryVersions,
     pub(crate) pool: Uuid,
     pub(crate) incarnation: Incarnation,
+}
+
+/// The plans of a pool since its opening, the current one last. Sessions use them without a lock, so none is dropped.
+struct GeometryVersions {
+    versions: [OnceLock<Box<Geometry>>; GEOMETRIES_MAX],
+    last: AtomicUsize,
+}
+
+impl GeometryVersions {
+    fn new(first: Geometry) -> GeometryVersions {
+        let versions = [const { OnceLock::new() }; GEOMETRIES_MAX];
+        let new = GeometryVersions {
+            versions,
+            last: AtomicUsize::new(0),
+        };
+        new.versions[0].get_or_init(|| Box::new(first));
+        new
+    }
+
+    #[inline]
+    fn current(&self) -> &Geometry {
+        let current = self.versions[self.last.load(Ordering::Acquire)].get();
+        current.expect("a plan is stored before its number")
+    }
+
+    /// For one thread at a time.
+    fn push(&self, geometry: Geometry) -> bool {
+        let next = self.last.load(Ordering::Relaxed) + 1;
+        let stored = self
+            .versions
+            .get(next)
+            .is_some_and(|version| version.set(Box::new(geometry)).is_ok());
+        if stored {
+            self.last.store(next, Ordering::Release);
+        }
+        stored
+    }
 }
 
 /// An object that a session works on.
@@ -86,7 +126,7 @@ impl<M: Media> PoolMapping<M> {
             data,
             meta,
             control,
-            geometry,
+            geometry: GeometryVersions::new(geometry),
             pool,
             incarnation,
         }
@@ -106,8 +146,14 @@ impl<M: Media> PoolMapping<M> {
 
     /// The pool's plan.
     #[must_use]
+    #[inline]
     pub fn geometry(&self) -> &Geometry {
-        &self.geometry
+        self.geometry.current()
+    }
+
+    /// Replaces the pool's plan: a device has joined or changed. False if that was done too often since the opening.
+    pub(crate) fn set_geometry(&self, geometry: Geometry) -> bool {
+        self.geometry.push(geometry)
     }
 
     /// The control segment.
@@ -143,7 +189,7 @@ impl<M: Media> PoolMapping<M> {
     /// # Errors
     /// When the number is out of range.
     pub fn handle(&self, object: ObjectId, slice: SliceId) -> Result<Handle, StoreError> {
-        if object.0 >= self.geometry.object_count() {
+        if object.0 >= self.geometry().object_count() {
             return Err(StoreError::NoSuchObject);
         }
         let (low, high) = slice.0.as_bytes().split_at(8);
@@ -156,7 +202,7 @@ impl<M: Media> PoolMapping<M> {
     }
 
     pub(crate) fn entry_at(&self, object: ObjectId) -> usize {
-        self.geometry.object_at(object)
+        self.geometry().object_at(object)
     }
 
     /// The object's gate, if the object is live and still belongs to the slice.
@@ -203,9 +249,9 @@ impl<M: Media> PoolMapping<M> {
     }
 
     /// The object's page table on `media`.
-    pub(crate) fn table<'m>(&self, media: &'m M, object: ObjectId) -> PageTable<'m, M> {
+    pub(crate) fn table<'m>(&'m self, media: &'m M, object: ObjectId) -> PageTable<'m, M> {
         let root_at = self.entry_at(object) + ROOT_AT;
-        PageTable::new(media, root_at, HEIGHT, self.geometry.frame_numbers())
+        PageTable::new(media, root_at, HEIGHT, self.geometry().frame_numbers())
     }
 
     /// The location of the slot of `level` above `page`. Slots on the way that lost a bit are
@@ -229,7 +275,7 @@ impl<M: Media> PoolMapping<M> {
     /// The slot, if it names no frame outside the pool.
     pub(crate) fn check_frame(&self, slot: Slot, page: PageNo) -> Result<Slot, StoreError> {
         match slot.frame() {
-            Some(frame) if !self.geometry.frame_numbers().contains(&frame.0) => {
+            Some(frame) if !self.geometry().frame_numbers().contains(frame) => {
                 Err(damaged_page_error(page))
             }
             _ => Ok(slot),
@@ -245,7 +291,7 @@ impl<M: Media> PoolMapping<M> {
         page: PageNo,
         into: &mut [u8; PAGE_BYTES],
     ) -> Result<u32, StoreError> {
-        let expected = self.meta.load(self.geometry.frame_entry_at(frame)) as u32;
+        let expected = self.meta.load(self.geometry().frame_entry_at(frame)) as u32;
         let found = self.data.read_page(frame_at(frame), into);
         if found == expected {
             return Ok(found);

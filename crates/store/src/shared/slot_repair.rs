@@ -99,12 +99,12 @@ impl<M: Media> PoolMapping<M> {
         if Slot::decode(bits).is_ok() {
             return true;
         }
-        let is_used = |frame| bitmap::is_used_on(&*self.data, &self.geometry, self.pool, frame);
+        let is_used = |frame| bitmap::is_used_on(&*self.data, self.geometry(), self.pool, frame);
         // The overlay has the nodes that are not in the file yet.
         let verifier = NodeVerifier {
             nodes: &*self.meta,
             pages: &*self.data,
-            geometry: &self.geometry,
+            geometry: self.geometry(),
         };
         let slot = Slot::correct(bits).filter(|slot| {
             self.is_plausible(object, *slot) && verifier.confirms(level, *slot, &is_used)

@@ -13,6 +13,7 @@ use pagemesh_store::pool::{Pool, format};
 use pagemesh_store::pool_mapping::StoreError;
 use pagemesh_store::session::Session;
 use pagemesh_store::table::{PageTable, SlotLocation};
+use pagemesh_store::test_api::{COPY_AT, ROOT_AT};
 use std::sync::Arc;
 use uuid::Uuid;
 
@@ -32,8 +33,8 @@ fn page_with_damaged_slot_can_be_rewritten() {
     put(&mut one, 0, &[1; 3 * PAGE_BYTES], 1).expect("room");
     pool.checkpoint().expect("sound");
     let geometry = *pool.mapping().geometry();
-    let root_at = geometry.objects.start as usize + 64;
-    let table = PageTable::new(&*fresh, root_at, 4, geometry.frame_numbers());
+    let root_at = geometry.objects.start as usize + ROOT_AT;
+    let table = PageTable::new(&*fresh, root_at, 4, geometry.first_frames());
     let Ok(SlotLocation::At(slot_at)) = table.locate(0, PageNo(1)) else {
         panic!("the leaf is linked");
     };
@@ -101,7 +102,7 @@ fn object_entry_is_repaired_next_to_replayed_entry() {
     }
     let geometry = *pool.mapping().geometry();
     let image = media.crash_point().image(0);
-    for at in [0, 24, 72 + 24] {
+    for at in [0, 24, COPY_AT + 24] {
         let at = geometry.objects.start as usize + at;
         let mut image = image.clone();
         image.set_word(at, image.word(at) ^ 1 << 14);
@@ -135,7 +136,7 @@ fn lost_object_entry_refuses_only_its_slice() {
         let mut entries = entries.map(|it| (geometry.objects.start + it * OBJECT_BYTES) as usize);
         let at = entries.find(|&at| names(at)).expect("the entry");
         let mut image = case.image.clone();
-        for at in [at + 32, at + 72 + 32] {
+        for at in [at + 32, at + COPY_AT + 32] {
             image.set_word(at, image.word(at) ^ 0x3000);
         }
         let (report, _) = check_image(MediumKind::Memory, &image).expect("a pool");
@@ -170,7 +171,10 @@ fn lost_object_entry_refuses_only_its_slice() {
         pool.close().expect("sound");
         // With its entry restored the slice has its old contents.
         let mut after = media.crash_point().all_persisted();
-        for word in (0..OBJECT_BYTES as usize).step_by(8).filter(|&it| it != 64) {
+        for word in (0..OBJECT_BYTES as usize)
+            .step_by(8)
+            .filter(|&it| it != ROOT_AT)
+        {
             after.set_word(at + word, case.image.word(at + word));
         }
         assert_eq!(case.read(&after).expect("it opens").1, 0);

@@ -8,9 +8,8 @@ use pagemesh_store::geometry::{Geometry, OBJECT_BYTES};
 use pagemesh_store::pool::Pool;
 use pagemesh_store::slot::{FRAMES_MAX, Slot};
 use pagemesh_store::table::{PageTable, SlotLocation};
+use pagemesh_store::test_api::{COPY_AT, ROOT_AT};
 use std::collections::BTreeSet;
-
-const ROOT_AT: usize = 64;
 
 /// The positions of structures in a closed pool.
 struct PoolLayout {
@@ -47,7 +46,7 @@ impl PoolLayout {
     /// The byte of the slot of `level` above a page of an object.
     fn slot_at(&self, entry: usize, level: u8, page: u64) -> Option<usize> {
         let media = Recorder::unrecorded(self.image.clone());
-        let numbers = self.geometry.frame_numbers();
+        let numbers = self.geometry.first_frames();
         let table = PageTable::new(&media, entry + ROOT_AT, 4, numbers);
         match table.locate(level, PageNo(page)).expect("a sound table") {
             SlotLocation::At(at) => Some(at),
@@ -73,7 +72,7 @@ impl PoolLayout {
             let word = self.geometry.bitmap.start + frame / 448 * 64 + frame % 448 / 64 * 8;
             self.image.word(word as usize) >> (frame % 64) & 1 != 0
         };
-        let mut frames = self.geometry.frame_numbers().filter(|it| !is_used(it));
+        let mut frames = self.geometry.first_frames().filter(|it| !is_used(it));
         FrameNo(frames.next().expect("room"))
     }
 
@@ -190,7 +189,7 @@ fn check_flips(case: &DamageCase, expected: &mut FindingCoverage) {
         return;
     }
     for &entry in &map.objects {
-        for at in [entry + 32, entry + 72 + 32] {
+        for at in [entry + 32, entry + COPY_AT + 32] {
             let found = map.check_with_flip(at, 13);
             expected.check(&found, &[("Object", Remedy::Pool)], entry);
         }
@@ -264,7 +263,7 @@ fn check_forgeries(case: &DamageCase, expected: &mut FindingCoverage) {
         expected.check(&found, &[("Beyond", Remedy::Replace), unused], leaf);
     }
     // Line and copy are lost: the slice is lost.
-    let lost = [entry + 32, entry + 72 + 32].map(|at| (at, map.image.word(at) ^ 0x3000));
+    let lost = [entry + 32, entry + COPY_AT + 32].map(|at| (at, map.image.word(at) ^ 0x3000));
     expected.check(
         &map.check_with_words(&lost),
         &[("Object", Remedy::Replace)],

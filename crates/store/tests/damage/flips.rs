@@ -12,6 +12,7 @@ use pagemesh_store::geometry::OBJECT_BYTES;
 use pagemesh_store::pool::{Pool, format};
 use pagemesh_store::session::{LegSession, clear, write};
 use pagemesh_store::table::{PageTable, SlotLocation};
+use pagemesh_store::test_api::ROOT_AT;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use uuid::Uuid;
@@ -169,8 +170,8 @@ fn upper_slots(image: &Image) -> Vec<usize> {
     let geometry = block.geometry;
     let mut found = Vec::new();
     for object in 0..u64::from(block.objects_end) {
-        let root_at = (geometry.objects.start + object * OBJECT_BYTES) as usize + 64;
-        let table = PageTable::new(&media, root_at, 4, geometry.frame_numbers());
+        let root_at = (geometry.objects.start + object * OBJECT_BYTES) as usize + ROOT_AT;
+        let table = PageTable::new(&media, root_at, 4, geometry.first_frames());
         let located = (1..=4).map(|level| table.locate(level, PageNo(0)));
         found.extend(located.filter_map(|it| match it.expect("a sound table") {
             SlotLocation::At(at) => Some(at),

@@ -14,6 +14,7 @@ use pagemesh_store::record::RecordAddress;
 use pagemesh_store::recovery::{PoolError, RecoverySummary};
 use pagemesh_store::session::{LegFailure, LegSession, Session, clear, write};
 use pagemesh_store::table::{PageTable, SlotLocation};
+use pagemesh_store::test_api::ROOT_AT;
 use pagemesh_store::transaction::transact;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -347,7 +348,7 @@ pub(crate) fn read_all(
 
 /// Bytes of the bitmap's lines, each of 448 frames.
 pub(crate) fn bitmap_bytes(geometry: &Geometry) -> u64 {
-    geometry.frame_numbers().end.div_ceil(448) * 64
+    geometry.first_frames().end.div_ceil(448) * 64
 }
 
 pub(crate) fn bitmap_of(image: &Image) -> Vec<u64> {
@@ -373,12 +374,12 @@ pub(crate) fn used_bytes(image: &Image, objects_end: u32) -> Vec<bool> {
     let mut used = vec![false; POOL_BYTES];
     let mut add = |at: u64, len: u64| used[at as usize..(at + len) as usize].fill(true);
     add(0, 2 * PAGE);
-    let numbers = geometry.frame_numbers();
+    let numbers = geometry.first_frames();
     add(geometry.bitmap.start, bitmap_bytes(&geometry));
     for object in 0..u64::from(objects_end) {
         let at = geometry.objects.start + object * OBJECT_BYTES;
         add(at, 112);
-        let table = PageTable::new(&media, at as usize + 64, 4, numbers.clone());
+        let table = PageTable::new(&media, at as usize + ROOT_AT, 4, numbers.clone());
         for page in (0..PAGES).map(PageNo) {
             for level in 0..4 {
                 let located = table.locate(level, page).expect("a sound table");

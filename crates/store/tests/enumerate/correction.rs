@@ -19,7 +19,7 @@ use pagemesh_store::pool::Pool;
 use pagemesh_store::record::RecordAddress;
 use pagemesh_store::scrub::{ScrubCursor, ScrubReport};
 use pagemesh_store::table::{PageTable, SlotLocation};
-use pagemesh_store::test_api::{COPY_AT, PoolInternals, update_line_checksum};
+use pagemesh_store::test_api::{COPY_AT, PoolInternals, ROOT_AT, update_line_checksum};
 use std::collections::BTreeMap;
 
 /// Far above the number of scrub steps that so small a pool needs.
@@ -160,7 +160,7 @@ fn damages(world: &CrashHarness<'_>, kind: MediumKind, life: PoolActivity) -> Ve
             );
         }
     }
-    let table = PageTable::new(data, entry + 64, 4, geometry.frame_numbers());
+    let table = PageTable::new(data, entry + ROOT_AT, 4, geometry.first_frames());
     let acts: &'static [Detector] = match (kind, life) {
         // The owner's stores in memory hide the damage in the file from all readers but the
         // checkpoint, which reads the file.
@@ -182,7 +182,7 @@ fn damages(world: &CrashHarness<'_>, kind: MediumKind, life: PoolActivity) -> Ve
     let before = bytes;
     // Flips the bit of a used frame and the bit of a free one.
     let bit_of = |is_used: bool| {
-        let frames = geometry.frame_numbers().start as usize..448;
+        let frames = geometry.first_frames().start as usize..448;
         let mut frames = frames.filter(|it| (before[it / 8] >> (it % 8) & 1 != 0) == is_used);
         frames.next().expect("no such frame")
     };

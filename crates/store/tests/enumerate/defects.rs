@@ -3,6 +3,7 @@
 
 use super::budget::Budget;
 use super::correction::{self, CORRECTIONS};
+use super::devices::devices;
 use super::fixed::{self, DeathMode};
 use super::model::{CheckFailure, fail};
 use super::random::{self, plan};
@@ -33,13 +34,14 @@ enum Workload {
     Deaths(DeathMode),
     Laps(MediumKind),
     SlotOnlyFrame,
+    Devices(MediumKind),
     Corrections(MediumKind),
     SkippedRecords(MediumKind),
     Sequences(MediumKind, bool),
 }
 
 use Workload::{
-    Corrections, Deaths, Laps, Operations, Pairs, Sequences, SkippedRecords, SlotOnlyFrame,
+    Corrections, Deaths, Devices, Laps, Operations, Pairs, Sequences, SkippedRecords, SlotOnlyFrame,
 };
 
 /// Each defect, a workload that reveals it, and the check that must fail first.
@@ -52,7 +54,7 @@ const DEFECTS: &[(Defect, Workload, &str)] = &[
     (
         Defect::SwapBeforeFence,
         Operations(MediumKind::Memory),
-        "reading",
+        "damage",
     ),
     (
         Defect::UnlockBeforeFence,
@@ -157,7 +159,7 @@ const DEFECTS: &[(Defect, Workload, &str)] = &[
     (
         Defect::TablesWithSuperblock,
         Pairs(MediumKind::Memory),
-        "ending a session",
+        "reading",
     ),
     (
         Defect::FrameTableNotFlushed,
@@ -172,19 +174,34 @@ const DEFECTS: &[(Defect, Workload, &str)] = &[
         "acknowledged writes",
     ),
     (
+        Defect::DeviceNotNamed,
+        Devices(MediumKind::Memory),
+        "acknowledged writes",
+    ),
+    (
+        Defect::DeviceRemovedInUse,
+        Devices(MediumKind::Memory),
+        "reading",
+    ),
+    (
+        Defect::NodeMovedBeforeSync,
+        Devices(MediumKind::File),
+        "reading",
+    ),
+    (
+        Defect::MovedLeafCached,
+        Devices(MediumKind::Memory),
+        "acknowledged writes",
+    ),
+    (
         Defect::ReplayedBeforeFence,
         Deaths(DeathMode::AllProcesses),
-        "reading",
+        "damage",
     ),
     (
         Defect::IncarnationKept,
         Sequences(MediumKind::File, false),
-        "maintenance",
-    ),
-    (
-        Defect::ObjectNotFenced,
-        Pairs(MediumKind::Memory),
-        "frames in use",
+        "acknowledged writes",
     ),
     (
         Defect::CheckpointNotSynced,
@@ -314,6 +331,7 @@ fn run_workload(workload: Workload, tally: &mut CheckCounts) -> Result<(), Check
         }
         Deaths(dead) => fixed::deaths(MediumKind::Memory, dead, POINT_BUDGET, tally)?,
         Laps(kind) => fixed::laps(kind, POINT_BUDGET, tally)?,
+        Devices(kind) => devices(kind, POINT_BUDGET, tally)?,
         SlotOnlyFrame => fixed::slot_only_frame(tally)?,
         Corrections(kind) => correction::corrections(kind, CORRECTIONS.budget, tally)?,
         SkippedRecords(kind) => correction::skipped_records(kind, CORRECTIONS.budget, tally)?,

@@ -24,6 +24,7 @@ mod changes;
 mod correction;
 mod crashes;
 mod defects;
+mod devices;
 mod direct_clients;
 mod fixed;
 mod harness;

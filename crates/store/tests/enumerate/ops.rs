@@ -6,10 +6,14 @@ use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::TransactionPart;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
+use pagemesh_store::devices::DEVICE_BYTES_MIN;
+use pagemesh_store::drain::NodeCursor;
 use uuid::Uuid;
 
 pub(super) const MAIN: SliceId = SliceId(Uuid::from_u128(1));
 pub(super) const OTHER: SliceId = SliceId(Uuid::from_u128(2));
+/// The device that joins a pool.
+const DEVICE: Uuid = Uuid::from_u128(4);
 pub(super) const FILL: SliceId = SliceId(Uuid::from_u128(3));
 /// Two leaves, so that nodes are linked.
 pub(super) const MAIN_PAGES: u64 = 560;
@@ -60,6 +64,13 @@ pub(super) enum Op {
     Checkpoint,
     Flush,
     Reopen,
+    /// A device joins the pool.
+    AddDevice,
+    /// The device is drained: it gets no new data, its pages move, its nodes move, it leaves.
+    StartDrain,
+    MovePages,
+    MoveNodes,
+    RemoveDevice,
     /// A client ends, and a new one replaces it.
     Replace(usize),
 }
@@ -217,6 +228,22 @@ pub(super) fn run(world: &mut CrashHarness<'_>, op: &Op, tag: u64) -> Result<(),
         Op::Checkpoint => owner_op(world, true, |pool| Ok(pool.checkpoint()?))?,
         Op::Flush => owner_op(world, true, |pool| Ok(pool.flush()?))?,
         Op::Reopen => world.reopen()?,
+        Op::AddDevice => owner_op(world, true, |pool| {
+            let planned = pool.plan_device(DEVICE, DEVICE_BYTES_MIN)?;
+            Ok(pool.add_device(planned)?)
+        })?,
+        Op::StartDrain => owner_op(world, true, |pool| pool.start_drain(DEVICE))?,
+        Op::MovePages => world.owner_op(false, None, |pool| {
+            super::devices::move_pages(pool).map_err(|cause| cause.to_string())
+        })?,
+        Op::MoveNodes => owner_op(world, true, |pool| {
+            let mut next = Some(NodeCursor::default());
+            while let Some(from) = next {
+                next = pool.move_nodes(from)?;
+            }
+            Ok(())
+        })?,
+        Op::RemoveDevice => owner_op(world, true, |pool| pool.remove_device(DEVICE).map(drop))?,
         Op::Replace(client) => {
             if client < world.clients.len() {
                 let count = world.clients.len();

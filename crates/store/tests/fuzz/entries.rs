@@ -14,7 +14,7 @@ use pagemesh_store::record::{
     add_checksum, encode_pad, is_pad,
 };
 use pagemesh_store::slot::{ROUND_MAX, Slot};
-use pagemesh_store::superblock::{BadSuperblock, Superblock};
+use pagemesh_store::superblock::{BadSuperblock, Features, Superblock};
 use std::mem::discriminant;
 use uuid::Uuid;
 
@@ -23,8 +23,12 @@ use uuid::Uuid;
 const ALLOCATED_MAX: u64 = 3 * (PAGES_MAX * size_of::<Change>()) as u64;
 const _: () = assert!(JOURNALS_MAX as u64 * 8 <= ALLOCATED_MAX);
 
-fn superblock(pool_bytes: u64, stated: Option<StatedClass>) -> Vec<u8> {
-    let geometry = Geometry::plan(pool_bytes).expect("a plan");
+fn superblock(pool_bytes: u64, devices: u8, stated: Option<StatedClass>) -> Vec<u8> {
+    let mut geometry = Geometry::plan(pool_bytes).expect("a plan");
+    for device in 0..devices {
+        let id = Uuid::from_u128(device.into());
+        geometry.add_device(id, 4 << 20).expect("a device");
+    }
     let block = Superblock {
         pool: Uuid::from_u128(5),
         generation: 7,
@@ -36,11 +40,11 @@ fn superblock(pool_bytes: u64, stated: Option<StatedClass>) -> Vec<u8> {
         journals_end: 2,
         stated,
         boot: stated.map(|_| Uuid::from_u128(8)),
+        features: Features::NEW,
         geometry,
         journal_heads: (0..u64::from(geometry.journals)).collect(),
     };
-    // Two thirds of the page are zeroes; the target adds them again.
-    block.encode()[..2048].to_vec()
+    block.encode().to_vec()
 }
 
 pub(super) fn reseal_superblock(page: &mut [u8; PAGE_BYTES]) {
@@ -56,9 +60,9 @@ fn fuzz_superblock() {
     };
     target("superblock")
         .seeds([
-            superblock(2 << 20, None),
-            superblock(1 << 30, Some(stated)),
-            superblock(64 << 40, None),
+            superblock(2 << 20, 2, None),
+            superblock(1 << 30, 0, Some(stated)),
+            superblock(64 << 40, 0, None),
         ])
         .cases(20_000)
         .bytes_max(PAGE_BYTES)
@@ -79,9 +83,14 @@ fn fuzz_superblock() {
                 Ok(block) => block,
                 Err(cause) => return Err(discriminant(&cause)),
             };
-            let geometry = Geometry::plan(block.geometry.pool_bytes);
-            assert_eq!(geometry, Ok(block.geometry), "a possible plan");
-            assert!(block.objects_end <= geometry.expect("a plan").object_count());
+            let geometry = block.geometry;
+            assert!(geometry.in_flight.end() <= geometry.frames.start);
+            assert!(geometry.frames.start < geometry.pool_bytes);
+            let ranges: Vec<_> = geometry.frame_numbers().ranges().collect();
+            for frame in ranges.iter().flat_map(|it| [it.start, it.end - 1]) {
+                assert!(geometry.frame_entry_at(FrameNo(frame)) < geometry.end_bytes() as usize);
+            }
+            assert!(block.objects_end <= geometry.object_count());
             assert_eq!(block.journal_heads.len(), block.geometry.journals as usize);
             assert_eq!(Superblock::decode(&block.encode()), Ok(block.clone()));
             // Next to a copy of another pool the block is refused, whichever copy is newer.

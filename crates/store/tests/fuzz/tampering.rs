@@ -76,7 +76,7 @@ impl TamperedImage {
         match what % 16 {
             0 => self.change_superblock(unit, at, value, true),
             1 => self.change_superblock(unit, at, value, false),
-            2 => self.change_entry(geometry.objects, OBJECT_BYTES, unit, at % 64, value, true),
+            2 => self.change_entry(geometry.objects, OBJECT_BYTES, unit, at % 128, value, true),
             3 => self.change_entry(geometry.objects, OBJECT_BYTES, unit, at, value, false),
             4 => self.change_entry(geometry.in_flight, IN_FLIGHT_BYTES, unit, at, value, true),
             5 => self.change_record(unit, at, value, true),
@@ -129,7 +129,7 @@ impl TamperedImage {
         let start = region.start as usize + unit % 8 * size;
         self.put(start + at % (size - 7), value);
         if reseal {
-            let covered = size.min(LINE_BYTES);
+            let covered = size.min(2 * LINE_BYTES);
             let entry = &mut self.bytes[start..start + covered];
             let crc = crc32c(&entry[4..]).to_le_bytes();
             entry[..4].copy_from_slice(&crc);
@@ -148,7 +148,7 @@ impl TamperedImage {
     }
 
     fn root(&self, unit: usize) -> usize {
-        self.geometry().objects.start as usize + unit % 8 * OBJECT_BYTES as usize + 64
+        self.geometry().objects.start as usize + unit % 8 * OBJECT_BYTES as usize + 128
     }
 
     /// Chooses among the first frames, because allocation starts there.
@@ -162,7 +162,7 @@ impl TamperedImage {
     }
 
     fn change_slot(&mut self, at: usize, value: u64) {
-        let frames = self.geometry().frame_numbers();
+        let frames = self.geometry().first_frames();
         // Mostly existing frames, sometimes one just past the end, sometimes any number.
         let frame = match value >> 56 {
             0..200 => frames.start + value % (frames.end - frames.start),

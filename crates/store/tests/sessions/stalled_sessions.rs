@@ -124,7 +124,7 @@ fn writer_does_not_wait_for_stalled_operation() {
     }
     writer.join().expect("room all the time");
     assert_eq!(pool.sessions_in_op(), [still], "the session was not ended");
-    let frames = view.geometry().frame_numbers();
+    let frames = view.geometry().first_frames();
     assert!(
         WRITES > 4 * (frames.end - frames.start),
         "all were used again"

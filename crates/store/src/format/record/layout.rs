@@ -29,7 +29,7 @@ pub(super) const KIND_BYTES: u8 = 0xf0;
 /// Bytes of the line before the kind.
 pub(super) const BYTES_BEFORE_KIND: usize = 4;
 /// Lines of an object record: its head, and the entry.
-pub(super) const OBJECT_LINES: usize = 1 + OBJECT_BYTES as usize / LINE_BYTES;
+pub(crate) const OBJECT_LINES: usize = 1 + OBJECT_BYTES as usize / LINE_BYTES;
 /// The byte of the first change in a head, and the byte of its checksum, which `open` follows.
 pub(super) const FIRST_AT: usize = 32;
 pub(super) const DATA_CRC_AT: usize = 48;

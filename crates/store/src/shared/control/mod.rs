@@ -48,16 +48,17 @@ use std::time::Duration;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"pmcntrl\0");
 /// 1: pages may be changed in place. A program that does not know that would report them as
-/// damaged.
-const VERSION: u32 = 1;
+/// damaged. 2: up to 4096 sessions.
+const VERSION: u32 = 2;
 const SEQ_AT: usize = 64;
 const DOORBELL_AT: usize = 128;
 const OWNER_SLEEPING_AT: usize = 132;
 const CORRECTED_AT: usize = 136;
-const BLOCKING_SESSIONS_AT: usize = 144;
 const UNREADABLE_AT: usize = 192;
-const _: () = assert!(BLOCKING_SESSIONS_AT + JOURNALS_MAX as usize / 8 <= UNREADABLE_AT);
+const BLOCKING_SESSIONS_AT: usize = 1024;
+const _: () = assert!(UNREADABLE_AT + PAGES_MAX * 8 <= BLOCKING_SESSIONS_AT);
 const LOCKS_AT: usize = PAGE_BYTES;
+const _: () = assert!(BLOCKING_SESSIONS_AT + JOURNALS_MAX as usize / 8 <= LOCKS_AT);
 const SESSIONS_AT: usize = LOCKS_AT + LOCKS * 4;
 /// The interval at which a session that waits for the owner checks whether the owner is gone. It is
 /// far shorter than the time for which a new owner would wait for the session.

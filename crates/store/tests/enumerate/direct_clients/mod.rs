@@ -583,7 +583,7 @@ const DEFECTS: [(Defect, &str); 4] = [
     ),
     (Defect::UnlockBeforePublish, "the store's own assertions"),
     (Defect::LastLegFirst, "the last leg's data is on all legs"),
-    (Defect::NoCommitFence, "damage"),
+    (Defect::NoCommitFence, "one order of writes"),
 ];
 
 #[test]

@@ -1,0 +1,91 @@
+//! Devices that join an open pool.
+//!
+//! Invariants: both superblocks name a device before a frame of it is granted, so that a recovery from either knows
+//! its frames. A device that no superblock names is free, whatever is on it.
+
+use super::pool::Pool;
+use crate::defect::{self, Defect};
+use crate::format::bitmap::Bitmap;
+use crate::format::devices::Device;
+use crate::format::geometry::DeviceFrames;
+use crate::recovery::PoolError;
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::Media;
+use uuid::Uuid;
+
+impl<M: Media> Pool<M> {
+    /// The place that a device of `bytes` would have. The caller makes the media reach there before
+    /// [`Pool::add_device`].
+    ///
+    /// # Errors
+    /// When the device is too small, or the pool would have too many or be too large.
+    pub fn plan_device(&self, id: Uuid, bytes: u64) -> Result<Device, PoolError> {
+        let mut geometry = *self.mapping.geometry();
+        Ok(geometry.add_device(id, bytes)?)
+    }
+
+    /// Adds a device as planned. When it returns, its frames are granted.
+    ///
+    /// **Data loss:** everything on the device is lost.
+    ///
+    /// # Errors
+    /// When the plan is no longer valid, or a device fails. After an error of a device the pool has failed, too.
+    pub fn add_device(&mut self, planned: Device) -> Result<(), PoolError> {
+        if self.has_failed {
+            return Err(PoolError::Failed);
+        }
+        let mut geometry = *self.mapping.geometry();
+        let bytes = planned.pages * PAGE_BYTES as u64;
+        let (wanted, found) = (
+            planned.end_page() * PAGE_BYTES as u64,
+            self.mapping.data.len_bytes() as u64,
+        );
+        if found < wanted {
+            return Err(PoolError::Truncated { wanted, found });
+        }
+        let is_planned = geometry.add_device(planned.id, bytes)? == planned;
+        if !is_planned || !self.mapping.set_geometry(geometry) {
+            return Err(PoolError::DeviceChanged);
+        }
+        let added = self.write_device(&planned, geometry.device_frames());
+        self.has_failed |= added.is_err();
+        added?;
+        self.frame_allocator.add_device(&geometry, &planned);
+        self.mapping.control.ring_doorbell();
+        Ok(())
+    }
+
+    fn write_device(
+        &mut self,
+        device: &Device,
+        mut tables: impl Iterator<Item = DeviceFrames>,
+    ) -> Result<(), PoolError> {
+        let data = &*self.mapping.data;
+        let tables = tables.find(|it| it.first_page == device.first_page);
+        let tables = tables.expect("the plan has the device");
+        Bitmap::format(data, &tables, self.mapping.pool());
+        let header = device.header(self.mapping.pool());
+        let first = device.first_page as usize * PAGE_BYTES;
+        let targets = [(data, first), (data, first + PAGE_BYTES)];
+        let (_, stores) = M::stream_page(&targets, &header);
+        let _fenced = data.fence(stores);
+        data.sync()?;
+        Ok(self.name_devices()?)
+    }
+
+    /// Writes the present devices into both superblocks.
+    pub(super) fn name_devices(&mut self) -> Result<(), PoolError> {
+        self.superblock.geometry = *self.mapping.geometry();
+        let copies = match () {
+            () if defect::is(Defect::DeviceNotNamed) => 0,
+            () if defect::is(Defect::DeviceInOneSuperblock) => 1,
+            () => 2,
+        };
+        for _ in 0..copies {
+            self.ensure_newer_superblock()?;
+            self.superblock.generation += 1;
+            self.write_superblock()?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,249 @@
+//! Pools of several devices.
+
+use pagemesh_base::defect::{self, Defect};
+use pagemesh_base::ids::{Epoch, FrameNo};
+use pagemesh_base::layout::SliceId;
+use pagemesh_base::slice::Stamp;
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::{Image, Media, Recorder};
+use pagemesh_store::check::{CheckOptions, PoolReport, check};
+use pagemesh_store::devices::Device;
+use pagemesh_store::pool::{FormatOptions, ObjectError, Pool, format_as};
+use pagemesh_store::recovery::PoolError;
+use pagemesh_store::scrub::{ScrubCursor, ScrubReport};
+use pagemesh_store::session::{LegSession, Session, write};
+use pagemesh_store::test_api::PoolInternals;
+use std::sync::Arc;
+use uuid::Uuid;
+
+const PAGE: u64 = PAGE_BYTES as u64;
+const SLICE: SliceId = SliceId(Uuid::from_u128(7));
+const FIRST_BYTES: u64 = 2 << 20;
+const DEVICE_BYTES: u64 = 3 << 20;
+/// More than the first device holds.
+const PAGES: u64 = 800;
+
+/// A pool with a second device, and an object that needs both.
+struct World {
+    media: Arc<Recorder>,
+    pool: Pool<Recorder>,
+    device: Device,
+}
+
+fn open(media: &Arc<Recorder>) -> Result<Pool<Recorder>, PoolError> {
+    Ok(Pool::open(media.clone(), media.clone())?.0)
+}
+
+fn session(pool: &mut Pool<Recorder>) -> Session<Recorder> {
+    let number = pool.open_session(1, 1).expect("a session");
+    Session::new(pool.mapping().clone(), number)
+}
+
+fn page_bytes(page: u64) -> Vec<u8> {
+    (0..PAGE_BYTES)
+        .map(|at| (page * 31 + at as u64 * 7) as u8)
+        .collect()
+}
+
+fn world() -> World {
+    let bytes = vec![0xa5; (FIRST_BYTES + DEVICE_BYTES + (2 << 20)) as usize];
+    let media = Arc::new(Recorder::unrecorded(Image::from_bytes(&bytes)));
+    let options = FormatOptions {
+        pool_bytes: FIRST_BYTES,
+        ..FormatOptions::of(&*media)
+    };
+    format_as(&*media, Uuid::from_u128(1), options).expect("a pool");
+    let mut pool = open(&media).expect("a pool");
+    pool.create(SLICE, PAGES * PAGE).expect("room");
+    let device = pool.plan_device(Uuid::from_u128(2), DEVICE_BYTES);
+    let device = device.expect("a possible device");
+    pool.add_device(device).expect("a sound medium");
+    let mut one = session(&mut pool);
+    let handle = pool.handle(SLICE).expect("the slice");
+    for page in 0..PAGES {
+        let stamp = Stamp {
+            epoch: Epoch(0),
+            op: page + 1,
+            open_ops: 0,
+        };
+        let mut members = [LegSession {
+            session: &mut one,
+            handle,
+        }];
+        let written = write(&mut members, page * PAGE, &page_bytes(page), stamp);
+        written.map_err(|failure| failure.cause).expect("room");
+        while pool.maintain().expect("a sound pool") {}
+    }
+    pool.close_session(one.number()).expect("ended");
+    World {
+        media,
+        pool,
+        device,
+    }
+}
+
+fn assert_contents(pool: &mut Pool<Recorder>) {
+    let mut one = session(pool);
+    let handle = pool.handle(SLICE).expect("the slice");
+    let mut found = vec![0; PAGE_BYTES];
+    for page in 0..PAGES {
+        let read = one.read(&handle, page * PAGE, &mut found, Epoch(0));
+        read.expect("a sound page");
+        assert!(found == page_bytes(page), "page {page}");
+    }
+    pool.close_session(one.number()).expect("ended");
+}
+
+fn checked(media: &Recorder) -> PoolReport {
+    let scratch = Recorder::unrecorded(media.visible_image());
+    let mut options = CheckOptions {
+        is_ordered: true,
+        reads_data: true,
+        progress: &mut |_, _| {},
+    };
+    check(&scratch, &mut options).expect("a pool").0
+}
+
+fn scrub(pool: &mut Pool<Recorder>) -> Result<ScrubReport, ObjectError> {
+    let mut report = ScrubReport::default();
+    let mut next = Some(ScrubCursor::default());
+    while let Some(cursor) = next {
+        next = pool.scrub(cursor, &mut report)?;
+    }
+    Ok(report)
+}
+
+#[test]
+fn pool_uses_and_frees_frames_of_all_devices() {
+    let World {
+        media,
+        pool,
+        device,
+    } = world();
+    let both = pool.usage().capacity_bytes;
+    assert!(both > FIRST_BYTES && both < FIRST_BYTES + DEVICE_BYTES);
+    pool.close().expect("a sound pool");
+    let found = checked(&media);
+    assert!(found.is_sound(), "{:?}", found.findings);
+    assert_eq!(found.pages_summed, PAGES);
+    let mut pool = open(&media).expect("a pool");
+    assert_eq!(pool.usage().capacity_bytes, both);
+    assert_contents(&mut pool);
+    pool.delete(SLICE).expect("deleted");
+    for _ in 0..6 {
+        while pool.maintain().expect("a sound pool") {}
+    }
+    assert_eq!(pool.usage().free_bytes, both);
+    assert_eq!(pool.mapping().geometry().devices.iter().count(), 1);
+    let mut header = [0; PAGE_BYTES];
+    media.read((device.first_page * PAGE) as usize, &mut header);
+    let identity = Some((Uuid::from_u128(1), Uuid::from_u128(2)));
+    assert_eq!(Device::identify(&header), identity);
+}
+
+/// The contents of the pool after the newer superblock was damaged.
+fn damaged_superblock_outcome() -> Result<(), PoolError> {
+    let World { media, pool, .. } = world();
+    let newest = (pool.superblock().generation % 2) as usize * PAGE_BYTES;
+    let mut image = media.visible_image();
+    image.set_word(newest + 512, 1);
+    let media = Arc::new(Recorder::unrecorded(image));
+    assert_contents(&mut open(&media)?);
+    Ok(())
+}
+
+#[test]
+fn older_superblock_knows_a_device_that_joined() {
+    damaged_superblock_outcome().expect("the older superblock suffices");
+    // Before the next checkpoint rewrites the older one: nothing was written since the device joined.
+    let older_knows = |defect| {
+        let World { media, .. } = world_without_writes(defect);
+        let copies = [0, PAGE_BYTES].map(|at| {
+            let mut page = [0; PAGE_BYTES];
+            media.read(at, &mut page);
+            let block = pagemesh_store::superblock::Superblock::decode(&page);
+            block.expect("sound").geometry.devices.iter().count()
+        });
+        copies == [1, 1]
+    };
+    assert!(older_knows(None));
+    assert!(!older_knows(Some(Defect::DeviceInOneSuperblock)));
+}
+
+fn world_without_writes(defect: Option<Defect>) -> World {
+    let len = (FIRST_BYTES + DEVICE_BYTES + (2 << 20)) as usize;
+    let media = Arc::new(Recorder::unrecorded(Image::filled(len, 0)));
+    let options = FormatOptions {
+        pool_bytes: FIRST_BYTES,
+        ..FormatOptions::of(&*media)
+    };
+    format_as(&*media, Uuid::from_u128(1), options).expect("a pool");
+    let mut pool = open(&media).expect("a pool");
+    let device = pool.plan_device(Uuid::from_u128(2), DEVICE_BYTES);
+    let device = device.expect("a possible device");
+    defect::set(defect);
+    let added = pool.add_device(device);
+    defect::set(None);
+    added.expect("a sound medium");
+    World {
+        media,
+        pool,
+        device,
+    }
+}
+
+#[test]
+fn damaged_bitmap_of_a_device_is_rebuilt() {
+    let World {
+        media,
+        mut pool,
+        device,
+    } = world();
+    pool.checkpoint().expect("a sound pool");
+    let line = pool
+        .mapping()
+        .geometry()
+        .devices
+        .iter()
+        .next()
+        .map(|it| it.first_page + 2);
+    let at = (line.expect("a device") * PAGE) as usize;
+    media.store(at, media.load(at) ^ 0xff00);
+    assert_eq!(scrub(&mut pool).expect("a sound pool").bitmap_lines, 1);
+    assert!(checked(&media).is_sound());
+    pool.close().expect("a sound pool");
+    media.store(at, media.load(at) ^ 0xff00);
+    let mut pool = open(&media).expect("rebuilt");
+    assert_contents(&mut pool);
+    assert!(checked(&media).is_sound());
+    let first = device.frames().start;
+    let numbers = *pool.mapping().geometry();
+    assert!(numbers.frame_numbers().contains(FrameNo(first)));
+    assert!(!numbers.frame_numbers().contains(FrameNo(first - 1)));
+}
+
+#[test]
+fn missing_device_is_refused() {
+    let World { media, pool, .. } = world();
+    drop(pool);
+    let whole = media.visible_image().to_bytes();
+    let short = Image::from_bytes(&whole[..FIRST_BYTES as usize]);
+    let refused = open(&Arc::new(Recorder::unrecorded(short))).map(drop);
+    assert!(
+        matches!(refused, Err(PoolError::Truncated { .. })),
+        "{refused:?}"
+    );
+}
+
+#[test]
+fn plan_that_is_no_longer_valid_is_refused() {
+    let World {
+        mut pool, device, ..
+    } = world_without_writes(None);
+    let refused = pool.add_device(device);
+    assert!(
+        matches!(refused, Err(PoolError::DeviceChanged)),
+        "{refused:?}"
+    );
+    assert!(pool.usage().free_bytes > FIRST_BYTES);
+}
