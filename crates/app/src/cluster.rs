@@ -156,6 +156,8 @@ pub struct ClusterPlan<'a> {
     pub mapped: u32,
     /// Bytes of each new pool.
     pub size_bytes: u64,
+    /// Serve pools by requests to their disk, with caches of this many bytes.
+    pub disk_cache: Option<u64>,
     /// The manager's address; port 0 takes a free one.
     pub listen: &'a str,
 }
@@ -261,7 +263,8 @@ impl Drop for Cluster {
     }
 }
 
-fn pool_path(pools: &Path, number: u32) -> PathBuf {
+/// The pool of a brick, counted from 1.
+pub fn pool_path(pools: &Path, number: u32) -> PathBuf {
     pools.join(format!("brick-{number}.pool"))
 }
 
@@ -361,6 +364,9 @@ fn brick_arguments(plan: &ClusterPlan<'_>, number: u32, url: &str, key: &Path) -
     if number <= plan.mapped {
         let socket = plan.dir.join(format!("{name}.sock"));
         arguments.extend(["--map".to_owned(), path_text(&socket)]);
+    }
+    if let Some(bytes) = plan.disk_cache {
+        arguments.extend(["--disk-cache".to_owned(), bytes.to_string()]);
     }
     arguments
 }

@@ -63,6 +63,14 @@ pub enum BenchError {
         /// The Debian package.
         package: &'static str,
     },
+    /// A program did not end in time.
+    #[error("{program} failed: {cause}")]
+    Unended {
+        /// The program.
+        program: String,
+        /// Its error output.
+        cause: String,
+    },
     /// A program failed.
     #[error("{program} failed: {cause}")]
     Program {

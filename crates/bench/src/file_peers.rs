@@ -19,6 +19,8 @@ use std::time::Duration;
 const START_MAX: Duration = Duration::from_secs(60);
 /// Time for the kernel to end a few processes and mounts.
 const SHUTDOWN_MAX: Duration = Duration::from_secs(10);
+/// Memory for logs and state if the files are on a disk.
+const SMALL_FILES_BYTES: u64 = 64 << 20;
 /// Directory of the files, inside the namespaces.
 const FILES_DIR: &str = "mnt/files";
 
@@ -43,7 +45,21 @@ exec 3>&-
 read -r line <&4 || true
 ";
 
-/// Two bricks in memory and a mount, set up by GlusterFS' own commands. GlusterFS refuses loopback
+/// Directories of two bricks in memory.
+const MEMORY_BRICKS: &str = "
+bricks=/mnt
+";
+
+/// Directories of two bricks on a disk: in the current directory, which a mount may have covered.
+const DISK_BRICKS: &str = "
+bricks=/mnt/disk
+mkdir $bricks
+mount --no-canonicalize --bind . $bricks
+cd /
+mkdir $bricks/one $bricks/two
+";
+
+/// Two bricks and a mount, set up by GlusterFS' own commands. GlusterFS refuses loopback
 /// addresses, so the device gets another one.
 const GLUSTERFS_SCRIPT: &str = "
 need glusterd glusterfs-server
@@ -62,7 +78,7 @@ until gluster --mode=script pool list >/dev/null 2>&1; do
   [ $tries -lt 100 ] || { echo 'glusterd does not answer'; exit 1; }
   sleep 0.1
 done
-gluster --mode=script volume create files replica 2 192.0.2.1:/mnt/one 192.0.2.1:/mnt/two force
+gluster --mode=script volume create files replica 2 192.0.2.1:$bricks/one 192.0.2.1:$bricks/two force
 gluster --mode=script volume start files
 glusterfs --log-level=WARNING --volfile-server=192.0.2.1 --volfile-id=files /mnt/files
 tries=0
@@ -99,7 +115,32 @@ impl FilePeer {
     /// # Errors
     /// If it is not installed or does not start.
     pub fn glusterfs(size_bytes: u64) -> Result<FilePeer, BenchError> {
-        FilePeer::start("GlusterFS", GLUSTERFS_SCRIPT, 2 * size_bytes)
+        let script = format!("{MEMORY_BRICKS}{GLUSTERFS_SCRIPT}");
+        FilePeer::start("GlusterFS", &script, 2 * size_bytes)
+    }
+
+    /// GlusterFS with two copies in an empty directory on a disk.
+    ///
+    /// # Errors
+    /// If it is not installed or does not start.
+    pub fn glusterfs_on_disk(dir: &Path) -> Result<FilePeer, BenchError> {
+        let script = format!("{DISK_BRICKS}{GLUSTERFS_SCRIPT}");
+        FilePeer::start_in(dir, "GlusterFS", &script, SMALL_FILES_BYTES)
+    }
+
+    /// Whether GlusterFS is installed.
+    #[must_use]
+    pub fn has_glusterfs() -> bool {
+        let paths = std::env::var_os("PATH").unwrap_or_default();
+        let usual = ["/usr/sbin", "/sbin"].map(PathBuf::from);
+        let mut dirs = std::env::split_paths(&paths).chain(usual);
+        dirs.any(|dir| dir.join("glusterd").exists())
+    }
+
+    /// The process that started its first one. When it is killed, the others end.
+    #[must_use]
+    pub fn starter_pid(&self) -> u32 {
+        self.child.pid()
     }
 
     /// ext4 on a loop device.
@@ -121,10 +162,21 @@ impl FilePeer {
     }
 
     fn start(name: &'static str, script: &str, size_bytes: u64) -> Result<FilePeer, BenchError> {
+        FilePeer::start_in(Path::new("/"), name, script, size_bytes)
+    }
+
+    /// `dir` is the script's current directory.
+    fn start_in(
+        dir: &Path,
+        name: &'static str,
+        script: &str,
+        size_bytes: u64,
+    ) -> Result<FilePeer, BenchError> {
         process::require_program("unshare", "util-linux")?;
         let script = format!("set -eu\n{SETUP_SCRIPT}{script}{SERVE_SCRIPT}");
         let mut command = command_killed_with_thread("unshare");
         command
+            .current_dir(dir)
             .args(["--mount", "--net", "--pid", "--fork", "--kill-child=KILL"])
             .args(["sh", "-c", &script, "sh"])
             // A little more than the requested size.

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Time of fio beyond its run time, to connect and to sum up.
-const FIO_MARGIN: Duration = Duration::from_secs(10);
+pub(crate) const FIO_MARGIN: Duration = Duration::from_secs(10);
 /// The longest fill: 64 GiB at a slow 100 MB/s.
 const FILL_MAX: Duration = Duration::from_secs(660);
 /// The name of files that are filled before.
@@ -98,20 +98,36 @@ pub(crate) fn with_server_cpu(
     place: &str,
     measure: impl FnOnce() -> Result<FioSample, BenchError>,
 ) -> Result<FioSample, BenchError> {
+    let (mut sample, cpu) = measure_server_cpu(pids, runtime, place, measure)?;
+    sample.server_cpu_percent = cpu;
+    Ok(sample)
+}
+
+/// Runs a measurement. Returns its result, and the CPU time of the serving processes in % of one
+/// core. `place` names the measured place in errors.
+pub(crate) fn measure_server_cpu<T>(
+    pids: &[u32],
+    runtime: Duration,
+    place: &str,
+    measure: impl FnOnce() -> Result<T, BenchError>,
+) -> Result<(T, f64), BenchError> {
     let used = || -> Duration { pids.iter().filter_map(|pid| process_cpu(*pid)).sum() };
     let (before, start) = (used(), Instant::now());
-    let mut sample = measure().map_err(|error| name_failed_place(place, error))?;
+    let sample = measure().map_err(|error| name_failed_place(place, error))?;
     // Only the time of requests counts: the server is idle while fio starts and ends.
     let busy = runtime.min(start.elapsed());
     let cpu = used().saturating_sub(before);
-    sample.server_cpu_percent = cpu.as_secs_f64() / busy.as_secs_f64() * 100.0;
-    Ok(sample)
+    Ok((sample, cpu.as_secs_f64() / busy.as_secs_f64() * 100.0))
 }
 
 /// Adds the place to an error of a program.
 pub(crate) fn name_failed_place(place: &str, error: BenchError) -> BenchError {
     match error {
         BenchError::Program { program, cause } => BenchError::Program {
+            program: format!("{program} {place}"),
+            cause,
+        },
+        BenchError::Unended { program, cause } => BenchError::Unended {
             program: format!("{program} {place}"),
             cause,
         },
@@ -271,7 +287,7 @@ fn files_command(prefix: &[String], dir: &Path, name: &str, jobs: u32, size_byte
     command
 }
 
-fn run_fio(mut command: Command, limit: Duration) -> Result<String, BenchError> {
+pub(crate) fn run_fio(mut command: Command, limit: Duration) -> Result<String, BenchError> {
     let cannot = || BenchError::system("keep fio's output");
     let mut output = tempfile::tempfile().map_err(cannot())?;
     let copy = output.try_clone().map_err(cannot())?;
@@ -289,29 +305,31 @@ struct FioOutput {
 }
 
 #[derive(Deserialize)]
-struct FioJob {
+pub(crate) struct FioJob {
     error: i64,
-    usr_cpu: f64,
-    sys_cpu: f64,
-    read: FioDirectionStats,
-    write: FioDirectionStats,
+    pub(crate) usr_cpu: f64,
+    pub(crate) sys_cpu: f64,
+    pub(crate) read: FioDirectionStats,
+    pub(crate) write: FioDirectionStats,
 }
 
 #[derive(Deserialize)]
-struct FioDirectionStats {
-    total_ios: u64,
-    iops: f64,
+pub(crate) struct FioDirectionStats {
+    pub(crate) total_ios: u64,
+    pub(crate) iops: f64,
     clat_ns: FioLatency,
+    /// From the submission on. Percentiles need `--lat_percentiles=1`.
+    pub(crate) lat_ns: Option<FioLatency>,
 }
 
 #[derive(Deserialize)]
-struct FioLatency {
-    mean: f64,
+pub(crate) struct FioLatency {
+    pub(crate) mean: f64,
     #[serde(default)]
-    percentile: BTreeMap<String, f64>,
+    pub(crate) percentile: BTreeMap<String, f64>,
 }
 
-fn fio_error(cause: String) -> BenchError {
+pub(crate) fn fio_error(cause: String) -> BenchError {
     BenchError::Program {
         program: "fio".to_owned(),
         cause,
@@ -319,7 +337,7 @@ fn fio_error(cause: String) -> BenchError {
 }
 
 /// The only job. fio prints messages before its JSON.
-fn single_job(text: &str) -> Result<FioJob, BenchError> {
+pub(crate) fn single_job(text: &str) -> Result<FioJob, BenchError> {
     let json = text.find('{').map_or("", |at| &text[at..]);
     let output: FioOutput = serde_json::from_str(json)
         .map_err(|error| fio_error(format!("its JSON cannot be read ({error}): {text:.200}")))?;

@@ -16,6 +16,7 @@
 
 pub mod calls;
 pub mod database;
+pub mod disk;
 mod error;
 pub mod failover;
 pub mod file_peers;

@@ -134,7 +134,9 @@ impl ChildProcess {
     /// Waits for a successful end, at most `limit`.
     pub(crate) fn wait_for_success(mut self, limit: Duration) -> Result<(), BenchError> {
         if !self.wait_for_end(limit)? {
-            return Err(self.program_error(&format!("it did not end within {} s", limit.as_secs())));
+            let what = format!("it did not end within {} s", limit.as_secs());
+            let (program, cause) = (self.program.clone(), self.words_after(&what));
+            return Err(BenchError::Unended { program, cause });
         }
         let status = self.child.wait();
         match status.as_ref().map(ExitStatus::success) {
@@ -146,6 +148,14 @@ impl ChildProcess {
 
     /// An error with its description and the program's last output.
     pub(crate) fn program_error(&mut self, what: &str) -> BenchError {
+        BenchError::Program {
+            program: self.program.clone(),
+            cause: self.words_after(what),
+        }
+    }
+
+    /// A description with the program's last output.
+    fn words_after(&mut self, what: &str) -> String {
         let mut words = Vec::new();
         let read = self
             .stderr
@@ -159,10 +169,7 @@ impl ChildProcess {
                 String::from_utf8_lossy(&words[from..]).trim()
             ),
         };
-        BenchError::Program {
-            program: self.program.clone(),
-            cause: format!("{what}; {said}"),
-        }
+        format!("{what}; {said}")
     }
 }
 

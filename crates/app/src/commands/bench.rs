@@ -5,6 +5,7 @@
 
 mod database;
 mod direct;
+mod disk;
 mod failover;
 mod idle;
 mod many_files;
@@ -28,7 +29,7 @@ use clap::{Args, Subcommand};
 use pagemesh_bench::report::Report;
 use pagemesh_bench::session::{ROUNDS_MAX, ROUNDS_MIN};
 use pagemesh_bench::sweep::RUNTIME_MAX;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Seconds of the longest measurement: the limit of the workloads.
@@ -63,7 +64,11 @@ impl MeasureArgs {
 }
 
 fn round_count_parser() -> RangedU64ValueParser<usize> {
-    RangedU64ValueParser::new().range(ROUNDS_MIN as u64..=ROUNDS_MAX as u64)
+    round_count_parser_from(ROUNDS_MIN)
+}
+
+fn round_count_parser_from(least: usize) -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(least as u64..=ROUNDS_MAX as u64)
 }
 
 /// Run benchmarks.
@@ -82,6 +87,7 @@ pub enum BenchCommand {
     Recovery(MeasureArgs),
     Mirror(mirror::MirrorArgs),
     Direct(direct::DirectArgs),
+    Disk(disk::DiskArgs),
     /// Calls of libpagemesh on a file with two copies, compared with the kernel's.
     Native(MeasureArgs),
     Metadata(metadata::MetadataArgs),
@@ -101,6 +107,10 @@ pub enum BenchCommand {
 pub fn run(command: &BenchCommand) -> anyhow::Result<()> {
     use BenchCommand as Bench;
     let (report, measure) = match command {
+        Bench::Disk(args) => {
+            let report = disk::run(args)?;
+            return print_report(&report, args.output, args.save.as_deref());
+        }
         Bench::Session(measure) => (session::run(measure)?, measure),
         Bench::Ramp(args) => (sweep::ramp(args)?, &args.measure),
         Bench::Table(args) => (sweep::table(args)?, &args.measure),
@@ -118,15 +128,15 @@ pub fn run(command: &BenchCommand) -> anyhow::Result<()> {
         Bench::Null(args) => return null::run(args),
         Bench::Idle(measure) => (idle::run(measure)?, measure),
     };
-    print_report(&report, measure)
+    print_report(&report, measure.output, measure.save.as_deref())
 }
 
-fn print_report(report: &Report, measure: &MeasureArgs) -> anyhow::Result<()> {
-    match measure.output {
+fn print_report(report: &Report, format: Output, save: Option<&Path>) -> anyhow::Result<()> {
+    match format {
         Output::Json => output::print_text(&report.json())?,
         Output::Table => output::print_text(&report.text())?,
     }
-    if let Some(dir) = &measure.save {
+    if let Some(dir) = save {
         for path in report.save(dir)? {
             eprintln!("wrote {}", path.display());
         }

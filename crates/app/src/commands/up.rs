@@ -58,6 +58,7 @@ pub fn run(args: &UpArgs) -> anyhow::Result<()> {
         bricks: args.bricks,
         mapped: args.bricks,
         size_bytes: args.size.0,
+        disk_cache: None,
         listen: &args.listen,
     };
     let started = Cluster::start(&plan, &ending);

@@ -5,6 +5,7 @@
 use super::NbdPeer;
 use crate::error::BenchError;
 use crate::process::{ChildProcess, command_killed_with_thread, require_program};
+use std::fs::File;
 use std::io::Read as _;
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
@@ -29,7 +30,14 @@ pub(crate) struct PeerServers {
 
 impl PeerServers {
     fn new() -> Result<PeerServers, BenchError> {
-        let dir = tempfile::Builder::new().prefix("pagemesh-peer-").tempdir();
+        PeerServers::new_in(&std::env::temp_dir())
+    }
+
+    /// `parent` is the directory of the directory for sockets.
+    fn new_in(parent: &Path) -> Result<PeerServers, BenchError> {
+        let dir = tempfile::Builder::new()
+            .prefix("pagemesh-peer-")
+            .tempdir_in(parent);
         Ok(PeerServers {
             children: Vec::new(),
             dir: dir.map_err(BenchError::system("make a directory for sockets"))?,
@@ -46,11 +54,17 @@ impl PeerServers {
     }
 
     /// Waits for the last server's greeting on the socket.
+    fn wait_for_last(&mut self, socket: &Path) -> Result<(), BenchError> {
+        match self.children.last_mut() {
+            Some(child) => wait_for_greeting(child, socket),
+            None => Ok(()),
+        }
+    }
+
+    /// The last server, once it greets.
     fn into_peer(mut self, name: &str, export: &str, class: &str) -> Result<NbdPeer, BenchError> {
         let socket = self.socket();
-        if let Some(child) = self.children.last_mut() {
-            wait_for_greeting(child, &socket)?;
-        }
+        self.wait_for_last(&socket)?;
         Ok(NbdPeer {
             name: name.to_owned(),
             class: class.to_owned(),
@@ -117,11 +131,7 @@ impl NbdPeer {
     pub fn qemu_nbd(dir: &Path, size_bytes: u64) -> Result<NbdPeer, BenchError> {
         require_program("qemu-nbd", "qemu-utils")?;
         let mut servers = PeerServers::new()?;
-        let cannot = || BenchError::system(format!("make a file in {}", dir.display()));
-        // qemu-nbd opens the file by its path under /proc, so the file needs no name that could be
-        // left behind.
-        let file = tempfile::tempfile_in(dir).map_err(cannot())?;
-        file.set_len(size_bytes).map_err(cannot())?;
+        let file = unnamed_file(dir, size_bytes)?;
         let mut command = command_killed_with_thread("qemu-nbd");
         command
             .args(["--persistent", "--format=raw", "--shared=0", "--socket"])
@@ -131,6 +141,45 @@ impl NbdPeer {
             .stdout(Stdio::null());
         servers.start("qemu-nbd", command)?;
         servers.into_peer("qemu-nbd", "", "process")
+    }
+
+    /// `qemu-storage-daemon` with a quorum of two `qemu-nbd --cache=none` of files in `dir`, over
+    /// Unix sockets in `sockets`. It writes to both and reads from one. Its class is `none`.
+    ///
+    /// # Errors
+    /// If a program is not installed or does not start, or a file cannot be created.
+    pub fn qemu_quorum_on_disk(
+        dir: &Path,
+        sockets: &Path,
+        size_bytes: u64,
+    ) -> Result<NbdPeer, BenchError> {
+        require_program("qemu-nbd", "qemu-utils")?;
+        require_program("qemu-storage-daemon", "qemu-system-common")?;
+        let mut servers = PeerServers::new_in(sockets)?;
+        let mut daemon = command_killed_with_thread("qemu-storage-daemon");
+        for node in ["left", "right"] {
+            let socket = servers.dir.path().join(node);
+            let file = unnamed_file(dir, size_bytes)?;
+            let mut command = command_killed_with_thread("qemu-nbd");
+            command
+                .args(["--persistent", "--format=raw", "--shared=0"])
+                .args(["--cache=none", "--aio=native", "--socket"])
+                .arg(&socket)
+                .arg("/dev/stdin")
+                .stdin(OwnedFd::from(file))
+                .stdout(Stdio::null());
+            servers.start("qemu-nbd", command)?;
+            servers.wait_for_last(&socket)?;
+            daemon.arg("--blockdev").arg(format!(
+                "driver=nbd,node-name={node},server.type=unix,server.path={}",
+                socket.display()
+            ));
+        }
+        let quorum = "driver=quorum,node-name=quorum,vote-threshold=2,read-pattern=fifo,\
+                      children.0=left,children.1=right";
+        serve_quorum(&mut daemon, quorum, &servers.socket());
+        servers.start("qemu-storage-daemon", daemon)?;
+        servers.into_peer("QEMU quorum", "quorum", "none")
     }
 
     /// `qemu-storage-daemon` with a quorum of two: it writes to two `nbdkit memory` over TCP on the
@@ -152,21 +201,34 @@ impl NbdPeer {
         }
         let quorum =
             "driver=quorum,node-name=quorum,vote-threshold=2,children.0=left,children.1=right";
-        let server = format!(
-            "addr.type=unix,addr.path={},max-connections=0",
-            servers.socket().display()
-        );
-        daemon
-            .args(["--blockdev", quorum, "--nbd-server", &server])
-            .args([
-                "--export",
-                "type=nbd,id=export,node-name=quorum,name=quorum,writable=on",
-            ])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null());
+        serve_quorum(&mut daemon, quorum, &servers.socket());
         servers.start("qemu-storage-daemon", daemon)?;
         servers.into_peer("qemu quorum (TCP)", "quorum", "none")
     }
+}
+
+/// Completes the command of a `qemu-storage-daemon` that serves a quorum.
+fn serve_quorum(daemon: &mut Command, quorum: &str, socket: &Path) {
+    let server = format!(
+        "addr.type=unix,addr.path={},max-connections=0",
+        socket.display()
+    );
+    daemon
+        .args(["--blockdev", quorum, "--nbd-server", &server])
+        .args([
+            "--export",
+            "type=nbd,id=export,node-name=quorum,name=quorum,writable=on",
+        ])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null());
+}
+
+/// A file without a name, so that none is left behind. Servers open it by its path under /proc.
+fn unnamed_file(dir: &Path, size_bytes: u64) -> Result<File, BenchError> {
+    let cannot = || BenchError::system(format!("make a file in {}", dir.display()));
+    let file = tempfile::tempfile_in(dir).map_err(cannot())?;
+    file.set_len(size_bytes).map_err(cannot())?;
+    Ok(file)
 }
 
 /// Starts `nbdkit memory` on a listening socket of this process, passed as descriptor 3 (systemd's

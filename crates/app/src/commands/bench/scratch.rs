@@ -16,6 +16,7 @@ use pagemesh_manage::wire::{CreateVolume, VolumeContent};
 use pagemesh_manage::{LayoutKind, ManagerClient};
 use pagemesh_volume::Volume;
 use rustix::mount::{UnmountFlags, unmount};
+use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -27,6 +28,11 @@ use tempfile::TempDir;
 pub const VOLUME_BYTES: u64 = 1 << 30;
 /// Bytes of a scratch pool beyond its volumes, for frames that are not freed yet.
 pub const SPARE_BYTES: u64 = 512 << 20;
+
+/// Attempts to remove a directory on a shutdown.
+const REMOVALS_MAX: u32 = 100;
+/// Pause between two of them.
+const REMOVAL_PAUSE: Duration = Duration::from_millis(20);
 
 /// A cluster that is removed when dropped.
 pub struct ScratchCluster {
@@ -67,6 +73,7 @@ impl ScratchCluster {
             bricks,
             mapped,
             size_bytes,
+            disk_cache: None,
             listen: "127.0.0.1:0",
         };
         let cluster = Cluster::start(&plan, &ending)?;
@@ -149,18 +156,46 @@ pub fn remove_on_shutdown<const N: usize>(
     let thread = std::thread::Builder::new().name("ending".into());
     thread.spawn(move || {
         ending.wait();
+        kill_registered();
         for directory in all().iter() {
             // Unmount first: files on a mount need not be removed one by one.
             for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
                 // Most entries are not mount points.
                 let _ = unmount(entry.path(), UnmountFlags::DETACH);
             }
-            // The process exits, so a directory that cannot be removed stays.
-            let _ = std::fs::remove_dir_all(directory);
+            remove_scratch(directory);
         }
         std::process::exit(130);
     })?;
     Ok(())
+}
+
+/// Removes a directory. Ending processes may still make files in it. This process exits, so a
+/// directory that cannot be removed stays.
+fn remove_scratch(directory: &Path) {
+    for _ in 0..REMOVALS_MAX {
+        let removed = std::fs::remove_dir_all(directory);
+        if removed.is_ok() || !directory.exists() {
+            return;
+        }
+        std::thread::sleep(REMOVAL_PAUSE);
+    }
+}
+
+static KILLED_FIRST: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
+
+/// On a shutdown, kills this child process before directories are removed. The child must live as
+/// long as this process.
+pub fn kill_at_shutdown(pid: u32) {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    poison::lock(&KILLED_FIRST).extend(pid);
+}
+
+fn kill_registered() {
+    for &pid in poison::lock(&KILLED_FIRST).iter() {
+        // It fails only if the child has ended.
+        let _ = kill_process(pid, Signal::KILL);
+    }
 }
 
 /// A child process of this program; dropping it ends the child.

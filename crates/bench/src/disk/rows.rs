@@ -1,0 +1,155 @@
+//! The rows of the comparison: one workload each, the same on every target.
+
+use serde::Serialize;
+
+/// The order and direction of requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AccessPattern {
+    /// Random reads.
+    RandomRead,
+    /// Random writes.
+    RandomWrite,
+    /// 70 % random reads, 30 % random writes.
+    Mixed,
+    /// Reads in order.
+    SequentialRead,
+    /// Writes in order.
+    SequentialWrite,
+}
+
+impl AccessPattern {
+    pub(super) fn fio_name(self) -> &'static str {
+        match self {
+            AccessPattern::RandomRead => "randread",
+            AccessPattern::RandomWrite => "randwrite",
+            AccessPattern::Mixed => "randrw",
+            AccessPattern::SequentialRead => "read",
+            AccessPattern::SequentialWrite => "write",
+        }
+    }
+
+    pub(super) fn reads(self) -> bool {
+        !matches!(
+            self,
+            AccessPattern::RandomWrite | AccessPattern::SequentialWrite
+        )
+    }
+
+    pub(super) fn writes(self) -> bool {
+        !matches!(
+            self,
+            AccessPattern::RandomRead | AccessPattern::SequentialRead
+        )
+    }
+}
+
+/// The durability of a row's writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RowDurability {
+    /// A write may be lost at a power failure.
+    Cached,
+    /// A flush follows each write.
+    Flushed,
+    /// Each write is durable when it returns: O_DSYNC on files, a flush after each write elsewhere.
+    ForcedUnitAccess,
+}
+
+/// A workload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct DiskRow {
+    /// Its name on the command line.
+    pub id: &'static str,
+    /// Its name in reports.
+    pub title: &'static str,
+    /// Order and direction.
+    pub pattern: AccessPattern,
+    /// Bytes of a request.
+    pub block_bytes: u32,
+    /// Requests in flight of each job.
+    pub depth: u32,
+    /// Concurrent programs.
+    pub jobs: u32,
+    /// The durability of its writes.
+    pub durability: RowDurability,
+}
+
+const fn row(id: &'static str, title: &'static str, pattern: AccessPattern, depth: u32) -> DiskRow {
+    DiskRow {
+        id,
+        title,
+        pattern,
+        block_bytes: 4096,
+        depth,
+        jobs: 1,
+        durability: RowDurability::Cached,
+    }
+}
+
+const fn flushed(row: DiskRow, jobs: u32, durability: RowDurability) -> DiskRow {
+    DiskRow {
+        jobs,
+        durability,
+        ..row
+    }
+}
+
+const fn blocks(row: DiskRow, block_bytes: u32) -> DiskRow {
+    DiskRow { block_bytes, ..row }
+}
+
+/// Bytes of a sequential request.
+const SEQUENTIAL_BYTES: u32 = 1 << 20;
+/// Sequential requests in flight.
+const SEQUENTIAL_DEPTH: u32 = 8;
+
+/// All rows, in the order of reports.
+pub const ROWS: [DiskRow; 9] = {
+    use AccessPattern::{Mixed, RandomRead, RandomWrite, SequentialRead, SequentialWrite};
+    use RowDurability::{Flushed, ForcedUnitAccess};
+    [
+        row("random-read-qd1", "random read, QD1", RandomRead, 1),
+        row("random-read-qd32", "random read, QD32", RandomRead, 32),
+        row("random-write-qd32", "random write, QD32", RandomWrite, 32),
+        flushed(
+            row("write-flush-qd1", "write and flush, QD1", RandomWrite, 1),
+            1,
+            Flushed,
+        ),
+        flushed(
+            row("write-flush-qd16", "write and flush, QD16", RandomWrite, 16),
+            1,
+            Flushed,
+        ),
+        flushed(
+            row("fua-16-jobs", "16 writers with FUA", RandomWrite, 1),
+            16,
+            ForcedUnitAccess,
+        ),
+        row("mixed-qd32", "70/30, QD32", Mixed, 32),
+        blocks(
+            row(
+                "sequential-read",
+                "1 MiB read, QD8",
+                SequentialRead,
+                SEQUENTIAL_DEPTH,
+            ),
+            SEQUENTIAL_BYTES,
+        ),
+        blocks(
+            row(
+                "sequential-write",
+                "1 MiB write, QD8",
+                SequentialWrite,
+                SEQUENTIAL_DEPTH,
+            ),
+            SEQUENTIAL_BYTES,
+        ),
+    ]
+};
+
+/// The row with this name on the command line.
+pub fn row_of(id: &str) -> Option<DiskRow> {
+    ROWS.into_iter().find(|row| row.id == id)
+}
