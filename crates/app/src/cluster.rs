@@ -11,6 +11,7 @@ use crate::shutdown::Shutdown;
 use crate::{key, output};
 use anyhow::{Context, bail};
 use pagemesh_base::key::Key;
+use pagemesh_brick::file::NewPool;
 use pagemesh_brick::resource_limits;
 use pagemesh_manage::ManagerClient;
 use std::fs::OpenOptions;
@@ -156,8 +157,8 @@ pub struct ClusterPlan<'a> {
     pub mapped: u32,
     /// Bytes of each new pool.
     pub size_bytes: u64,
-    /// Serve pools by requests to their disk, with caches of this many bytes.
-    pub disk_cache: Option<u64>,
+    /// Memory of each brick for the data pages of a pool on a disk.
+    pub memory_budget: MemoryBudget,
     /// The manager's address; port 0 takes a free one.
     pub listen: &'a str,
 }
@@ -289,8 +290,11 @@ fn make_pools(plan: &ClusterPlan<'_>) -> anyhow::Result<()> {
     for (at, path) in missing.iter().enumerate() {
         let before = at as u64 * plan.size_bytes;
         let mut progress = |done, _| bar.set_position(before + done);
-        let made =
-            pagemesh_brick::file::create_with_class(path, plan.size_bytes, None, &mut progress);
+        let made = pagemesh_brick::file::create_with(
+            path,
+            NewPool::of_size(plan.size_bytes),
+            &mut progress,
+        );
         if let Err(cause) = made {
             // The new pools are empty, and would block a retry with another size.
             for made in &missing[..at] {
@@ -358,15 +362,12 @@ fn brick_arguments(plan: &ClusterPlan<'_>, number: u32, url: &str, key: &Path) -
         "--key",
         &path_text(key),
         "--memory-budget",
-        &MemoryBudget::of_each(plan.bricks).to_string(),
+        &plan.memory_budget.to_string(),
     ];
     let mut arguments = arguments.map(str::to_owned).to_vec();
     if number <= plan.mapped {
         let socket = plan.dir.join(format!("{name}.sock"));
         arguments.extend(["--map".to_owned(), path_text(&socket)]);
-    }
-    if let Some(bytes) = plan.disk_cache {
-        arguments.extend(["--disk-cache".to_owned(), bytes.to_string()]);
     }
     arguments
 }

@@ -30,6 +30,12 @@ impl MemoryBudget {
         MemoryBudget(each.max(MEMORY_BUDGET_MIN))
     }
 
+    /// A budget of these bytes, or the least.
+    pub fn at_least(bytes: u64) -> MemoryBudget {
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        MemoryBudget(bytes.max(MEMORY_BUDGET_MIN))
+    }
+
     /// The budget in bytes.
     pub fn bytes(self) -> usize {
         self.0

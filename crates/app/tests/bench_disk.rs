@@ -16,8 +16,8 @@ use support::{PAGEMESH, Pools};
 /// The smallest run: the raw disk and one leg.
 fn tiny_args(dir: &Path, rows: &str) -> Vec<String> {
     let dir = dir.to_str().unwrap();
-    let run = ["bench", "disk", "--dir", dir, "--size", "16M", "--cache"];
-    let length = ["1M", "--rounds", "1", "--seconds", "1", "--targets"];
+    let run = ["bench", "disk", "--dir", dir, "--size", "128M", "--cache"];
+    let length = ["16M", "--rounds", "1", "--seconds", "1", "--targets"];
     let cells = ["one-leg", "--rows", rows, "--output", "json"];
     let args = [&run[..], &length, &cells].concat();
     args.into_iter().map(str::to_owned).collect()
@@ -93,13 +93,13 @@ fn unsuitable_place_or_size_is_refused_before_start() {
     };
     check(memory.path(), &[], &["is in memory", "--dir"]);
     check(disk.path(), &["--size", "64T"], &["has room for", "--size"]);
-    check(disk.path(), &["--size", "8M"], &["8M", "16M to 64T"]);
-    let large = ["--size", "64M", "--cache", "32M"];
-    check(disk.path(), &large, &["would not reach the disk", "8M"]);
+    check(disk.path(), &["--size", "8M"], &["8M", "128M to 64T"]);
+    let large = ["--size", "128M", "--cache", "32M"];
+    check(disk.path(), &large, &["would not reach the disk", "16M"]);
     let file = disk.path().to_str().unwrap();
     let device = ["bench", "disk", "--dir", file, "--device", "/dev/null"];
     let output = limited(PAGEMESH).args(device).output().unwrap();
     assert_eq!(output.status.code(), Some(2), "{output:?}");
-    let file = ["--size", "64M", "--overwrite", "--device", "/dev/null"];
+    let file = ["--size", "128M", "--overwrite", "--device", "/dev/null"];
     check(disk.path(), &file, &["/dev/null is no block device"]);
 }

@@ -155,21 +155,48 @@ pub(crate) fn system<'p>(
 /// When the file exists, the size is impossible, or the system refuses. A file that could not be
 /// finished is removed.
 pub fn create(path: &Path, size_bytes: u64) -> Result<Uuid, FileError> {
-    Ok(create_with_class(path, size_bytes, None, &mut |_, _| {})?.0)
+    Ok(create_with(path, NewPool::of_size(size_bytes), &mut |_, _| {})?.0)
 }
 
-/// The same with a stated class. Returns the class of the pool. While it populates memory it
+/// The properties of a new pool.
+#[derive(Clone, Copy, Debug)]
+pub struct NewPool {
+    /// Its bytes.
+    pub size_bytes: u64,
+    /// The sessions that it can serve. None: by its size.
+    pub sessions: Option<u32>,
+    /// The durability class that its creator states. None: the medium's own.
+    pub stated: Option<StatedClass>,
+}
+
+impl NewPool {
+    /// A pool with the defaults for its size.
+    #[must_use]
+    pub fn of_size(size_bytes: u64) -> NewPool {
+        NewPool {
+            size_bytes,
+            sessions: None,
+            stated: None,
+        }
+    }
+
+    /// Its journals: the owner has one, too.
+    fn journals(&self) -> Option<u32> {
+        self.sessions.map(|sessions| sessions.saturating_add(1))
+    }
+}
+
+/// The same with other properties. Returns the class of the pool. While it populates memory it
 /// reports the bytes done and their total.
 ///
 /// # Errors
-/// As [`create`], and when the medium cannot have the class.
-pub fn create_with_class(
+/// As [`create`], and when the medium cannot have the class or the sessions.
+pub fn create_with(
     path: &Path,
-    size_bytes: u64,
-    stated: Option<StatedClass>,
+    new: NewPool,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(Uuid, Durability), FileError> {
-    create_with(path, size_bytes, stated, Allocation::Allocated, progress)
+    create_allocated(path, new, Allocation::Allocated, progress)
 }
 
 /// The same without allocating, for measurements only: a full file system ends every process that
@@ -178,7 +205,8 @@ pub fn create_with_class(
 /// # Errors
 /// As [`create`].
 pub fn create_sparse(path: &Path, size_bytes: u64) -> Result<Uuid, FileError> {
-    Ok(create_with(path, size_bytes, None, Allocation::Sparse, &mut |_, _| {})?.0)
+    let new = NewPool::of_size(size_bytes);
+    Ok(create_allocated(path, new, Allocation::Sparse, &mut |_, _| {})?.0)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -188,10 +216,9 @@ pub(crate) enum Allocation {
     Sparse,
 }
 
-fn create_with(
+fn create_allocated(
     path: &Path,
-    size_bytes: u64,
-    stated: Option<StatedClass>,
+    new: NewPool,
     space: Allocation,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(Uuid, Durability), FileError> {
@@ -202,7 +229,8 @@ fn create_with(
         path: path.into(),
         cause: cause.into(),
     };
-    pagemesh_store::geometry::Geometry::plan(size_bytes).map_err(bad)?;
+    let size_bytes = new.size_bytes;
+    pagemesh_store::geometry::Geometry::plan_with(size_bytes, new.journals()).map_err(bad)?;
     if is_device {
         let (file, _claim) = open_locked(path)?;
         if read_superblock_of(path, &file).is_ok() {
@@ -210,7 +238,7 @@ fn create_with(
         }
         check_is_free(path, &file)?;
         check_length(path, &file, size_bytes)?;
-        return make_pool(path, file, size_bytes, stated, Allocation::Sparse, progress);
+        return make_pool(path, file, new, Allocation::Sparse, progress);
     }
     let fresh = NewFile::create(path)?;
     if space == Allocation::Allocated {
@@ -230,7 +258,7 @@ fn create_with(
     };
     sized?;
     let file = fresh.file.try_clone().map_err(system("open", path))?;
-    let made = make_pool(path, file, size_bytes, stated, space, progress)?;
+    let made = make_pool(path, file, new, space, progress)?;
     fresh.persist()?;
     Ok(made)
 }
@@ -279,13 +307,13 @@ fn length(path: &Path, mut file: &File) -> Result<Option<u64>, FileError> {
 fn make_pool(
     path: &Path,
     file: File,
-    size_bytes: u64,
-    stated: Option<StatedClass>,
+    new: NewPool,
     space: Allocation,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(Uuid, Durability), FileError> {
     let id = Uuid::new_v4();
-    let media = map(path, file, size_bytes)?;
+    let stated = new.stated;
+    let media = map(path, file, new.size_bytes)?;
     let outlives_boot = media.durability() == Durability::FileSync;
     if media.durability() == Durability::Process && space == Allocation::Allocated {
         // The kernel clears memory at the first touch, 2 MiB at a time. Populating does that now,
@@ -306,6 +334,7 @@ fn make_pool(
         cause,
     };
     let options = FormatOptions {
+        journals: new.journals(),
         stated,
         boot,
         ..FormatOptions::of(&media)

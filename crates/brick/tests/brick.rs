@@ -10,7 +10,7 @@ use pagemesh_base::slice::{
 use pagemesh_base::space::Extent;
 use pagemesh_brick::brick::{Brick, MaintenanceThread, OpenedPool};
 use pagemesh_brick::disk_file::OpenOptions;
-use pagemesh_brick::file::{self, FileError};
+use pagemesh_brick::file::{self, FileError, NewPool};
 use pagemesh_brick::service::BrickService;
 use pagemesh_brick::worker::Worker;
 use pagemesh_fabric::limits::Timeouts;
@@ -54,7 +54,14 @@ impl PoolDir {
             assert_eq!(of, 16 << 20);
             touched = done;
         };
-        let made = file::create_with_class(&home.path(), 16 << 20, Some(stated), &mut progress);
+        let made = file::create_with(
+            &home.path(),
+            NewPool {
+                stated: Some(stated),
+                ..NewPool::of_size(16 << 20)
+            },
+            &mut progress,
+        );
         let (_, made) = made.expect("a pool");
         assert_eq!(made, class);
         assert_eq!(touched, if parent == "/dev/shm" { 16 << 20 } else { 0 });

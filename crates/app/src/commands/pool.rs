@@ -7,7 +7,7 @@ use crate::commands::Verdict;
 use crate::output;
 use clap::Subcommand;
 use pagemesh_base::units::Size;
-use pagemesh_brick::file;
+use pagemesh_brick::file::{self, NewPool};
 use pagemesh_pmem::StatedClass;
 use serde::Serialize;
 use std::path::Path;
@@ -24,6 +24,10 @@ pub enum PoolCommand {
         /// Size of the pool.
         #[arg(long)]
         size: Size,
+        /// Sessions that the pool can serve, 3 to 4095; by default by its size. A leg of an attached volume takes one, and
+        /// so does each direct client.
+        #[arg(long)]
+        sessions: Option<u32>,
         /// Durability class; by default the class of the medium. `eadr` needs CPU caches that
         /// survive power loss. `process` on a plain file loses the data when the machine restarts.
         #[arg(long, value_parser = CLASSES)]
@@ -103,6 +107,7 @@ pub fn run(command: &PoolCommand) -> anyhow::Result<Verdict> {
         PoolCommand::Create {
             path,
             size,
+            sessions,
             class,
             trust_medium,
             output,
@@ -112,8 +117,13 @@ pub fn run(command: &PoolCommand) -> anyhow::Result<Verdict> {
                 class,
                 is_trusted: *trust_medium,
             });
+            let new = NewPool {
+                size_bytes: size.0,
+                sessions: *sessions,
+                stated,
+            };
             let bar = crate::output::progress(&format!("making {}", path.display()));
-            let made = file::create_with_class(path, size.0, stated, &mut |done, total| {
+            let made = file::create_with(path, new, &mut |done, total| {
                 bar.set_length(total);
                 bar.set_position(done);
             });

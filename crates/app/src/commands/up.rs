@@ -6,6 +6,7 @@
 use crate::cluster::{Cluster, ClusterPlan, dir as cluster_dir};
 use crate::commands::down;
 use crate::key;
+use crate::memory_budget::MemoryBudget;
 use crate::output::bytes;
 use crate::shutdown::Shutdown;
 use anyhow::Context;
@@ -58,7 +59,7 @@ pub fn run(args: &UpArgs) -> anyhow::Result<()> {
         bricks: args.bricks,
         mapped: args.bricks,
         size_bytes: args.size.0,
-        disk_cache: None,
+        memory_budget: MemoryBudget::of_each(args.bricks),
         listen: &args.listen,
     };
     let started = Cluster::start(&plan, &ending);

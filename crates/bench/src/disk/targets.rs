@@ -12,11 +12,9 @@ use std::path::{Path, PathBuf};
 pub enum TargetKind {
     /// The disk itself.
     Raw,
-    /// One pool that is mapped into memory.
-    Mapped,
-    /// One pool on the disk medium.
+    /// One pool.
     OneLeg,
-    /// Two pools on the disk medium.
+    /// Two pools.
     TwoLegs,
     /// QEMU's quorum over two servers.
     QemuQuorum,
@@ -28,9 +26,8 @@ pub enum TargetKind {
 
 impl TargetKind {
     /// All kinds, in the order of reports.
-    pub const ALL: [TargetKind; 7] = [
+    pub const ALL: [TargetKind; 6] = [
         TargetKind::Raw,
-        TargetKind::Mapped,
         TargetKind::OneLeg,
         TargetKind::TwoLegs,
         TargetKind::QemuQuorum,
@@ -43,7 +40,6 @@ impl TargetKind {
     pub fn id(self) -> &'static str {
         match self {
             TargetKind::Raw => "raw",
-            TargetKind::Mapped => "mapped",
             TargetKind::OneLeg => "one-leg",
             TargetKind::TwoLegs => "two-legs",
             TargetKind::QemuQuorum => "qemu-quorum",
@@ -57,7 +53,6 @@ impl TargetKind {
     pub fn title(self) -> &'static str {
         match self {
             TargetKind::Raw => "raw disk",
-            TargetKind::Mapped => "pagemesh, mapped file",
             TargetKind::OneLeg => "pagemesh, one leg",
             TargetKind::TwoLegs => "pagemesh, two legs",
             TargetKind::QemuQuorum => "QEMU quorum",
@@ -160,10 +155,7 @@ impl DiskTarget {
     }
 
     pub(super) fn is_pagemesh(&self) -> bool {
-        matches!(
-            self.kind,
-            TargetKind::Mapped | TargetKind::OneLeg | TargetKind::TwoLegs
-        )
+        matches!(self.kind, TargetKind::OneLeg | TargetKind::TwoLegs)
     }
 
     /// Its name for errors.

@@ -9,7 +9,7 @@ use pagemesh_base::ids::PageNo;
 use pagemesh_base::rng::SplitMix64;
 use pagemesh_base::slice::{BrickControl, SliceError, SliceReply, SliceRequest};
 use pagemesh_brick::brick::Brick;
-use pagemesh_brick::file::{self, FileError};
+use pagemesh_brick::file::{self, FileError, NewPool};
 use pagemesh_pmem::{Durability, StatedClass};
 use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
@@ -162,7 +162,15 @@ fn pool_in_memory_is_refused() {
         class: Durability::FileSync,
         is_trusted: true,
     };
-    file::create_with_class(&path, 16 << 20, Some(stated), &mut |_, _| {}).expect("a pool");
+    file::create_with(
+        &path,
+        NewPool {
+            stated: Some(stated),
+            ..NewPool::of_size(16 << 20)
+        },
+        &mut |_, _| {},
+    )
+    .expect("a pool");
     Brick::open_disk(&path, options()).expect("a brick");
 }
 

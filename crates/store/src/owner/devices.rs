@@ -70,7 +70,7 @@ impl<M: Media> Pool<M> {
         let (_, stores) = M::stream_page(&targets, &header);
         let _fenced = data.fence(stores);
         data.sync()?;
-        Ok(self.name_devices()?)
+        self.name_devices()
     }
 
     /// Writes the present devices into both superblocks.

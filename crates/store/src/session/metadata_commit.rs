@@ -26,6 +26,7 @@ impl<M: Media> Session<M> {
         self.reserve_journal(OBJECT_LINES);
         self.take_seq();
         let seq = self.record.seq;
+        let entry = Box::new(entry);
         let record = ObjectRecord { seq, object, entry };
         self.encoded.clear();
         JournalEntry::Object(record).encode(self.journal.next_address(), &mut self.encoded);

@@ -198,7 +198,7 @@ fn fuzz_record() {
     JournalEntry::Object(ObjectRecord {
         seq: Seq(78),
         object: ObjectId(1),
-        entry: object(ObjectState::Live),
+        entry: Box::new(object(ObjectState::Live)),
     })
     .encode(&place(), &mut lines);
     target("record")

@@ -10,6 +10,7 @@ use crate::commands::bench::scratch::{
     ChildDaemon, ScratchCluster, kill_at_shutdown, remove_on_shutdown,
 };
 use crate::commands::bench::{SECONDS_MAX, round_count_parser_from};
+use crate::memory_budget::MemoryBudget;
 use crate::output;
 use crate::shutdown::Shutdown;
 use anyhow::{Context, bail};
@@ -34,7 +35,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 /// The smallest size of a target.
-const SIZE_MIN: u64 = 16 << 20;
+const SIZE_MIN: u64 = 128 << 20;
 /// The largest.
 const SIZE_MAX: u64 = 64 << 40;
 /// Bytes of a pool beyond its volume, for its own structures and frames that are not freed yet.
@@ -60,13 +61,13 @@ pub struct DiskArgs {
     /// Directory on the disk. All data is kept in a new directory there, which is removed.
     #[arg(long)]
     pub dir: PathBuf,
-    /// Bytes of each target, 16M to 64T. All targets need about twelve times as much room.
+    /// Bytes of each target, 128M to 64T. All targets need about twelve times as much room.
     #[arg(long, default_value = "2G")]
     pub size: Size,
-    /// Cache of each pool, at most an eighth of --size, so that random reads reach the disk; by
-    /// default a thirty-second.
+    /// Cache of each pool, at least 16M and at most an eighth of --size, so that random reads reach the disk; by
+    /// default a thirty-second, or 16M.
     #[arg(long)]
-    pub cache: Option<Size>,
+    pub cache: Option<MemoryBudget>,
     /// Number of rounds, 1 to 1000; results are medians over them. Fewer than 5 are for trials.
     #[arg(long, default_value_t = 5, value_parser = round_count_parser_from(1))]
     pub rounds: usize,
@@ -116,11 +117,13 @@ impl DiskArgs {
         self.targets.iter().any(|id| id == kind.id())
     }
 
+    fn budget(&self) -> MemoryBudget {
+        let default = || MemoryBudget::at_least(self.size.0 / CACHE_DIVISOR);
+        self.cache.unwrap_or_else(default)
+    }
+
     fn cache_bytes(&self) -> u64 {
-        match self.cache {
-            Some(cache) => cache.0,
-            None => self.size.0 / CACHE_DIVISOR,
-        }
+        self.budget().bytes() as u64
     }
 
     fn pool_bytes(&self) -> u64 {
@@ -129,11 +132,7 @@ impl DiskArgs {
 
     /// Bytes that all targets write to the disk.
     fn needed_bytes(&self) -> u64 {
-        let pools = [
-            (TargetKind::Mapped, 1),
-            (TargetKind::OneLeg, 1),
-            (TargetKind::TwoLegs, 2),
-        ];
+        let pools = [(TargetKind::OneLeg, 1), (TargetKind::TwoLegs, 2)];
         let pools = pools.iter().filter(|(kind, _)| self.has(*kind));
         let pools: u64 = pools.map(|(_, count)| count).sum();
         let peers = [TargetKind::QemuQuorum, TargetKind::Glusterfs];
@@ -145,7 +144,7 @@ impl DiskArgs {
     fn check(&self) -> anyhow::Result<()> {
         let dir = self.dir.display();
         if !(SIZE_MIN..=SIZE_MAX).contains(&self.size.0) || !self.size.0.is_multiple_of(1 << 20) {
-            bail!("--size {} is not 16M to 64T in whole MiB", self.size);
+            bail!("--size {} is not 128M to 64T in whole MiB", self.size);
         }
         if self.cache_bytes() > self.size.0 / CACHE_DIVISOR_MIN {
             let most = Size(self.size.0 / CACHE_DIVISOR_MIN);
@@ -194,7 +193,7 @@ pub fn run(args: &DiskArgs) -> anyhow::Result<Report> {
     let mut notes = Vec::new();
     let mut targets = vec![raw_target(args, &scratch)?];
     let mut volumes = Vec::new();
-    for kind in [TargetKind::Mapped, TargetKind::OneLeg, TargetKind::TwoLegs] {
+    for kind in [TargetKind::OneLeg, TargetKind::TwoLegs] {
         if args.has(kind) {
             let volume = ServedVolume::start(args, &scratch, kind)?;
             targets.push(volume.target()?);
@@ -210,8 +209,7 @@ pub fn run(args: &DiskArgs) -> anyhow::Result<Report> {
     }
     let mut report = run_disk(&targets, &args.options())?;
     report.add_note(format!(
-        "pools: O_DIRECT with a cache of {} for {} of data, except the mapped file, which the \
-         kernel caches; NBD on a Unix socket",
+        "pools: O_DIRECT with a cache of {} for {} of data; NBD on a Unix socket",
         output::bytes(args.cache_bytes()),
         output::bytes(args.size.0)
     ));
@@ -311,8 +309,6 @@ impl ServedVolume {
             TargetKind::TwoLegs => (2, LayoutKind::Mirror),
             _ => (1, LayoutKind::Concat),
         };
-        // The kernel caches a mapped file; clients cannot map either kind of pool.
-        let disk_cache = (kind != TargetKind::Mapped).then(|| args.cache_bytes());
         let dir = TempDir::new_in(scratch.sockets.path())?;
         let pools = TempDir::new_in(scratch.data.path())?;
         for number in 1..=bricks {
@@ -324,7 +320,7 @@ impl ServedVolume {
             bricks,
             mapped: 0,
             size_bytes: args.pool_bytes(),
-            disk_cache,
+            memory_budget: args.budget(),
             listen: "127.0.0.1:0",
         };
         let cluster = Cluster::start(&plan, &Shutdown::listen(false)?)?;
@@ -368,7 +364,7 @@ impl ServedVolume {
 /// Makes a pool, and writes every block of its file once: the first write to an allocated block is
 /// slower, because the file system must note that it is written.
 fn make_pool(path: &Path, size_bytes: u64) -> anyhow::Result<()> {
-    file::create_with_class(path, size_bytes, None, &mut |_, _| {})?;
+    file::create(path, size_bytes)?;
     let cannot = || format!("cannot write {}", path.display());
     let file = OpenOptions::new().read(true).write(true).open(path);
     rewrite(&file.with_context(cannot)?).with_context(cannot)

@@ -7,6 +7,7 @@ use crate::args::{ManagerArgs, Output, Transport};
 use crate::client;
 use crate::cluster::{Cluster, ClusterPlan};
 use crate::commands::bench::MeasureArgs;
+use crate::memory_budget::MemoryBudget;
 use crate::shutdown::Shutdown;
 use anyhow::Context;
 use pagemesh_base::layout::VolumeName;
@@ -73,7 +74,7 @@ impl ScratchCluster {
             bricks,
             mapped,
             size_bytes,
-            disk_cache: None,
+            memory_budget: MemoryBudget::of_each(bricks),
             listen: "127.0.0.1:0",
         };
         let cluster = Cluster::start(&plan, &ending)?;

@@ -120,7 +120,7 @@ impl ObjectRecord {
         Ok(ObjectRecord {
             seq: Seq(get_u64(&record[0], 8)),
             object: ObjectId(get_u32(&record[0], 16)),
-            entry: field(record.as_flattened(), LINE_BYTES),
+            entry: Box::new(field(record.as_flattened(), LINE_BYTES)),
         })
     }
 }

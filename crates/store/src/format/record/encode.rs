@@ -111,7 +111,7 @@ impl ObjectRecord {
         );
         put(&mut record[0], 8, self.seq.0.to_le_bytes());
         put(&mut record[0], 16, self.object.0.to_le_bytes());
-        record.as_flattened_mut()[LINE_BYTES..].copy_from_slice(&self.entry);
+        record.as_flattened_mut()[LINE_BYTES..].copy_from_slice(&self.entry[..]);
         into.extend(record);
     }
 }

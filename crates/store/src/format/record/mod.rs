@@ -105,7 +105,7 @@ pub struct ObjectRecord {
     /// The number of the entry.
     pub object: ObjectId,
     /// The entry as it is afterwards.
-    pub entry: [u8; OBJECT_BYTES as usize],
+    pub entry: Box<[u8; OBJECT_BYTES as usize]>,
 }
 
 /// An entry of a journal.

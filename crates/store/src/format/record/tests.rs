@@ -62,7 +62,7 @@ fn object_record_decodes_and_flipped_bits_are_found() {
     let entry = JournalEntry::Object(ObjectRecord {
         seq: Seq(5),
         object: ObjectId(3),
-        entry: std::array::from_fn(|i| i as u8),
+        entry: Box::new(std::array::from_fn(|i| i as u8)),
     });
     let mut lines = Vec::new();
     entry.encode(&place(), &mut lines);
