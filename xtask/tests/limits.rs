@@ -534,6 +534,12 @@ const FILES: &[Limit] = &[
         "SILENCE_LIMIT",
     ),
     (
+        "The same for a mount that has never reported, because it waits for bricks.",
+        Unit::Time,
+        "app",
+        "CONNECT_SILENCE_LIMIT",
+    ),
+    (
         "Wait of a mount for a process that has unmounted the file system and stores its data.",
         Unit::Time,
         "app",

@@ -3,7 +3,7 @@
 
 use crate::service;
 use anyhow::Context;
-use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::io::Read;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -36,13 +36,26 @@ impl ShutdownTrigger {
     }
 }
 
+/// Whether this process ignores SIGHUP: proc_pid_status(5).
+fn is_hangup_ignored() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    is_ignored(&status, SIGHUP)
+}
+
+fn is_ignored(status: &str, signal: i32) -> bool {
+    let mask = status.lines().find_map(|it| it.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|it| u64::from_str_radix(it.trim(), 16).ok());
+    mask.is_some_and(|mask| (mask >> (signal - 1)) & 1 == 1)
+}
+
 impl Shutdown {
-    /// Listens for SIGINT, SIGTERM and SIGCHLD, and for the end of standard
-    /// input if `with_stdin`.
+    /// Listens for SIGINT, SIGTERM, SIGHUP and SIGCHLD, and for the end of standard
+    /// input if `with_stdin`. SIGHUP stays ignored if it is, as under nohup(1).
     pub fn listen(with_stdin: bool) -> anyhow::Result<Shutdown> {
         let (tell, events) = mpsc::channel();
-        let mut signals =
-            Signals::new([SIGINT, SIGTERM, SIGCHLD]).context("cannot listen for signals")?;
+        let hangup = (!is_hangup_ignored()).then_some(SIGHUP);
+        let watched = [SIGINT, SIGTERM, SIGCHLD].into_iter().chain(hangup);
+        let mut signals = Signals::new(watched).context("cannot listen for signals")?;
         let on_signal = tell.clone();
         std::thread::Builder::new()
             .name("signals".into())
@@ -114,5 +127,19 @@ impl Shutdown {
             service::notify_stopping();
         }
         event
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ignored_signals_are_read_from_the_status() {
+        let status = "Name:\tpagemesh\nSigBlk:\t0000000000000001\nSigIgn:\t0000000000001001\n";
+        assert!(is_ignored(status, SIGHUP));
+        assert!(!is_ignored(status, SIGTERM));
+        assert!(!is_ignored("SigIgn:\t0000000000001000\n", SIGHUP));
+        assert!(!is_ignored("", SIGHUP));
     }
 }

@@ -27,7 +27,7 @@ use pagemesh_store::session::Session;
 use pagemesh_telemetry::{MediaBytes, MeterSet};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -40,6 +40,7 @@ pub struct Brick<M = MappedMedia> {
     session_closed: Condvar,
     stopping: AtomicBool,
     failed: AtomicBool,
+    failure_hook: OnceLock<Box<dyn Fn() + Send + Sync>>,
     pub(crate) scrubs: Mutex<ScrubSchedule>,
     /// Slices and the sessions of this process that attached them, the oldest
     /// first. Locked before the pool.
@@ -186,6 +187,7 @@ impl<M: Media> Brick<M> {
             session_closed: Condvar::new(),
             stopping: AtomicBool::new(false),
             failed: AtomicBool::new(false),
+            failure_hook: OnceLock::new(),
             scrubs: Mutex::default(),
             attached: Mutex::default(),
             stalled: Mutex::default(),
@@ -247,6 +249,9 @@ impl<M: Media> Brick<M> {
         if !self.failed.swap(true, Ordering::AcqRel) {
             tracing::error!(%cause, pool = %self.mapping.pool(), "the pool failed");
             self.mapping.control().ring_doorbell();
+            if let Some(hook) = self.failure_hook.get() {
+                hook();
+            }
         }
     }
 
@@ -262,6 +267,16 @@ impl<M: Media> Brick<M> {
     #[must_use]
     pub fn disk_figures(&self) -> Option<DiskFigures> {
         self.mapping.media().disk_figures()
+    }
+
+    /// Calls `hook` when the pool fails, or now if it has failed. Threads of the brick may be stuck then.
+    pub fn on_failure(&self, hook: impl Fn() + Send + Sync + 'static) {
+        if self.failure_hook.set(Box::new(hook)).is_ok()
+            && self.has_failed()
+            && let Some(hook) = self.failure_hook.get()
+        {
+            hook();
+        }
     }
 
     /// The mapping of the pool that sessions share.

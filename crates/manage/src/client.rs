@@ -25,8 +25,8 @@ use uuid::Uuid;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Limit of a call that waits only for the manager.
 pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(10);
-/// Limit of a heartbeat: after one that hangs, another must fit in before the brick counts as dead.
-pub(crate) const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(3);
+/// Limit of a heartbeat or sign of life: after one that hangs, another must fit in before the sender counts as dead.
+pub const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Limit of a call for which the manager waits for bricks: longer than the manager's own time-out,
 /// so that its answer arrives.
 pub(crate) const LONG_CALL_TIMEOUT: Duration = Duration::from_secs(35);

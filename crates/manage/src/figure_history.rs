@@ -150,8 +150,13 @@ impl FigureSums {
         else {
             return true;
         };
-        let last = self.delivered.insert(subject.clone(), (reporter, number));
-        last.is_none_or(|(of, last)| of != reporter || number > last)
+        let last = self.delivered.get(subject);
+        let is_first = last.is_none_or(|&(of, last)| of != reporter || number > last);
+        // A late duplicate must not make the last report look new again.
+        if is_first {
+            self.delivered.insert(subject.clone(), (reporter, number));
+        }
+        is_first
     }
 }
 

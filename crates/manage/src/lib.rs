@@ -71,7 +71,7 @@ pub mod wire;
 pub use access::{Identity, PeerAddress, Role};
 pub use authority::{ManagerAuthority, VolumeConnection};
 pub use call::{CallContext, RecordTag};
-pub use client::{ManagerClient, ManagerError};
+pub use client::{HEARTBEAT_TIMEOUT, ManagerClient, ManagerError};
 pub use event_stream::{EventStream, StreamMessage};
 pub use holders::{SIGN_INTERVAL, SILENCE_LIMIT};
 pub use manager::{

@@ -208,4 +208,11 @@ fn report_counts_once_and_only_in_its_step() {
         ("4".into(), 3),
         "most of it is older than a minute"
     );
+    send(second, 1, 10_000);
+    send(second, 2, 10_000);
+    assert_eq!(
+        reads_of_cluster(&manager),
+        ("4".into(), 3),
+        "a late duplicate, and the report after it again"
+    );
 }

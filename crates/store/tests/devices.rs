@@ -24,7 +24,7 @@ const DEVICE_BYTES: u64 = 3 << 20;
 const PAGES: u64 = 800;
 
 /// A pool with a second device, and an object that needs both.
-struct World {
+struct TwoDevicePool {
     media: Arc<Recorder>,
     pool: Pool<Recorder>,
     device: Device,
@@ -45,7 +45,7 @@ fn page_bytes(page: u64) -> Vec<u8> {
         .collect()
 }
 
-fn world() -> World {
+fn filled_pool() -> TwoDevicePool {
     let bytes = vec![0xa5; (FIRST_BYTES + DEVICE_BYTES + (2 << 20)) as usize];
     let media = Arc::new(Recorder::unrecorded(Image::from_bytes(&bytes)));
     let options = FormatOptions {
@@ -75,7 +75,7 @@ fn world() -> World {
         while pool.maintain().expect("a sound pool") {}
     }
     pool.close_session(one.number()).expect("ended");
-    World {
+    TwoDevicePool {
         media,
         pool,
         device,
@@ -115,11 +115,11 @@ fn scrub(pool: &mut Pool<Recorder>) -> Result<ScrubReport, ObjectError> {
 
 #[test]
 fn pool_uses_and_frees_frames_of_all_devices() {
-    let World {
+    let TwoDevicePool {
         media,
         pool,
         device,
-    } = world();
+    } = filled_pool();
     let both = pool.usage().capacity_bytes;
     assert!(both > FIRST_BYTES && both < FIRST_BYTES + DEVICE_BYTES);
     pool.close().expect("a sound pool");
@@ -143,7 +143,7 @@ fn pool_uses_and_frees_frames_of_all_devices() {
 
 /// The contents of the pool after the newer superblock was damaged.
 fn damaged_superblock_outcome() -> Result<(), PoolError> {
-    let World { media, pool, .. } = world();
+    let TwoDevicePool { media, pool, .. } = filled_pool();
     let newest = (pool.superblock().generation % 2) as usize * PAGE_BYTES;
     let mut image = media.visible_image();
     image.set_word(newest + 512, 1);
@@ -157,7 +157,7 @@ fn older_superblock_knows_a_device_that_joined() {
     damaged_superblock_outcome().expect("the older superblock suffices");
     // Before the next checkpoint rewrites the older one: nothing was written since the device joined.
     let older_knows = |defect| {
-        let World { media, .. } = world_without_writes(defect);
+        let TwoDevicePool { media, .. } = pool_without_writes(defect);
         let copies = [0, PAGE_BYTES].map(|at| {
             let mut page = [0; PAGE_BYTES];
             media.read(at, &mut page);
@@ -170,7 +170,7 @@ fn older_superblock_knows_a_device_that_joined() {
     assert!(!older_knows(Some(Defect::DeviceInOneSuperblock)));
 }
 
-fn world_without_writes(defect: Option<Defect>) -> World {
+fn pool_without_writes(defect: Option<Defect>) -> TwoDevicePool {
     let len = (FIRST_BYTES + DEVICE_BYTES + (2 << 20)) as usize;
     let media = Arc::new(Recorder::unrecorded(Image::filled(len, 0)));
     let options = FormatOptions {
@@ -185,7 +185,7 @@ fn world_without_writes(defect: Option<Defect>) -> World {
     let added = pool.add_device(device);
     defect::set(None);
     added.expect("a sound medium");
-    World {
+    TwoDevicePool {
         media,
         pool,
         device,
@@ -194,11 +194,11 @@ fn world_without_writes(defect: Option<Defect>) -> World {
 
 #[test]
 fn damaged_bitmap_of_a_device_is_rebuilt() {
-    let World {
+    let TwoDevicePool {
         media,
         mut pool,
         device,
-    } = world();
+    } = filled_pool();
     pool.checkpoint().expect("a sound pool");
     let line = pool
         .mapping()
@@ -224,7 +224,7 @@ fn damaged_bitmap_of_a_device_is_rebuilt() {
 
 #[test]
 fn missing_device_is_refused() {
-    let World { media, pool, .. } = world();
+    let TwoDevicePool { media, pool, .. } = filled_pool();
     drop(pool);
     let whole = media.visible_image().to_bytes();
     let short = Image::from_bytes(&whole[..FIRST_BYTES as usize]);
@@ -237,13 +237,75 @@ fn missing_device_is_refused() {
 
 #[test]
 fn plan_that_is_no_longer_valid_is_refused() {
-    let World {
+    let TwoDevicePool {
         mut pool, device, ..
-    } = world_without_writes(None);
+    } = pool_without_writes(None);
     let refused = pool.add_device(device);
     assert!(
         matches!(refused, Err(PoolError::DeviceChanged)),
         "{refused:?}"
     );
     assert!(pool.usage().free_bytes > FIRST_BYTES);
+}
+
+/// A drain begins and is cancelled while a session writes.
+fn pool_with_cancelled_drain() -> TwoDevicePool {
+    let mut made = pool_without_writes(None);
+    let id = made.device.id;
+    made.pool.create(SLICE, PAGES * PAGE).expect("room");
+    let mut one = session(&mut made.pool);
+    let handle = made.pool.handle(SLICE).expect("the slice");
+    for page in 0..PAGES {
+        if page == PAGES / 2 {
+            made.pool.start_drain(id).expect("room elsewhere");
+            made.pool.cancel_drain(id).expect("a sound pool");
+        }
+        write_page(&mut made.pool, &mut one, handle, page);
+    }
+    made.pool.close_session(one.number()).expect("ended");
+    made
+}
+
+fn write_page(
+    pool: &mut Pool<Recorder>,
+    session: &mut Session<Recorder>,
+    handle: pagemesh_store::pool_mapping::Handle,
+    page: u64,
+) {
+    let stamp = Stamp {
+        epoch: Epoch(0),
+        op: page + 1,
+        open_ops: 0,
+    };
+    while pool.maintain().expect("a sound pool") {}
+    let mut members = [LegSession { session, handle }];
+    let written = write(&mut members, page * PAGE, &page_bytes(page), stamp);
+    written.map_err(|failure| failure.cause).expect("room");
+    while pool.maintain().expect("a sound pool") {}
+}
+
+#[test]
+fn cancelled_drain_frees_no_frame_in_use() {
+    let TwoDevicePool {
+        media, mut pool, ..
+    } = pool_with_cancelled_drain();
+    assert_contents(&mut pool);
+    pool.close().expect("a sound pool");
+    let found = checked(&media);
+    assert!(found.is_sound(), "{:?}", found.findings);
+}
+
+#[test]
+fn drain_without_room_elsewhere_is_refused() {
+    let TwoDevicePool {
+        mut pool, device, ..
+    } = filled_pool();
+    let refused = pool.start_drain(device.id);
+    let is_refused = matches!(refused, Err(ObjectError::NoRoomToDrain { .. }));
+    assert!(is_refused, "{refused:?}");
+    let early = pool.remove_device(device.id);
+    assert!(
+        matches!(early, Err(ObjectError::NotDraining(_))),
+        "{early:?}"
+    );
 }

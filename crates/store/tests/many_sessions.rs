@@ -2,13 +2,15 @@
 
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
+use pagemesh_base::poison::lock;
 use pagemesh_base::slice::Stamp;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{Image, Recorder};
 use pagemesh_store::geometry::{BadSize, Geometry, JOURNALS_MAX};
 use pagemesh_store::pool::{FormatOptions, ObjectError, Pool, format_as};
+use pagemesh_store::pool_mapping::Handle;
 use pagemesh_store::session::{LegSession, Session, write};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use uuid::Uuid;
 
 const PAGE: u64 = PAGE_BYTES as u64;
@@ -38,8 +40,20 @@ fn new_pool() -> Image {
     media.visible_image()
 }
 
-fn write_page(pool: &mut Pool<Recorder>, one: &mut Session<Recorder>, page: u64, op: u64) {
-    let handle = pool.handle(SLICE).expect("the slice");
+/// A session that runs the owner's maintenance itself when it lacks frames.
+fn session(pool: &Arc<Mutex<Pool<Recorder>>>) -> Session<Recorder> {
+    let mut locked = lock(pool);
+    let number = locked.open_session(1, 1).expect("a session");
+    let mapping = locked.mapping().clone();
+    drop(locked);
+    let owner = Arc::downgrade(pool);
+    Session::new(mapping, number).in_owner_process(Box::new(move || {
+        let owner = owner.upgrade().expect("the pool outlives its sessions");
+        lock(&owner).maintain().expect("a sound pool");
+    }))
+}
+
+fn write_page(handle: Handle, one: &mut Session<Recorder>, page: u64, op: u64) {
     let stamp = Stamp {
         epoch: Epoch(0),
         op,
@@ -72,28 +86,23 @@ fn assert_pages(pool: &mut Pool<Recorder>, expected: impl Fn(u64) -> u8) {
 
 #[test]
 fn every_session_survives_a_crash_at_each_fence() {
-    let (media, mut pool) = open(Recorder::from_image(new_pool()));
-    let mut sessions: Vec<Session<Recorder>> = (1..JOURNALS)
-        .map(|_| {
-            let number = pool.open_session(1, 1).expect("a session");
-            Session::new(pool.mapping().clone(), number)
-        })
-        .collect();
-    let full = pool.open_session(1, 1);
+    let (media, pool) = open(Recorder::from_image(new_pool()));
+    let handle = pool.handle(SLICE).expect("the slice");
+    let pool = Arc::new(Mutex::new(pool));
+    let mut sessions: Vec<Session<Recorder>> = (1..JOURNALS).map(|_| session(&pool)).collect();
+    let full = lock(&pool).open_session(1, 1);
     assert!(
         matches!(full, Err(ObjectError::SessionsFull(319))),
         "{full:?}"
     );
     for (page, one) in (0..).zip(&mut sessions) {
-        // Grants frames to sessions that found none.
-        while pool.maintain().expect("a sound pool") {}
-        write_page(&mut pool, one, page, 1);
+        write_page(handle, one, page, 1);
         media.take_crash_points();
     }
     // The last session's head moves: it lies behind the superblocks.
-    pool.checkpoint().expect("a sound pool");
-    write_page(&mut pool, &mut sessions[318], 318, 2);
-    pool.checkpoint().expect("a sound pool");
+    lock(&pool).checkpoint().expect("a sound pool");
+    write_page(handle, &mut sessions[318], 318, 2);
+    lock(&pool).checkpoint().expect("a sound pool");
     let points = media.take_crash_points();
     assert!(points.len() > 4, "{} fences", points.len());
     for (number, point) in points.iter().enumerate() {

@@ -31,7 +31,7 @@ const PAGES_MAX: u16 = (DATA_BYTES_MAX / 4096) as u16;
 const INITS_MAX: usize = 2;
 
 /// Features to negotiate with the kernel, where it has them.
-const FEATURES: [(u64, &str); 10] = [
+const FEATURES: [(u64, &str); 9] = [
     (init::ASYNC_READ, "asynchronous reads"),
     (init::BIG_WRITES, "writes of more than a page"),
     (init::MAX_PAGES, "requests of 1 MiB"),
@@ -42,7 +42,6 @@ const FEATURES: [(u64, &str); 10] = [
         init::READDIRPLUS_AUTO,
         "listings with attributes when they help",
     ),
-    (init::ASYNC_DIO, "asynchronous direct I/O"),
     (init::CACHE_SYMLINKS, "caching of symbolic links"),
     (
         init::HANDLE_KILLPRIV_V2,
@@ -50,7 +49,9 @@ const FEATURES: [(u64, &str); 10] = [
     ),
 ];
 
-/// Further features of a mount that opens no file for caching.
+/// Further features of a mount that opens no file for caching. `ASYNC_DIO` is not among them: each asynchronous write
+/// would take a background slot until the kernel has dropped its pages. The kernel then may wait for a slot itself,
+/// to write a page of a mapping back.
 const FEATURES_WITHOUT_CACHE: [(u64, &str); 2] = [
     (init::AUTO_INVAL_DATA, "dropping of pages that changed"),
     (init::DIRECT_IO_ALLOW_MMAP, "shared mappings"),
@@ -58,7 +59,8 @@ const FEATURES_WITHOUT_CACHE: [(u64, &str); 2] = [
 
 /// Further features of a mount with files that go through the page cache. Direct clients change
 /// none of them, so the kernel keeps pages when a time changes.
-const FEATURES_WITH_CACHE: [(u64, &str); 2] = [
+const FEATURES_WITH_CACHE: [(u64, &str); 3] = [
+    (init::ASYNC_DIO, "asynchronous direct I/O"),
     (
         init::EXPLICIT_INVAL_DATA,
         "cached pages that stay valid when a file changes",
@@ -479,5 +481,11 @@ mod tests {
         let (answer, has_ring) = negotiate(&told, false, Caching::Bypassed);
         assert!(!has_ring);
         assert_eq!(answer.flags2, (init::DIRECT_IO_ALLOW_MMAP >> 32) as u32);
+        let has_async_writes = |caching| {
+            let (answer, _) = negotiate(&told, false, caching);
+            u64::from(answer.flags) & init::ASYNC_DIO != 0
+        };
+        assert!(has_async_writes(Caching::PageCache));
+        assert!(!has_async_writes(Caching::Bypassed));
     }
 }

@@ -77,7 +77,9 @@ pub(crate) fn record_cached_request(txs: &TxManager, ino: Ino) -> Result<()> {
 /// A change that began before does not know that its pages may be read; it has the lock.
 fn record_read_pages(data: &FileLock) {
     if data.kernel_pages.record_read_pages() {
-        drop(data.lock.write());
+        let alone = data.lock.write();
+        data.kernel_pages.record_waited_read();
+        drop(alone);
     }
 }
 

@@ -4,7 +4,7 @@
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Longest wait for another thread that notifies the kernel of a size.
@@ -33,6 +33,13 @@ impl WritePath {
     }
 }
 
+/// No request has read pages into the cache.
+const UNREAD: u8 = 0;
+/// Requests may have read pages. Changes in progress may not have seen it.
+const READ: u8 = 1;
+/// The same, and a reader has waited for the changes that have not seen it.
+const READ_AFTER_WAIT: u8 = 2;
+
 /// State of the kernel's page cache for one file.
 #[derive(Debug, Default)]
 pub(crate) struct KernelPages {
@@ -49,8 +56,9 @@ pub(crate) struct KernelPages {
     notify_lock: Mutex<()>,
     /// Requests may have left pages in the cache since the kernel dropped them last.
     pub(crate) may_have_pages: AtomicBool,
-    /// Requests may have read pages into the cache since then, as page faults do.
-    has_read_pages: AtomicBool,
+    /// Whether requests may have read pages into the cache since then, as page faults do: one of [`UNREAD`],
+    /// [`READ`] and [`READ_AFTER_WAIT`]. One atomic, because [`KernelPages::forget_pages`] takes no lock.
+    read_state: AtomicU8,
     /// Bytes that were changed past the cache, and whose pages the kernel has not dropped since.
     changed: Mutex<ChangedRanges>,
 }
@@ -84,11 +92,23 @@ impl KernelPages {
         self.may_have_pages.store(true, Ordering::SeqCst);
     }
 
-    /// A request is about to read pages into the cache. Returns whether it is the first one: then the caller waits for
-    /// changes in progress, which have not seen that there are pages.
+    /// A request is about to read pages into the cache. Returns whether no such request has waited yet: then the
+    /// caller takes the file's lock exclusively and calls [`KernelPages::record_waited_read`]. It so waits for changes
+    /// in progress, which have not seen that there are pages.
     pub(crate) fn record_read_pages(&self) -> bool {
         self.record_pages();
-        !self.has_read_pages.swap(true, Ordering::SeqCst)
+        self.read_state.fetch_max(READ, Ordering::SeqCst) != READ_AFTER_WAIT
+    }
+
+    /// A reader has waited for the changes in progress, and still holds the file's lock exclusively.
+    pub(crate) fn record_waited_read(&self) {
+        // It fails after `forget_pages`. Then the next reader waits again.
+        let _ = self.read_state.compare_exchange(
+            READ,
+            READ_AFTER_WAIT,
+            Ordering::SeqCst,
+            Ordering::SeqCst,
+        );
     }
 
     /// Whether the cache may have pages.
@@ -98,20 +118,21 @@ impl KernelPages {
 
     /// Whether the cache may have pages with the content of an earlier read.
     pub(crate) fn has_read_pages(&self) -> bool {
-        self.has_read_pages.load(Ordering::SeqCst)
+        self.read_state.load(Ordering::SeqCst) != UNREAD
     }
 
     /// The kernel is about to drop all pages. Returns the state before, for [`KernelPages::restore_pages`].
     pub(crate) fn forget_pages(&self) -> bool {
         self.may_have_pages.store(false, Ordering::SeqCst);
-        self.has_read_pages.swap(false, Ordering::SeqCst)
+        self.read_state.swap(UNREAD, Ordering::SeqCst) != UNREAD
     }
 
     /// The kernel has dropped no pages.
     pub(crate) fn restore_pages(&self, had_read_pages: bool) {
         self.may_have_pages.store(true, Ordering::SeqCst);
-        self.has_read_pages
-            .fetch_or(had_read_pages, Ordering::SeqCst);
+        if had_read_pages {
+            self.read_state.fetch_max(READ, Ordering::SeqCst);
+        }
     }
 
     /// Bytes of the file were changed past the cache, which may have their pages from before. The caller holds the
@@ -165,5 +186,30 @@ impl KernelPages {
     /// Direct clients may extend the file from now on.
     pub(crate) fn mark_size_stale(&self) {
         self.is_size_stale.store(true, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn readers_wait_until_one_of_them_has_waited() {
+        let pages = KernelPages::default();
+        assert!(pages.record_read_pages());
+        assert!(pages.record_read_pages(), "the first one waits still");
+        pages.record_waited_read();
+        assert!(!pages.record_read_pages());
+        // The kernel drops the pages while a reader waits.
+        assert!(pages.forget_pages());
+        pages.record_waited_read();
+        assert!(!pages.has_read_pages());
+        assert!(pages.record_read_pages());
+        // The kernel has dropped none.
+        pages.record_waited_read();
+        let had_read_pages = pages.forget_pages();
+        pages.restore_pages(had_read_pages);
+        assert!(pages.has_read_pages());
+        assert!(pages.record_read_pages());
     }
 }

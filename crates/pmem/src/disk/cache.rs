@@ -45,6 +45,7 @@ struct Part {
     dirty: Vec<usize>,
     /// Pages that are being loaded: by how many, and whether the page was written meanwhile.
     loads: HashMap<usize, Load>,
+    has_failed: bool,
     /// Slots that loads have reserved.
     reserved: usize,
     hits: u64,
@@ -267,6 +268,28 @@ impl PageCache {
         }
     }
 
+    /// Ends a load that brought nothing.
+    pub(super) fn cancel_load(&self, page: usize) {
+        self.part(page).end_load(page);
+    }
+
+    /// Has the writer write a cached page again. False if the page is not cached.
+    pub(super) fn mark_for_rewrite(&self, page: usize) -> bool {
+        let mut part = self.part(page);
+        let Some(&slot) = part.slots.get(&page) else {
+            return false;
+        };
+        self.count_dirty(part.mark_dirty(slot));
+        true
+    }
+
+    /// Lets dirty pages be evicted: nothing is written any more.
+    pub(super) fn give_up_dirty(&self) {
+        self.parts
+            .iter()
+            .for_each(|part| lock(part).has_failed = true);
+    }
+
     /// Moves the numbers of all dirty pages to `into`.
     pub(super) fn take_dirty(&self, into: &mut Vec<usize>) {
         for part in &self.parts {
@@ -358,6 +381,7 @@ impl Part {
             queue: EvictionQueue::new(first_slot, slots),
             dirty: Vec::new(),
             loads: HashMap::new(),
+            has_failed: false,
             reserved: 0,
             hits: 0,
             misses: 0,
@@ -400,7 +424,8 @@ impl Part {
     fn evict(&mut self) -> Option<u32> {
         let (entries, first) = (&self.entries, self.first_slot);
         let entry = |slot: u32| entries[(slot - first) as usize];
-        let can_evict = |slot| !entry(slot).is_dirty && !entry(slot).is_being_written;
+        let has_failed = self.has_failed;
+        let can_evict = |slot| has_failed || !entry(slot).is_dirty && !entry(slot).is_being_written;
         let slot = self.queue.evict(can_evict, |slot| entry(slot).page)?;
         let page = self.entry(slot).page;
         self.slots.remove(&page);

@@ -41,6 +41,7 @@ impl DiskParts {
     pub(super) fn fail(&self, cause: String) {
         if self.failure.cause.set(cause).is_ok() {
             self.failure.call_hook();
+            self.cache.give_up_dirty();
             self.queue.fail();
         }
     }

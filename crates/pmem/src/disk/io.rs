@@ -128,9 +128,8 @@ impl DiskIo {
         })
     }
 
-    /// Submits waiting runs while there are buffers.
-    fn submit_loads(&mut self) {
-        let mut is_pushed = false;
+    /// Puts waiting runs into the ring while there are buffers.
+    fn push_loads(&mut self) {
         while let (Some(&run), Some(&buffer)) = (self.waiting.front(), self.free.last()) {
             self.waiting.pop_front();
             self.free.pop();
@@ -151,11 +150,16 @@ impl DiskIo {
             // SAFETY: the buffer, or the slots, belong to this request until its completion is reaped; `drop` waits for
             // all, and the disk outlives `self`.
             unsafe { self.ring.push(&parts.device, read) };
-            is_pushed = true;
         }
-        if is_pushed && let Err(cause) = self.ring.submit() {
-            // The requests stay in the ring, and the next call submits them.
+    }
+
+    /// Hands the requests in the ring to the kernel. If it takes too few, the next poll comes at once.
+    fn submit_loads(&mut self) {
+        if let Err(cause) = self.ring.submit() {
             tracing::warn!(%cause, "cannot submit reads of the disk; trying again");
+        }
+        if self.ring.has_unsubmitted() {
+            self.written.signal();
         }
     }
 
@@ -195,6 +199,20 @@ impl DiskIo {
             if (number + 1) * PAGE_BYTES <= read {
                 let at = (buffer * REQUEST_PAGES_MAX + number) * PAGE_BYTES;
                 self.buffers.read(at, &mut bytes);
+            } else if run.replaces_clean && parts.try_read_device(page, &mut bytes).is_err() {
+                // The memory may have the last good copy: it is written again.
+                let is_cached = parts.cache.mark_for_rewrite(page);
+                if is_cached {
+                    tracing::warn!(
+                        page,
+                        "a page of the disk cannot be read, and is written again from memory"
+                    );
+                }
+                parts.cache.cancel_load(page);
+                if !is_cached {
+                    parts.read_device(page, &mut bytes);
+                }
+                continue;
             } else {
                 parts.read_device(page, &mut bytes);
             }
@@ -235,7 +253,7 @@ impl DiskIo {
             0 => self.ended.push(tag),
             _ => drop(self.runs_left.insert(tag, runs)),
         }
-        self.submit_loads();
+        self.push_loads();
     }
 }
 
@@ -257,6 +275,7 @@ impl AsyncIo for DiskIo {
     }
 
     fn submit(&mut self) {
+        self.submit_loads();
         let Some(&(_, first)) = self.new_groups.first() else {
             return;
         };
@@ -291,6 +310,7 @@ impl AsyncIo for DiskIo {
     fn poll(&mut self, ended: &mut Vec<(u64, Result<(), MapError>)>) {
         loop {
             self.reap();
+            self.push_loads();
             self.submit_loads();
             // No descriptor reports them.
             if !self.ring.has_ended_outside() {
@@ -300,14 +320,20 @@ impl AsyncIo for DiskIo {
         ended.extend(self.ended.drain(..).map(|tag| (tag, Ok(()))));
         let failed = self.failed.drain(..);
         ended.extend(failed.map(|tag| (tag, Err(MapError::SyncFailed))));
-        if self.groups.is_empty() && self.rooms.is_empty() {
+        if self.groups.is_empty() && self.rooms.is_empty() && !self.ring.has_unsubmitted() {
             return;
         }
         self.written.drain();
+        if self.ring.has_unsubmitted() {
+            self.written.signal();
+        }
         let parts = self.disk.parts();
         let queue = &parts.queue;
         if !self.rooms.is_empty() {
-            if parts.cache.has_room() || queue.has_failed() {
+            if queue.has_failed() {
+                let failed = self.rooms.drain(..);
+                ended.extend(failed.map(|tag| (tag, Err(MapError::SyncFailed))));
+            } else if parts.cache.has_room() {
                 ended.extend(self.rooms.drain(..).map(|tag| (tag, Ok(()))));
             } else {
                 queue.request_room(&self.written);
@@ -327,7 +353,7 @@ impl AsyncIo for DiskIo {
         if !self.runs_left.is_empty() {
             fds.extend(self.ring.poll_fd());
         }
-        if !self.groups.is_empty() || !self.rooms.is_empty() {
+        if !self.groups.is_empty() || !self.rooms.is_empty() || self.ring.has_unsubmitted() {
             fds.push(self.written.as_fd());
         }
     }

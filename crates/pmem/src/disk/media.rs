@@ -6,7 +6,7 @@ use super::failure::DiskFailure;
 use super::head::{Head, LoadedPages};
 use super::io::DiskIo;
 use super::memory::Memory;
-use super::watch::{OldRequest, RequestLimits};
+use super::watch::{LOOKS_BEFORE_FAILURE, OldRequest, RequestLimits};
 use super::writer::{GroupEnd, Writer, WriterQueue, WriterTarget};
 use crate::async_io::AsyncIo;
 use crate::disk_figures::{DiskFigures, ResidentCheck};
@@ -195,17 +195,14 @@ impl DiskParts {
     /// Reports requests that take too long, and fails the disk if one takes even longer.
     fn look_at_requests(&self, limits: RequestLimits) {
         for old in self.device.watched().old_requests(limits.slow) {
-            let OldRequest {
-                offset,
-                age,
-                is_known,
-            } = old;
+            let OldRequest { offset, age, looks } = old;
             let name = self.device.name();
-            if !is_known {
+            if looks == 1 {
                 self.slow_requests.fetch_add(1, Ordering::Relaxed);
                 tracing::warn!("a request at byte {offset} of {name} takes {age:.1?} so far");
             }
-            if age >= limits.fail {
+            // A process that was stopped finds old requests that have long ended, and takes them up now.
+            if age >= limits.fail && looks >= LOOKS_BEFORE_FAILURE {
                 self.fail(format!(
                     "a request at byte {offset} of {name} has not ended for {age:.0?}; check the disk and the kernel's \
                      log; the pool stays locked until the request has ended"
@@ -288,7 +285,7 @@ impl DiskParts {
 
     fn wait_for_room(&self) {
         if !self.queue.wait_for_cleaning() {
-            // The pool ends at the next sync. Nothing can be evicted any more.
+            // The pool ends at the next sync. Slots that are reserved for loads come back.
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
     }

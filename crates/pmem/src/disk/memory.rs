@@ -39,6 +39,9 @@ impl Memory {
         exclude_from_core_dumps(base.as_ptr().cast(), len);
         // SAFETY: our own mapping; the advice changes no bytes, and a child never uses it.
         unsafe { libc::madvise(base.as_ptr().cast(), len, libc::MADV_DONTFORK) };
+        // The overlay is touched in single pages far apart: a huge page for each would be most of the pool.
+        // SAFETY: as above.
+        unsafe { libc::madvise(base.as_ptr().cast(), len, libc::MADV_NOHUGEPAGE) };
         Ok(Memory { base, len })
     }
 

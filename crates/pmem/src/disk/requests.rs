@@ -44,6 +44,8 @@ pub(super) struct RequestRing {
     ring: Option<IoUring>,
     /// Buffers and results of requests that ended outside of the ring.
     ended: Vec<(usize, i32)>,
+    /// Requests in the ring that the kernel has not taken.
+    unsubmitted: usize,
     clock: Arc<RequestClock>,
 }
 
@@ -54,6 +56,7 @@ impl RequestRing {
         Ok(RequestRing {
             ring: open_ring(device, entries)?,
             ended: Vec::new(),
+            unsubmitted: 0,
             clock: device.watched().add(entries),
         })
     }
@@ -104,6 +107,7 @@ impl RequestRing {
         // SAFETY: the caller's promise.
         let pushed = unsafe { ring.submission().push(&entry.user_data(buffer as u64)) };
         pushed.expect("the ring has an entry for each buffer");
+        self.unsubmitted += 1;
     }
 
     /// Hands queued requests to the kernel. After an error they stay queued.
@@ -112,9 +116,17 @@ impl RequestRing {
     /// When the system refuses.
     pub(super) fn submit(&mut self) -> io::Result<()> {
         match &self.ring {
-            Some(ring) => ring.submit().map(drop),
-            None => Ok(()),
+            Some(ring) if self.unsubmitted > 0 => {
+                self.unsubmitted = self.unsubmitted.saturating_sub(ring.submit()?);
+                Ok(())
+            }
+            _ => Ok(()),
         }
+    }
+
+    /// Whether requests wait for another [`RequestRing::submit`].
+    pub(super) fn has_unsubmitted(&self) -> bool {
+        self.unsubmitted > 0
     }
 
     /// Waits until a request has ended. One must be in flight.
@@ -126,11 +138,14 @@ impl RequestRing {
             return Ok(());
         };
         if !self.ended.is_empty() {
-            return ring.submit().map(drop);
+            return self.submit();
         }
         loop {
             match ring.submit_and_wait(1) {
-                Ok(_) => return Ok(()),
+                Ok(taken) => {
+                    self.unsubmitted = self.unsubmitted.saturating_sub(taken);
+                    return Ok(());
+                }
                 Err(cause) if cause.raw_os_error() == Some(libc::EINTR) => {}
                 Err(cause) => return Err(cause),
             }

@@ -4,7 +4,7 @@
 //! answer fails as a whole, and its process ends.
 
 use pagemesh_base::poison::{lock, recover};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,8 @@ pub const SLOW_REQUEST: Duration = Duration::from_secs(10);
 pub const REQUEST_LIMIT: Duration = Duration::from_secs(60);
 /// Looks at the requests within the first limit.
 const LOOKS: u32 = 4;
+/// Looks that must find a request too old before the pool fails.
+pub(super) const LOOKS_BEFORE_FAILURE: u32 = 4;
 /// Requests that block their callers, and are watched.
 const BLOCKING_MAX: usize = 64;
 
@@ -48,6 +50,8 @@ struct RequestSlot {
     offset: AtomicU64,
     /// The start of the request that was reported last.
     reported: AtomicU64,
+    /// Looks that found that request old.
+    looks: AtomicU32,
 }
 
 impl RequestClock {
@@ -80,8 +84,8 @@ impl RequestClock {
 pub(super) struct OldRequest {
     pub(super) offset: u64,
     pub(super) age: Duration,
-    /// Whether it was found old before.
-    pub(super) is_known: bool,
+    /// Looks that found it old.
+    pub(super) looks: u32,
 }
 
 /// The requests of a device.
@@ -146,10 +150,13 @@ impl WatchedRequests {
             let started = slot.started.load(Ordering::Acquire);
             let age = Duration::from_millis(now.saturating_sub(started));
             if started != 0 && age >= limit {
+                if slot.reported.swap(started, Ordering::Relaxed) != started {
+                    slot.looks.store(0, Ordering::Relaxed);
+                }
                 old.push(OldRequest {
                     offset: slot.offset.load(Ordering::Relaxed),
                     age,
-                    is_known: slot.reported.swap(started, Ordering::Relaxed) == started,
+                    looks: slot.looks.fetch_add(1, Ordering::Relaxed).saturating_add(1),
                 });
             }
         }
@@ -185,8 +192,8 @@ mod tests {
         clock.start(1, 4096);
         let looks = [0; 2].map(|_| watched.old_requests(Duration::ZERO));
         assert_eq!(looks.each_ref().map(Vec::len), [1, 1]);
-        assert_eq!((looks[0][0].offset, looks[0][0].is_known), (4096, false));
-        assert!(looks[1][0].is_known);
+        assert_eq!((looks[0][0].offset, looks[0][0].looks), (4096, 1));
+        assert_eq!(looks[1][0].looks, 2);
         assert_eq!(watched.old_requests(Duration::from_secs(3600)), []);
         clock.end(1);
         assert_eq!(watched.old_requests(Duration::ZERO), []);

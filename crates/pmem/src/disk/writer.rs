@@ -17,11 +17,13 @@ use pagemesh_base::event_fd::EventFd;
 use pagemesh_base::poison::{lock, recover};
 use pagemesh_base::units::PAGE_BYTES;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// Requests in flight.
 const REQUESTS_MAX: usize = 64;
+/// Requests that are handed to the kernel by one system call.
+const SUBMIT_RUNS: usize = 8;
 /// A FLUSH of a device that takes longer is left to the writer: the caller has other requests to serve.
 const INLINE_FLUSH_MAX: Duration = Duration::from_micros(500);
 /// Pages of one request.
@@ -64,6 +66,8 @@ struct WriterState {
     has_failed: bool,
     /// The time of recent groups with a FLUSH.
     flush_took: Duration,
+    /// Callers that wait for the end of a group. Without any, a wake-up would be a system call for nobody.
+    waiting_callers: u32,
     signals: Vec<(GroupNo, Arc<EventFd>)>,
     /// Signaled when pages were written.
     room_signals: Vec<Arc<EventFd>>,
@@ -110,8 +114,18 @@ impl WriterQueue {
             if let Some(result) = result_of(&state, group) {
                 return result;
             }
-            state = recover(self.ended.wait(state));
+            state = self.wait_for_end(state);
         }
+    }
+
+    fn wait_for_end<'s>(
+        &self,
+        mut state: MutexGuard<'s, WriterState>,
+    ) -> MutexGuard<'s, WriterState> {
+        state.waiting_callers += 1;
+        let mut state = recover(self.ended.wait(state));
+        state.waiting_callers -= 1;
+        state
     }
 
     /// Asks for a group without FLUSH.
@@ -148,7 +162,7 @@ impl WriterQueue {
         state.is_cleaning_wanted = true;
         self.work.notify_one();
         while state.ended == seen && !state.has_failed {
-            state = recover(self.ended.wait(state));
+            state = self.wait_for_end(state);
         }
         !state.has_failed
     }
@@ -164,7 +178,9 @@ impl WriterQueue {
         state.has_failed = true;
         let room = std::mem::take(&mut state.room_signals);
         let waiting = std::mem::take(&mut state.signals);
-        self.ended.notify_all();
+        if state.waiting_callers > 0 {
+            self.ended.notify_all();
+        }
         drop(state);
         room.iter().for_each(|signal| signal.signal());
         waiting.iter().for_each(|(_, signal)| signal.signal());
@@ -223,7 +239,9 @@ impl WriterQueue {
         let signals = &mut state.signals;
         let over: Vec<_> = signals.extract_if(.., |signal| !waiting(signal)).collect();
         let room = std::mem::take(&mut state.room_signals);
-        self.ended.notify_all();
+        if state.waiting_callers > 0 {
+            self.ended.notify_all();
+        }
         drop(state);
         room.iter().for_each(|signal| signal.signal());
         over.iter().for_each(|(_, signal)| signal.signal());
@@ -266,6 +284,8 @@ pub(super) struct Writer {
     free: Vec<usize>,
     in_flight: Vec<Option<DirtyRun>>,
     pages: Vec<usize>,
+    /// Requests so far.
+    pushed: usize,
 }
 
 /// The parts of a disk that a group works on.
@@ -286,6 +306,7 @@ impl Writer {
             free: (0..REQUESTS_MAX).collect(),
             in_flight: vec![None; REQUESTS_MAX],
             pages: Vec::new(),
+            pushed: 0,
         })
     }
 
@@ -421,7 +442,11 @@ impl Writer {
         // SAFETY: the buffer belongs to this request until its completion is reaped, and the ring is empty before
         // `self` is dropped.
         unsafe { self.ring.push(target.device, write) };
-        self.ring.submit().map_err(system("write to the medium"))?;
+        self.pushed += 1;
+        // The device begins while further pages are copied. The wait at the end submits the rest.
+        if self.pushed.is_multiple_of(SUBMIT_RUNS) {
+            self.ring.submit().map_err(system("write to the medium"))?;
+        }
         Ok(())
     }
 

@@ -9,6 +9,8 @@
 //! rebuilds it from the page tables (`docs/rfd/006-bitmap.md`).
 
 use crate::format::geometry::{DeviceFrames, Geometry};
+pub(crate) use crate::format::regions::LINE_FRAMES;
+use crate::format::regions::LINE_WORDS;
 use pagemesh_base::checksum::crc32c;
 use pagemesh_base::ids::FrameNo;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
@@ -17,10 +19,6 @@ use pagemesh_pmem::{Media, UnfencedStores};
 use std::ops::Range;
 use uuid::Uuid;
 
-/// Words of bits in a line; the checksum follows them.
-const LINE_WORDS: usize = LINE_BYTES / 8 - 1;
-/// Frames of a line.
-pub(crate) const LINE_FRAMES: u64 = LINE_WORDS as u64 * 64;
 /// Lines of a page.
 const PAGE_LINES: usize = PAGE_BYTES / LINE_BYTES;
 

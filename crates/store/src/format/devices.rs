@@ -13,8 +13,7 @@
 //! A page's number never changes, so a slot names a frame on any device by its number alone. The superblock lists the
 //! devices; a header only identifies a device that was found.
 
-use crate::format::bitmap::LINE_FRAMES;
-use crate::format::geometry::{FRAME_ENTRY_BYTES, PAGE, PAGES_MAX, Region};
+use crate::format::regions::{FRAME_ENTRY_BYTES, LINE_FRAMES, PAGE, PAGES_MAX, Region, VERSION};
 use pagemesh_base::bytes::{field, get_u32, get_u64, put};
 use pagemesh_base::checksum::crc32c_append;
 use pagemesh_base::ids::FrameNo;
@@ -175,11 +174,7 @@ impl Device {
     pub fn header(&self, pool: Uuid) -> [u8; PAGE_BYTES] {
         let mut page = [0; PAGE_BYTES];
         put(&mut page, 0, MAGIC);
-        put(
-            &mut page,
-            8,
-            crate::format::superblock::VERSION.to_le_bytes(),
-        );
+        put(&mut page, 8, VERSION.to_le_bytes());
         put(&mut page, 16, *pool.as_bytes());
         put(&mut page, 32, self.encode());
         let crc = header_checksum(&page);

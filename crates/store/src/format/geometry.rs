@@ -3,29 +3,23 @@
 //! The superblock names each region. [`Geometry::plan`] chooses those of a new pool by its size; a later program may
 //! choose others, and opens this one's pools all the same.
 
-use crate::format::bitmap::LINE_FRAMES;
 use crate::format::devices::{BadDevice, Device, DeviceState, DeviceTable, FrameNumbers};
+pub use crate::format::regions::{FRAME_ENTRY_BYTES, POOL_BYTES_MAX, Region};
+use crate::format::regions::{LINE_FRAMES, PAGE};
 use pagemesh_base::ids::{FrameNo, ObjectId};
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_pmem::Media;
 use std::ops::Range;
 use uuid::Uuid;
 
-pub(crate) const PAGE: u64 = PAGE_BYTES as u64;
 /// The smallest pool: below it, journals and tables would take a tenth of it.
 pub const POOL_BYTES_MIN: u64 = 2 << 20;
-/// The largest pool. Slots could name four times as many frames.
-pub const POOL_BYTES_MAX: u64 = 64 << 40;
-/// Pages of the largest pool.
-pub(crate) const PAGES_MAX: u64 = POOL_BYTES_MAX / PAGE;
 /// Most journals of a pool.
 pub const JOURNALS_MAX: u32 = 4096;
 /// Journals with heads in the page of the superblock. The heads of the others lie behind it.
 pub(crate) const PAGE_HEADS: u32 = 256;
 /// Bytes of an entry of the object table.
 pub const OBJECT_BYTES: u64 = 256;
-/// Bytes of an entry of the frame table.
-pub const FRAME_ENTRY_BYTES: u64 = 8;
 
 /// Bytes of an entry of the in-flight table.
 pub const IN_FLIGHT_BYTES: u64 = 32;
@@ -51,23 +45,6 @@ const OBJECTS_MAX: u64 = 1 << 20;
 /// An overflow costs a comparison of the whole slice.
 const IN_FLIGHT_MIN: u64 = 128;
 const IN_FLIGHT_MAX: u64 = 1 << 16;
-
-/// A run of bytes of a pool, whole pages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Region {
-    /// First byte.
-    pub start: u64,
-    /// Bytes.
-    pub len: u64,
-}
-
-impl Region {
-    /// The byte after the last.
-    #[must_use]
-    pub fn end(&self) -> u64 {
-        self.start + self.len
-    }
-}
 
 /// The layout of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -339,10 +316,8 @@ impl Geometry {
         with_line.map(|it| it.line_at(line))
     }
 
-    /// The byte of a frame's word in its frame table.
-    ///
-    /// # Panics
-    /// When the pool has no such frame.
+    /// The byte of a frame's word in its frame table. A frame of no device has the first word, which belongs to no
+    /// frame: a caller that has not checked the frame may only look at it.
     #[inline]
     #[must_use]
     pub fn frame_entry_at(&self, frame: FrameNo) -> usize {
@@ -354,8 +329,9 @@ impl Geometry {
 
     #[cold]
     fn entry_on_other(&self, frame: FrameNo) -> usize {
-        let device = self.devices.device_of(frame.0);
-        let device = device.unwrap_or_else(|| panic!("frame {frame} is on no device"));
+        let Some(device) = self.devices.device_of(frame.0) else {
+            return self.frame_table.start as usize;
+        };
         let within = frame.0 - device.first_page;
         (device.frame_table().start + within * FRAME_ENTRY_BYTES) as usize
     }

@@ -12,6 +12,7 @@ pub mod journal;
 pub(crate) mod node_verifier;
 pub mod object;
 pub mod record;
+pub(crate) mod regions;
 pub mod slot;
 pub mod superblock;
 pub mod table;

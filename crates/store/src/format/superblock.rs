@@ -6,7 +6,9 @@
 //! superblocks, a copy for each, and the superblock has the checksum of its copy.
 
 use crate::format::devices::{DEVICE_ENTRY_BYTES, DEVICES_MAX, DeviceTable};
-use crate::format::geometry::{Geometry, PAGE, PAGE_HEADS, REGIONS};
+use crate::format::geometry::{Geometry, PAGE_HEADS, REGIONS};
+use crate::format::regions::PAGE;
+pub use crate::format::regions::VERSION;
 use pagemesh_base::bytes::{field, get_u32, get_u64, put};
 use pagemesh_base::checksum::{crc32c, crc32c_append};
 use pagemesh_base::ids::{Epoch, Incarnation, Seq};
@@ -15,8 +17,6 @@ use pagemesh_pmem::{Durability, StatedClass};
 use uuid::Uuid;
 
 const MAGIC: [u8; 8] = *b"pagemesh";
-/// The format this code reads and writes.
-pub const VERSION: u32 = 1;
 /// The highest valid generation, seq and line position: a billion of them each second reach it
 /// after a century. No count below it overflows.
 pub(crate) const COUNT_MAX: u64 = 1 << 62;

@@ -16,12 +16,14 @@ use super::maintenance::OP_END_WAIT;
 use super::pool::{OWNER_SESSION, Pool};
 use crate::defect::{self, Defect};
 use crate::format::devices::{Device, DeviceState};
+use crate::format::frame_set::FrameSet;
 use crate::format::geometry::{Geometry, frame_at};
 use crate::format::object::{HEIGHT, ObjectState};
 use crate::format::record::{Change, NO_SUMS};
 use crate::format::slot::Slot;
 use crate::format::table::{NODE_SLOTS, SlotLocation, reach};
 use crate::recovery::PoolError;
+use crate::shared::control::FrameRun;
 use crate::shared::error::StoreError;
 use crate::shared::wait::Deadline;
 use pagemesh_base::ids::{FrameNo, ObjectId, PageNo};
@@ -91,11 +93,16 @@ impl<M: Media> Pool<M> {
     /// When the pool has no such device, or fails.
     pub fn cancel_drain(&mut self, id: Uuid) -> Result<(), ObjectError> {
         let device = self.find_device(id)?;
-        if device.state == DeviceState::Draining {
-            self.set_device_state(device, DeviceState::Active)?;
-            self.frame_allocator.open_frames(device.frames());
+        if device.state != DeviceState::Draining {
+            return Ok(());
         }
-        Ok(())
+        // Sessions may still have grants of the device, and records that took its frames: none of these is free.
+        self.while_paused(|pool| {
+            pool.checkpoint()?;
+            pool.set_device_state(device, DeviceState::Active)?;
+            pool.frame_allocator.open_frames(device.frames());
+            Ok(())
+        })
     }
 
     /// Frames of a device that are in use, also by records that no checkpoint has passed.
@@ -119,19 +126,36 @@ impl<M: Media> Pool<M> {
         if device.state != DeviceState::Draining {
             return Err(ObjectError::NotDraining(id));
         }
-        // A record that took a frame of it counts once a checkpoint has passed it.
+        // Without grants, and with every record applied, the tables name each frame in use.
+        let mut is_removed = false;
+        self.while_paused(|pool| {
+            pool.checkpoint()?;
+            if defect::is(Defect::DeviceRemovedInUse) || pool.is_unused(&device) {
+                let mut geometry = *pool.mapping.geometry();
+                geometry.devices.put(id, None);
+                pool.replace_geometry(geometry)?;
+                pool.frame_allocator.remove_frames(&geometry);
+                is_removed = true;
+            }
+            Ok(())
+        })?;
+        Ok(is_removed)
+    }
+
+    /// Whether neither the bitmap nor a page table names a frame of a device. A frame that cannot be read stays in the
+    /// bitmap: the tables tell whether a page still lies there.
+    fn is_unused(&self, device: &Device) -> bool {
         let next = self.mapping.control.seq().load(Ordering::Acquire);
-        self.checkpoint()?;
-        let is_passed = self.superblock.checkpoint.0 >= next;
-        let is_empty = self.frames_in_use(&device) == 0 && is_passed;
-        if !is_empty && !defect::is(Defect::DeviceRemovedInUse) {
-            return Ok(false);
+        if self.checkpoint_limit().0 < next || self.frames_in_use(device) > 0 {
+            return false;
         }
-        let mut geometry = *self.mapping.geometry();
-        geometry.devices.put(id, None);
-        self.replace_geometry(geometry)?;
-        self.frame_allocator.remove_frames(&geometry);
-        Ok(true)
+        if !self.frame_allocator.has_withheld_in(device.frames()) {
+            return true;
+        }
+        let mapping = &self.mapping;
+        let end = self.superblock.objects_end;
+        let (named, is_whole) = FrameSet::from_tables(&*mapping.meta, mapping.geometry(), end);
+        is_whole && !device.frames().any(|frame| named.has(FrameNo(frame)))
     }
 
     fn find_device(&self, id: Uuid) -> Result<Device, ObjectError> {
@@ -180,25 +204,38 @@ impl<M: Media> Pool<M> {
     /// Moves nodes level by level, the upper ones first, because each names the next. No session has an operation in
     /// progress.
     fn move_found_nodes(&mut self, leaving: &[NodeSlot]) -> Result<(), ObjectError> {
+        // Also if a later step fails: some nodes have moved then.
+        self.leaf_cache.clear();
+        self.owner_session.clear_leaf_cache();
         for level in (1..=HEIGHT).rev() {
             let of_level = leaving.iter().filter(|slot| slot.level == level);
             let mut copies = Vec::new();
-            for &slot in of_level {
-                copies.extend(self.copy_node(slot)?);
-            }
-            if copies.is_empty() {
-                continue;
-            }
-            if self.mapping.has_overlay() && !defect::is(Defect::NodeMovedBeforeSync) {
-                // The copies, and every record whose slot is in one.
-                self.mapping.data.sync().map_err(PoolError::from)?;
-            }
+            let copied = of_level.map(|&slot| self.copy_node(slot));
+            let copied = copied.map(|copy| copy.map(|copy| copies.extend(copy)));
+            let copied: Result<(), ObjectError> = copied.collect();
+            let moved = copied.and_then(|()| self.commit_copies(&mut copies));
+            // Those that no record names.
             for copy in copies {
-                self.commit_copy(&copy)?;
+                let (start, len) = (copy.to.0, 1);
+                self.frame_allocator.return_unused(FrameRun { start, len });
             }
+            moved?;
         }
-        self.leaf_cache.clear();
-        self.owner_session.clear_leaf_cache();
+        Ok(())
+    }
+
+    /// Commits copies of nodes, and takes each from the list before its record is written.
+    fn commit_copies(&mut self, copies: &mut Vec<NodeCopy>) -> Result<(), ObjectError> {
+        if !copies.is_empty()
+            && self.mapping.has_overlay()
+            && !defect::is(Defect::NodeMovedBeforeSync)
+        {
+            // The copies, and every record whose slot is in one.
+            self.mapping.data.sync().map_err(PoolError::from)?;
+        }
+        while let Some(copy) = copies.pop() {
+            self.commit_copy(&copy)?;
+        }
         Ok(())
     }
 

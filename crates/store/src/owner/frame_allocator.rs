@@ -110,6 +110,11 @@ impl FrameAllocator {
         frames.filter(is_used).count() as u64
     }
 
+    /// Whether a frame of a range cannot be read.
+    pub(crate) fn has_withheld_in(&self, frames: Range<u64>) -> bool {
+        self.withheld.iter().any(|frame| frames.contains(frame))
+    }
+
     fn is_closed(&self, frame: u64) -> bool {
         self.closed.iter().any(|closed| closed.contains(&frame))
     }

@@ -191,7 +191,7 @@ const DEFECTS: &[(Defect, Workload, &str)] = &[
     (
         Defect::MovedLeafCached,
         Devices(MediumKind::Memory),
-        "acknowledged writes",
+        "frames in use",
     ),
     (
         Defect::ReplayedBeforeFence,
@@ -352,11 +352,11 @@ fn run_workload(workload: Workload, tally: &mut CheckCounts) -> Result<(), Check
 
 /// The failure that caught the defect, and the work until then.
 fn run_with_defect(defect: Defect, workload: Workload) -> (Result<(), CheckFailure>, CheckCounts) {
-    let mut tally = CheckCounts::default();
+    let mut counts = CheckCounts::default();
     set_defect(Some(defect));
-    let outcome = catch_panic(|| run_workload(workload, &mut tally));
+    let outcome = catch_panic(|| run_workload(workload, &mut counts));
     set_defect(None);
-    (outcome, tally)
+    (outcome, counts)
 }
 
 #[test]

@@ -130,12 +130,12 @@ fn lists() -> Vec<Vec<Op>> {
 pub(super) fn devices(
     kind: MediumKind,
     budget: Budget,
-    tally: &mut CheckCounts,
+    counts: &mut CheckCounts,
 ) -> Result<(), CheckFailure> {
     let base = base_with_room(kind);
     for list in lists() {
-        tally.sequences += 1;
-        let mut world = base.open(CLIENTS, None, tally)?;
+        counts.sequences += 1;
+        let mut world = base.open(CLIENTS, None, counts)?;
         world.budget = Some(budget);
         ops::run(&mut world, &Op::AddDevice, 0)?;
         for (tag, op) in (1..).zip(&list) {
@@ -163,14 +163,14 @@ pub(super) fn devices(
 
 #[test]
 fn device_that_joins_survives_crashes_in_memory() {
-    check("a device in memory", DEVICES, |budget, tally| {
-        devices(MediumKind::Memory, budget, tally)
+    check("a device in memory", DEVICES, |budget, counts| {
+        devices(MediumKind::Memory, budget, counts)
     });
 }
 
 #[test]
 fn device_that_joins_survives_crashes_in_a_file() {
-    check("a device in a file", DEVICES, |budget, tally| {
-        devices(MediumKind::File, budget, tally)
+    check("a device in a file", DEVICES, |budget, counts| {
+        devices(MediumKind::File, budget, counts)
     });
 }

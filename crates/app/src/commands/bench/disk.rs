@@ -191,7 +191,8 @@ pub fn run(args: &DiskArgs) -> anyhow::Result<Report> {
     args.check()?;
     let scratch = DiskScratch::new(&args.dir)?;
     let mut notes = Vec::new();
-    let mut targets = vec![raw_target(args, &scratch)?];
+    let (raw, _device) = raw_target(args, &scratch)?;
+    let mut targets = vec![raw];
     let mut volumes = Vec::new();
     for kind in [TargetKind::OneLeg, TargetKind::TwoLegs] {
         if args.has(kind) {
@@ -240,13 +241,14 @@ impl DiskScratch {
     }
 }
 
-/// The raw disk: a new file, or a device that nothing else uses.
-fn raw_target(args: &DiskArgs, scratch: &DiskScratch) -> anyhow::Result<DiskTarget> {
-    let path = match &args.device {
-        Some(device) => {
-            check_device(device, args.size.0)?;
-            device.clone()
-        }
+/// The raw disk: a new file, or a device that nothing else uses. The caller keeps the returned device open until the
+/// end of the run: meanwhile nothing can mount it.
+fn raw_target(
+    args: &DiskArgs,
+    scratch: &DiskScratch,
+) -> anyhow::Result<(DiskTarget, Option<File>)> {
+    let (path, device) = match &args.device {
+        Some(device) => (device.clone(), Some(open_device(device, args.size.0)?)),
         None => {
             let path = scratch.data.path().join("raw");
             let file = OpenOptions::new()
@@ -262,13 +264,14 @@ fn raw_target(args: &DiskArgs, scratch: &DiskScratch) -> anyhow::Result<DiskTarg
                     )
                 })?;
             file.set_len(args.size.0)?;
-            path
+            (path, None)
         }
     };
-    Ok(DiskTarget::raw(&path))
+    Ok((DiskTarget::raw(&path), device))
 }
 
-fn check_device(device: &Path, size_bytes: u64) -> anyhow::Result<()> {
+/// Opens a device exclusively.
+fn open_device(device: &Path, size_bytes: u64) -> anyhow::Result<File> {
     let named = device.display();
     let mut file = OpenOptions::new()
         .write(true)
@@ -286,7 +289,7 @@ fn check_device(device: &Path, size_bytes: u64) -> anyhow::Result<()> {
             output::bytes(found)
         );
     }
-    Ok(())
+    Ok(file)
 }
 
 /// A volume with its cluster and its export.

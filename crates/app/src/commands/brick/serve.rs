@@ -96,6 +96,8 @@ impl BrickProcess<'_> {
         bind_map: impl FnOnce(Arc<BrickService<M>>) -> anyhow::Result<Option<map::MapServer>>,
     ) -> anyhow::Result<()> {
         let args = self.args;
+        // By the failure itself: a heartbeat may wait for the thread that is stuck.
+        brick.on_failure(exit_soon);
         brick.plan_scrubs(args.scrub_every.0, Instant::now());
         let obeys = Arc::downgrade(&brick);
         let registered_name = Arc::new(OnceLock::new());
@@ -132,9 +134,6 @@ impl BrickProcess<'_> {
         let page = move || metrics_pages::brick_page(&measured, &name);
         let metrics = metrics_pages::serve(self.metrics, page)?;
         let ended = registrar.serve(&self.ending);
-        if brick.has_failed() {
-            exit_soon();
-        }
         drop(metrics);
         drop(reporter);
         drop(map);

@@ -76,10 +76,9 @@ pub fn run(args: &MountArgs) -> anyhow::Result<()> {
     }
     let dir = check_dir(dir)?;
     resource_limits::check_memory(MEMORY_MIN).with_context(|| format!("cannot mount {name}"))?;
-    let metrics = args.metrics.bind()?;
     let ending = Shutdown::listen(args.until_stdin_ends)?;
     service::notify_status("attaching the volume and reading the file system");
-    let Some((volume, detail)) = attach_volume(args, name, &ending)? else {
+    let Some((volume, detail, metrics)) = attach_volume(args, name, &ending)? else {
         return Ok(());
     };
     let detach = DetachGuard(Arc::clone(&volume));
@@ -145,22 +144,32 @@ fn serve_metrics(
     .flatten()
 }
 
+/// An attached volume, its details, and the bound address of the metrics.
+type AttachedVolume = (Arc<Volume>, VolumeDetail, Option<BoundResponder>);
+
 /// Attaches the volume, with its scrubs and its status signals, once no other process serves it. None: this
 /// process shall end.
+///
+/// An ending holder may serve its metrics at the same address until it has stored its data. So the address is bound
+/// after the wait, and before the attach.
 fn attach_volume(
     args: &MountArgs,
     name: &VolumeName,
     ending: &Shutdown,
-) -> anyhow::Result<Option<(Arc<Volume>, VolumeDetail)>> {
+) -> anyhow::Result<Option<AttachedVolume>> {
     let signals = StatusSignals::listen()?;
     let manager = cluster_client(&args.client)?;
     let detail = expect_content(&manager, name, VolumeContent::Files)?;
-    let volume = loop {
+    let mut was_fenced = false;
+    let (volume, metrics) = loop {
         let Some(replaced) = takeover::await_holder(&manager, name, args, ending)? else {
             return Ok(None);
         };
+        let metrics = args.metrics.bind()?;
         match attach_replacing(&args.client, args.transport, name, Some(replaced))? {
-            Ok(volume) => break Arc::new(volume),
+            Ok(volume) => break (Arc::new(volume), metrics),
+            // This process waits for that client, but only once: two mounts with `--force` would alternate.
+            Err(AttachError::Fenced(_)) if !was_fenced => was_fenced = true,
             Err(cause) => {
                 // Another client may have attached the volume since.
                 let holder = manager.holder(name)?.attached;
@@ -179,7 +188,7 @@ fn attach_volume(
     };
     volume.plan_scrubs(args.scrubs.plan());
     signals.handle(vec![Arc::downgrade(&volume)])?;
-    Ok(Some((volume, detail)))
+    Ok(Some((volume, detail, metrics)))
 }
 
 /// Opens the file system of the volume.

@@ -9,8 +9,12 @@
 //! | none | attaches |
 //! | its process has ended on this machine | attaches |
 //! | without a sign of life for `SILENCE_LIMIT` (10 s) | attaches |
+//! | attached, and has never reported for `CONNECT_SILENCE_LIMIT` (60 s) | attaches |
 //! | ending: the kernel no longer has its mount | waits up to `ENDING_LIMIT` (120 s), then attaches |
 //! | serves programs | is refused, or attaches with `--force` |
+//!
+//! A live holder cannot report while the manager or the network stalls. So its silence counts only if the manager
+//! has answered this mount for `WATCH_MIN` (8 s), without a new sign meanwhile.
 //!
 //! A holder may have lost its mount after its last sign. So the second sign after the first look
 //! counts, see [`life_signs`](super::life_signs). Invariant: the manager refuses the attach if the holder is another one by then.
@@ -21,12 +25,25 @@ use crate::service;
 use crate::shutdown::Shutdown;
 use pagemesh_base::layout::{EpochNumber, VolumeName};
 use pagemesh_manage::wire::{Attachment, HolderStatus};
-use pagemesh_manage::{ManagerClient, ManagerError, SILENCE_LIMIT};
+use pagemesh_manage::{
+    HEARTBEAT_TIMEOUT, ManagerClient, ManagerError, SIGN_INTERVAL, SILENCE_LIMIT,
+};
 use std::time::{Duration, Instant};
 
 /// Limit of the wait for a holder that stores its data. It is longer than the time-outs of requests to
 /// unreachable bricks and an unreachable manager.
 const ENDING_LIMIT: Duration = Duration::from_secs(120);
+/// The silence limit of a holder that has not reported yet: it may wait for unreachable bricks.
+const CONNECT_SILENCE_LIMIT: Duration = Duration::from_secs(60);
+/// Time for a report to arrive.
+const REPORT_MARGIN: Duration = Duration::from_secs(3);
+/// Answers of the manager must cover this time before a holder counts as silent. A live holder reports within it,
+/// even if its last report failed just before.
+const WATCH_MIN: Duration = SIGN_INTERVAL
+    .saturating_add(HEARTBEAT_TIMEOUT)
+    .saturating_add(REPORT_MARGIN);
+/// Longest time between two answers of a manager that does not stall. It is shorter than the time-out of a report.
+const ANSWER_GAP_MAX: Duration = Duration::from_secs(2);
 /// Interval of queries for the holder.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Signs of life that prove that the holder serves programs.
@@ -51,11 +68,22 @@ enum HolderState {
     Serving,
 }
 
+/// A time in which the manager answered, and the holder gave no sign.
+struct QuietTime {
+    /// The number of its signs.
+    count: u64,
+    since: Instant,
+    /// The last answer of the manager.
+    answered_at: Instant,
+}
+
 /// The observation of one holder.
 struct HolderWatch {
     holder: Attachment,
     /// The number of its signs at the first look.
     signs_before: u64,
+    /// None before the first look, and after a query without an answer.
+    quiet: Option<QuietTime>,
     /// The first look that found it ending.
     ending_since: Option<Instant>,
     announced: Option<HolderState>,
@@ -66,6 +94,7 @@ impl HolderWatch {
         HolderWatch {
             holder: holder.clone(),
             signs_before: status.sign.map_or(0, |sign| sign.count),
+            quiet: None,
             ending_since: None,
             announced: None,
         }
@@ -75,7 +104,7 @@ impl HolderWatch {
         let (count, ending) = status.sign.map_or((0, false), |it| (it.count, it.ending));
         // A restarted manager counts again.
         self.signs_before = self.signs_before.min(count);
-        let is_silent = Duration::from_micros(status.silent_us) >= SILENCE_LIMIT;
+        let is_silent = self.is_silent(status, now);
         match (ending, is_silent) {
             _ if has_ended => HolderState::Ended,
             (_, true) => HolderState::Silent,
@@ -89,6 +118,32 @@ impl HolderWatch {
             _ if count >= self.signs_before + SIGNS_TO_SERVE => HolderState::Serving,
             _ => HolderState::Unknown,
         }
+    }
+
+    /// Whether the holder gave no sign for a while, although it could report.
+    fn is_silent(&mut self, status: &HolderStatus, now: Instant) -> bool {
+        let count = status.sign.map_or(0, |sign| sign.count);
+        let known = self.quiet.as_ref().filter(|quiet| {
+            quiet.count == count && now.duration_since(quiet.answered_at) <= ANSWER_GAP_MAX
+        });
+        let since = known.map_or(now, |quiet| quiet.since);
+        self.quiet = Some(QuietTime {
+            count,
+            since,
+            answered_at: now,
+        });
+        // A restarted manager knows no sign, and counts from its start.
+        let has_never_reported = status.sign.is_some_and(|sign| sign.count == 0);
+        let limit = match has_never_reported {
+            true => CONNECT_SILENCE_LIMIT,
+            false => SILENCE_LIMIT,
+        };
+        Duration::from_micros(status.silent_us) >= limit && now.duration_since(since) >= WATCH_MIN
+    }
+
+    /// The manager did not answer a query, and may not have answered a report either.
+    fn record_no_answer(&mut self) {
+        self.quiet = None;
     }
 
     /// Reports each state once.
@@ -150,7 +205,9 @@ pub fn await_holder(
                     return Ok(Some(holder.epoch));
                 }
             }
-            Err(ManagerError::Unreachable { .. }) if watch.is_some() && Instant::now() < until => {}
+            Err(ManagerError::Unreachable { .. }) if watch.is_some() && Instant::now() < until => {
+                watch.iter_mut().for_each(HolderWatch::record_no_answer);
+            }
             Err(cause) => return Err(cause.into()),
         }
         if shutdown.wait_for(POLL_INTERVAL) {
@@ -198,6 +255,20 @@ mod tests {
         HolderWatch::new(status.attached.as_ref().expect("a holder"), status)
     }
 
+    /// Judges once a second. Returns the last state.
+    fn watch_for(
+        watch: &mut HolderWatch,
+        status: &HolderStatus,
+        from: Instant,
+        seconds: u64,
+    ) -> HolderState {
+        let mut state = watch.judge(status, false, from);
+        for second in 1..=seconds {
+            state = watch.judge(status, false, from + Duration::from_secs(second));
+        }
+        state
+    }
+
     #[test]
     fn holder_serves_after_second_sign_since_first_look() {
         let now = Instant::now();
@@ -236,8 +307,43 @@ mod tests {
         let now = Instant::now();
         let silent = status(5, true, SILENCE_LIMIT);
         let mut watch = watch_from(&silent);
-        assert_eq!(watch.judge(&silent, false, now), HolderState::Silent);
+        let state = watch_for(&mut watch, &silent, now, WATCH_MIN.as_secs());
+        assert_eq!(state, HolderState::Silent);
         let heard = status(5, false, Duration::ZERO);
         assert_eq!(watch.judge(&heard, true, now), HolderState::Ended);
+    }
+
+    #[test]
+    fn silence_counts_only_while_manager_answers() {
+        let silent = status(5, false, SILENCE_LIMIT * 3);
+        let (mut watch, almost) = (watch_from(&silent), WATCH_MIN.as_secs() - 1);
+        let from = Instant::now();
+        let state = watch_for(&mut watch, &silent, from, almost);
+        assert_eq!(state, HolderState::Unknown);
+        watch.record_no_answer();
+        let from = from + WATCH_MIN;
+        let state = watch_for(&mut watch, &silent, from, almost);
+        assert_eq!(state, HolderState::Unknown, "after no answer");
+        let from = from + WATCH_MIN + ANSWER_GAP_MAX;
+        let state = watch_for(&mut watch, &silent, from, almost);
+        assert_eq!(state, HolderState::Unknown, "after a late answer");
+        let silent = status(6, false, SILENCE_LIMIT * 3);
+        let from = from + WATCH_MIN;
+        let state = watch_for(&mut watch, &silent, from, almost);
+        assert_eq!(state, HolderState::Unknown, "after a sign");
+        let state = watch.judge(&silent, false, from + WATCH_MIN);
+        assert_eq!(state, HolderState::Silent);
+    }
+
+    #[test]
+    fn holder_without_a_report_is_waited_for_longer() {
+        let from = Instant::now();
+        let silent = status(0, false, CONNECT_SILENCE_LIMIT - Duration::from_secs(1));
+        let mut watch = watch_from(&silent);
+        let state = watch_for(&mut watch, &silent, from, WATCH_MIN.as_secs());
+        assert_eq!(state, HolderState::Unknown);
+        let silent = status(0, false, CONNECT_SILENCE_LIMIT);
+        let state = watch.judge(&silent, false, from + WATCH_MIN);
+        assert_eq!(state, HolderState::Silent);
     }
 }

@@ -6,7 +6,7 @@ use crate::api::ApiState;
 use crate::api::caller::CallerApi;
 use crate::api::document;
 use crate::api::reply::{JsonBody, PathParam, Refusal};
-use crate::client::{CALL_TIMEOUT, ManagerClient, ManagerError};
+use crate::client::{CALL_TIMEOUT, HEARTBEAT_TIMEOUT, ManagerClient, ManagerError};
 use crate::wire::{
     AttachReply, AttachVolume, ChangeLegs, DetachReply, DetachVolume, ErrorBody, HolderStatus,
     LegChange, ReportHolder, ReportReplication, VolumeDetail,
@@ -157,7 +157,7 @@ impl ManagerClient {
         report: ReportHolder,
     ) -> Result<(), ManagerError> {
         let path = format!("volumes/{name}/holder");
-        self.call_without_answer(Method::POST, &path, CALL_TIMEOUT, &report)
+        self.call_without_answer(Method::POST, &path, HEARTBEAT_TIMEOUT, &report)
     }
 
     /// Detaches a volume. An attachment other than the current one stays; without an epoch any
