@@ -21,7 +21,7 @@ pub struct OfflinePool {
 /// Locks a pool for a check. It waits for no process and kills none.
 ///
 /// # Errors
-/// As [`open`]; a pool of an earlier boot is no error here.
+/// As for a brick; a pool of an earlier boot is no error here.
 pub fn open_offline(path: &Path) -> Result<OfflinePool, FileError> {
     let claim = take_owner_lock(path)?;
     let file = open_file(path)?;
