@@ -105,7 +105,7 @@ impl<M: Media> Pool<M> {
         })
     }
 
-    /// Frames of a device that are in use, also by records that no checkpoint has passed.
+    /// Frames of a device that were in use at the last checkpoint, without unreadable ones.
     ///
     /// # Errors
     /// When the pool has no such device.
