@@ -263,6 +263,6 @@ fn direct_clients_work_beside_uncaught_programs() {
     writers.iter_mut().for_each(ChildGuard::kill);
     model.check(&file);
     drop(file);
-    mount.stop_when_unused(&cluster);
+    mount.stop(&cluster);
     cluster.check_identical("files");
 }

@@ -131,7 +131,8 @@ impl TestMount {
     }
 
     /// Unmounts, and waits for the end of the process. A child that another test has just forked
-    /// holds the descriptors of all tests until it executes its program.
+    /// holds the descriptors of all tests until it executes its program, and the kernel releases the
+    /// files of a killed program with io_uring asynchronously.
     pub fn stop(self, cluster: &Cluster) {
         let args = ["umount", self.dir.to_str().unwrap()];
         until("no file is in use", || {
@@ -143,14 +144,6 @@ impl TestMount {
             assert!(ended.status.success() || is_busy || is_shared, "{said}");
             ended.status.success() || is_shared
         });
-        self.await_end();
-    }
-
-    /// The same after the kill of a program with io_uring: the kernel releases its files
-    /// asynchronously.
-    pub fn stop_when_unused(self, cluster: &Cluster) {
-        let args = ["umount", self.dir.to_str().unwrap()];
-        until("no file is in use", || cluster.run(&args).status.success());
         self.await_end();
     }
 
