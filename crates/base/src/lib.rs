@@ -18,6 +18,7 @@ pub mod cpu_latency;
 pub mod defect;
 pub mod durability;
 pub mod event_fd;
+pub mod fd_limit;
 pub mod ids;
 pub mod key;
 pub mod layout;

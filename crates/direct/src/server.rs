@@ -23,6 +23,7 @@ use crate::protocol::wire;
 use crate::shared::rows::DrainingFileMap;
 use connection::ClientConnection;
 use operation_watch::POLL_INTERVAL;
+use pagemesh_base::fd_limit::raise_fd_limit;
 use pagemesh_base::mount_connection;
 use pagemesh_base::poison::lock;
 use pagemesh_fs::{Fs, Ino};
@@ -31,7 +32,6 @@ use pagemesh_volume::direct_access::{DirectSegment, ROWS};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::{Shutdown, bind, listen, shutdown};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use status::ClientRegistry;
 use std::collections::HashMap;
 use std::io;
@@ -84,7 +84,9 @@ impl DirectServer {
         is_mounted: IsMounted,
     ) -> io::Result<DirectServer> {
         volume.enable_direct_access().map_err(io::Error::other)?;
-        raise_fd_limit();
+        if let Err(cause) = raise_fd_limit() {
+            tracing::debug!(%cause, "cannot raise the limit of descriptors; it is unchanged");
+        }
         let listener = Arc::new(wire::new_socket()?);
         bind(&*listener, &wire::socket_address(device)?)?;
         listen(&*listener, BACKLOG)?;
@@ -174,18 +176,6 @@ impl Drop for DirectServer {
         for connection in lock(&self.shared.rows).iter().flatten() {
             let _ = shutdown(&connection.socket, Shutdown::Both);
         }
-    }
-}
-
-/// Raises the limit of descriptors: file maps and connections take more than the default.
-fn raise_fd_limit() {
-    let limits = getrlimit(Resource::Nofile);
-    let wanted = Rlimit {
-        current: limits.maximum,
-        ..limits
-    };
-    if let Err(cause) = setrlimit(Resource::Nofile, wanted) {
-        tracing::debug!(%cause, "cannot raise the limit of descriptors; it is unchanged");
     }
 }
 

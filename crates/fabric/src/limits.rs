@@ -60,9 +60,11 @@ pub const CLEAR_BYTES_MAX: u64 = 1 << 30;
 /// The highest degraded round: the 4 bits that a slot has for it.
 pub const ROUND_MAX: u8 = 15;
 
-/// Connections of one server, each a thread and at most one session. A pool has at most 256
-/// journals, and control connections come in addition.
+/// Connections of one server, each a thread and at most one session, unless its pool has more sessions.
 pub const CONNECTIONS_MAX: usize = 512;
+
+/// Connections of one server beside those with a session: control connections.
+pub const CONTROL_CONNECTIONS_MAX: usize = 256;
 
 /// Connections that have not proven the key yet. Further ones are closed at once, so that
 /// unauthenticated connections cannot exhaust the slots of clients.

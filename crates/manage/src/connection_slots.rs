@@ -1,7 +1,8 @@
 //! The slots of connections.
 //!
-//! Invariants: no more connections than slots are served at once. While all slots are in use, a new connection takes
-//! the slot of an unauthenticated one: the oldest of the address that has most of them. A connection that has carried a
+//! Invariants: no more connections than slots are served at once, and no more unauthenticated ones than their own limit.
+//! While either limit is reached, a new connection takes the slot of an unauthenticated one: the oldest of the address
+//! that has most of them. A connection that has carried a
 //! valid credential keeps its slot until it ends. So an address that opens connections and sends nothing locks out no
 //! other address.
 
@@ -15,6 +16,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// All slots.
 pub(crate) struct ConnectionSlots {
     permits: Arc<Semaphore>,
+    unauthenticated_max: usize,
     unauthenticated: Unauthenticated,
 }
 
@@ -44,9 +46,10 @@ struct UnauthenticatedTable {
 }
 
 impl ConnectionSlots {
-    pub(crate) fn new(max: usize) -> ConnectionSlots {
+    pub(crate) fn new(max: usize, unauthenticated_max: usize) -> ConnectionSlots {
         ConnectionSlots {
             permits: Arc::new(Semaphore::new(max)),
+            unauthenticated_max,
             unauthenticated: Unauthenticated::default(),
         }
     }
@@ -63,7 +66,13 @@ impl ConnectionSlots {
             }
         };
         let cut = ConnectionCut::default();
-        let number = self.unauthenticated.table().add(peer, cut.clone());
+        let number = {
+            let mut table = self.unauthenticated.table();
+            if table.by_number.len() >= self.unauthenticated_max {
+                table.cut_one();
+            }
+            table.add(peer, cut.clone())
+        };
         let unauthenticated = self.unauthenticated.clone();
         Some(ConnectionSlot {
             cut,
@@ -122,7 +131,7 @@ impl UnauthenticatedTable {
         }
         let cut = chosen.and_then(|number| self.by_number.remove(&number));
         if let Some((peer, cut)) = cut {
-            tracing::debug!(%peer, "an unauthenticated connection was cut, because all slots are in use");
+            tracing::debug!(%peer, "an unauthenticated connection was cut, because no slot is left for another");
             cut.cut();
         }
     }
@@ -160,7 +169,7 @@ mod tests {
     #[test]
     fn address_with_most_silent_connections_yields() {
         in_runtime(async {
-            let slots = ConnectionSlots::new(4);
+            let slots = ConnectionSlots::new(4, 4);
             let other = run(take(&slots, 2).await, "other");
             let oldest = run(take(&slots, 1).await, "oldest");
             let newer = run(take(&slots, 1).await, "newer");
@@ -178,9 +187,24 @@ mod tests {
     }
 
     #[test]
+    fn silent_connections_have_a_limit_of_their_own() {
+        in_runtime(async {
+            let slots = ConnectionSlots::new(8, 2);
+            let client = take(&slots, 1).await;
+            client.mark.set();
+            let oldest = run(take(&slots, 2).await, "oldest");
+            let newer = run(take(&slots, 2).await, "newer");
+            let third = take(&slots, 3).await;
+            assert_eq!(oldest.await.expect("ended"), "oldest");
+            assert!(!newer.is_finished());
+            drop((client, third));
+        });
+    }
+
+    #[test]
     fn authenticated_connections_keep_their_slots() {
         in_runtime(async {
-            let slots = Arc::new(ConnectionSlots::new(2));
+            let slots = Arc::new(ConnectionSlots::new(2, 2));
             let first = take(&slots, 1).await;
             first.mark.set();
             let silent = run(take(&slots, 1).await, "silent");
@@ -203,7 +227,7 @@ mod tests {
     #[test]
     fn ended_connection_is_not_cut() {
         in_runtime(async {
-            let slots = ConnectionSlots::new(2);
+            let slots = ConnectionSlots::new(2, 2);
             drop(take(&slots, 1).await);
             let oldest = run(take(&slots, 2).await, "oldest");
             let _newer = take(&slots, 1).await;

@@ -33,8 +33,11 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 
-/// Maximum of concurrent connections. A further one takes the place of an unauthenticated one.
-const CONNECTIONS_MAX: usize = 512;
+/// Maximum of concurrent connections: each client of a volume keeps one. A further one takes the place of an
+/// unauthenticated one.
+const CONNECTIONS_MAX: usize = 8192;
+/// Maximum of those that have carried no valid credential: each may make the manager read a request's head and body.
+const UNAUTHENTICATED_MAX: usize = 512;
 /// Limit for the arrival of a request's head, counted from the end of the request before. It closes
 /// idle and stuck connections.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
@@ -280,7 +283,7 @@ async fn accept_connections(
     limits: ConnectionLimits,
     mut stopped: oneshot::Receiver<()>,
 ) {
-    let slots = ConnectionSlots::new(limits.connections_max);
+    let slots = ConnectionSlots::new(limits.connections_max, UNAUTHENTICATED_MAX);
     let graceful = GracefulShutdown::new();
     loop {
         let next = async {

@@ -9,6 +9,7 @@ use crate::shutdown::Shutdown;
 use anyhow::bail;
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
+use pagemesh_base::fd_limit::raise_fd_limit;
 use pagemesh_base::key::Key;
 use pagemesh_base::slice::{BrickControl, SliceError};
 use pagemesh_fabric::brick_client::BrickClient;
@@ -86,6 +87,9 @@ pub fn run(args: &ManagerDaemonArgs) -> anyhow::Result<()> {
         on_end.store(true, Ordering::Release);
         trigger.trigger();
     }));
+    if let Err(cause) = raise_fd_limit() {
+        tracing::warn!(%cause, "cannot raise the limit of descriptors (RLIMIT_NOFILE)");
+    }
     let handle = serve(config)?;
     println!("ready {}", handle.url());
     service::notify_ready(&handle.url());

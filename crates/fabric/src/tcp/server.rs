@@ -9,7 +9,8 @@ use crate::acceptor::{AcceptedConnections, Acceptor};
 use crate::auth::{self, AuthError, HandshakeResult, HelloResponse, Purpose, Versions};
 use crate::connection_limiter::{ConnectionLimiter, ConnectionSlot};
 use crate::limits::{
-    CONNECTIONS_MAX, HANDSHAKE_LIMIT, SPIN_US_MAX, STOP_LIMIT, UNAUTHENTICATED_MAX,
+    CONNECTIONS_MAX, CONTROL_CONNECTIONS_MAX, HANDSHAKE_LIMIT, SPIN_US_MAX, STOP_LIMIT,
+    UNAUTHENTICATED_MAX,
 };
 use crate::serve::Connection;
 use crate::service::{PeerInfo, Service};
@@ -36,6 +37,18 @@ impl Default for ServerOptions {
         ServerOptions {
             connections_max: CONNECTIONS_MAX,
             spin_us_max: SPIN_US_MAX,
+        }
+    }
+}
+
+impl ServerOptions {
+    /// Options for a pool with so many sessions: each can have a connection.
+    #[must_use]
+    pub fn for_sessions(sessions: u32) -> ServerOptions {
+        let wanted = sessions as usize + CONTROL_CONNECTIONS_MAX;
+        ServerOptions {
+            connections_max: wanted.max(CONNECTIONS_MAX),
+            ..ServerOptions::default()
         }
     }
 }

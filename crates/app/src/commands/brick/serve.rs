@@ -11,6 +11,7 @@ use crate::service;
 use crate::shutdown::Shutdown;
 use anyhow::{Context, bail};
 use pagemesh_base::brick_name::BrickName;
+use pagemesh_base::fd_limit::raise_fd_limit;
 use pagemesh_base::key::Key;
 use pagemesh_base::layout::BrickId;
 use pagemesh_base::slice::BrickControl;
@@ -109,7 +110,11 @@ impl BrickProcess<'_> {
         let pool = args.pool.as_deref().unwrap_or(Path::new("")).display();
         tracing::info!(?recovered, %pool, "recovered");
         let served = Arc::new(BrickService(brick.clone()));
-        let options = tcp::ServerOptions::default();
+        let sessions = brick.mapping().geometry().journals;
+        if let Err(cause) = raise_fd_limit() {
+            tracing::warn!(%cause, "cannot raise the limit of descriptors (RLIMIT_NOFILE)");
+        }
+        let options = tcp::ServerOptions::for_sessions(sessions);
         let tcp = tcp::TcpServer::bind(self.listen, self.key, served.clone(), options)?;
         let map = bind_map(served)?;
         let registrar = Registrar {
