@@ -157,6 +157,8 @@ pub struct ClusterPlan<'a> {
     pub mapped: u32,
     /// Bytes of each new pool.
     pub size_bytes: u64,
+    /// Sessions that each new pool can serve; none: by its size.
+    pub sessions: Option<u32>,
     /// Memory of each brick for the data pages of a pool on a disk.
     pub memory_budget: MemoryBudget,
     /// The manager's address; port 0 takes a free one.
@@ -290,11 +292,11 @@ fn make_pools(plan: &ClusterPlan<'_>) -> anyhow::Result<()> {
     for (at, path) in missing.iter().enumerate() {
         let before = at as u64 * plan.size_bytes;
         let mut progress = |done, _| bar.set_position(before + done);
-        let made = pagemesh_brick::file::create_with(
-            path,
-            NewPool::of_size(plan.size_bytes),
-            &mut progress,
-        );
+        let new = NewPool {
+            sessions: plan.sessions,
+            ..NewPool::of_size(plan.size_bytes)
+        };
+        let made = pagemesh_brick::file::create_with(path, new, &mut progress);
         if let Err(cause) = made {
             // The new pools are empty, and would block a retry with another size.
             for made in &missing[..at] {

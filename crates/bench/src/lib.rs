@@ -14,6 +14,8 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+pub mod amplification;
+pub mod attached;
 pub mod calls;
 pub mod database;
 pub mod disk;
@@ -35,6 +37,7 @@ pub mod report;
 mod round_trip;
 pub mod session;
 pub mod small_files;
+pub mod source_trees;
 pub mod sqlite;
 pub mod stats;
 pub mod sweep;

@@ -209,6 +209,20 @@ pub fn process_cpu(pid: u32) -> Option<Duration> {
     Some(used.into())
 }
 
+/// Bytes that a process has sent to disks: `write_bytes` of proc_pid_io(5).
+pub(crate) fn written_bytes(pid: u32) -> Result<u64, BenchError> {
+    let path = format!("/proc/{pid}/io");
+    let text =
+        std::fs::read_to_string(&path).map_err(BenchError::system(format!("read {path}")))?;
+    let found = text
+        .lines()
+        .find_map(|line| line.strip_prefix("write_bytes: "));
+    let bytes = found.and_then(|bytes| bytes.parse().ok());
+    bytes.ok_or_else(|| {
+        BenchError::Option(format!("{path} does not count the bytes written to disks"))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,9 +3,12 @@
 //! Invariants: a benchmark changes no existing data; scratch pools, sockets and processes are gone
 //! when the command ends.
 
+mod amplification;
+mod attached;
 mod database;
 mod direct;
 mod disk;
+mod disk_files;
 mod failover;
 mod idle;
 mod many_files;
@@ -83,11 +86,13 @@ pub enum BenchCommand {
     Table(sweep::SweepArgs),
     /// fio on this and other block servers, in turn.
     Peers(MeasureArgs),
-    /// Recovery time of a pool after its brick is killed under load.
-    Recovery(MeasureArgs),
+    Recovery(recovery::RecoveryArgs),
+    Amplification(amplification::AmplificationArgs),
+    Attached(attached::AttachedArgs),
     Mirror(mirror::MirrorArgs),
     Direct(direct::DirectArgs),
     Disk(disk::DiskArgs),
+    DiskFiles(disk_files::DiskFilesArgs),
     /// Calls of libpagemesh on a file with two copies, compared with the kernel's.
     Native(MeasureArgs),
     Metadata(metadata::MetadataArgs),
@@ -99,7 +104,7 @@ pub enum BenchCommand {
     /// Mount a null file system, the baseline of other benchmarks.
     #[command(hide = true)]
     Null(null::NullMountArgs),
-    /// CPU time of three idle bricks, a manager and an export.
+    /// CPU time and disk writes of three idle bricks, a manager and an export.
     Idle(MeasureArgs),
 }
 
@@ -111,11 +116,14 @@ pub fn run(command: &BenchCommand) -> anyhow::Result<()> {
             let report = disk::run(args)?;
             return print_report(&report, args.output, args.save.as_deref());
         }
+        Bench::DiskFiles(args) => (disk_files::run(args)?, &args.measure),
         Bench::Session(measure) => (session::run(measure)?, measure),
         Bench::Ramp(args) => (sweep::ramp(args)?, &args.measure),
         Bench::Table(args) => (sweep::table(args)?, &args.measure),
         Bench::Peers(measure) => (peers::run(measure)?, measure),
-        Bench::Recovery(measure) => (recovery::run(measure)?, measure),
+        Bench::Recovery(args) => (recovery::run(args)?, &args.measure),
+        Bench::Amplification(args) => (amplification::run(args)?, &args.measure),
+        Bench::Attached(args) => (attached::run(args)?, &args.measure),
         Bench::Mirror(args) => (mirror::run(args)?, &args.measure),
         Bench::Direct(args) => (direct::run(args)?, &args.measure),
         Bench::Native(measure) => (native::run(measure)?, measure),

@@ -59,6 +59,7 @@ pub fn run(args: &UpArgs) -> anyhow::Result<()> {
         bricks: args.bricks,
         mapped: args.bricks,
         size_bytes: args.size.0,
+        sessions: None,
         memory_budget: MemoryBudget::of_each(args.bricks),
         listen: &args.listen,
     };

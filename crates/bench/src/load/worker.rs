@@ -108,6 +108,18 @@ impl LoadWorker {
         Ok(outcome)
     }
 
+    /// Makes all earlier writes durable.
+    ///
+    /// # Errors
+    /// As [`LoadWorker::run`].
+    pub fn flush(&mut self) -> Result<(), BenchError> {
+        self.channel.submit(Token(0), Request::Flush);
+        self.reap()?;
+        let completion = self.completions.pop().expect("reap brought one");
+        completion.result.map_err(BenchError::space("a flush"))?;
+        Ok(())
+    }
+
     fn run_depth_one(
         &mut self,
         start: Instant,

@@ -323,6 +323,7 @@ impl ServedVolume {
             bricks,
             mapped: 0,
             size_bytes: args.pool_bytes(),
+            sessions: None,
             memory_budget: args.budget(),
             listen: "127.0.0.1:0",
         };

@@ -9,20 +9,22 @@ use crate::commands::bench::MeasureArgs;
 use crate::commands::bench::scratch::{ChildDaemon, remove_on_shutdown};
 use crate::key;
 use crate::shutdown::Shutdown;
-use anyhow::Context;
+use anyhow::{Context, bail};
+use clap::Args;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::key::Key;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{BrickControl, Leg, SliceCompletion, SliceRequest, Stamp};
+use pagemesh_base::units::Size;
 use pagemesh_bench::recovery::{RecoveryOptions, RecoverySample, run_recovery};
 use pagemesh_bench::report::Report;
 use pagemesh_brick::brick::{OpenedBrick, OpenedPool};
 use pagemesh_brick::disk_file::OpenOptions;
-use pagemesh_brick::file;
+use pagemesh_brick::{file, resource_limits};
 use pagemesh_fabric::brick_client::BrickClient;
 use pagemesh_fabric::limits::Timeouts;
 use pagemesh_fabric::tcp::TcpLeg;
-use pagemesh_pmem::Media;
+use pagemesh_pmem::{Durability, Media};
 use pagemesh_store::recovery::RecoverySummary;
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -32,12 +34,26 @@ use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 const SLICE: SliceId = SliceId(Uuid::from_u128(1));
-/// Bytes written to each pool: half of the smaller one.
-const HELD_BYTES: u64 = 4 << 30;
+/// The smallest pool, and the fewest bytes written to it.
+const SIZE_MIN: u64 = 256 << 20;
 /// Requests in flight.
 const DEPTH: u64 = 32;
 
+/// Recovery time of a pool after its brick is killed under load.
+#[derive(Args)]
+pub struct RecoveryArgs {
+    #[command(flatten)]
+    pub measure: MeasureArgs,
+    /// Sizes of the pools, from 256M on. They are sparse, so that they need only the room of their written pages.
+    #[arg(long, value_delimiter = ',', default_values = ["8G", "64G"])]
+    pub sizes: Vec<Size>,
+    /// Bytes written to each pool, from 256M to half of the smallest.
+    #[arg(long, default_value = "4G")]
+    pub held: Size,
+}
+
 struct RecoveryBench {
+    held_bytes: u64,
     dir: PathBuf,
     key_path: PathBuf,
     key: Key,
@@ -46,8 +62,16 @@ struct RecoveryBench {
     op: u64,
 }
 
-/// Measures pools of 8 GiB and of 64 GiB.
-pub fn run(measure: &MeasureArgs) -> anyhow::Result<Report> {
+/// Runs the benchmark.
+pub fn run(args: &RecoveryArgs) -> anyhow::Result<Report> {
+    let measure = &args.measure;
+    let smallest = args.sizes.iter().map(|size| size.0).min().unwrap_or(0);
+    if !(SIZE_MIN..=smallest / 2).contains(&args.held.0) || !args.held.0.is_multiple_of(1 << 20) {
+        bail!(
+            "--held {} is not 256M to half of the smallest of --sizes, in whole MiB",
+            args.held
+        );
+    }
     let ending = Shutdown::listen(false)?;
     let pools = tempfile::TempDir::new_in(&measure.pools)
         .with_context(|| format!("cannot make pools in {}", measure.pools.display()))?;
@@ -57,12 +81,15 @@ pub fn run(measure: &MeasureArgs) -> anyhow::Result<Report> {
         dir: pools.path().into(),
         key: key::find_or_create(&key_path)?,
         key_path,
+        held_bytes: args.held.0,
         pools: HashMap::new(),
         seconds: measure.seconds,
         op: 0,
     };
     let options = RecoveryOptions {
         rounds: measure.rounds,
+        class: class_of(&measure.pools),
+        sizes_bytes: args.sizes.iter().map(|size| size.0).collect(),
         ..RecoveryOptions::default()
     };
     let mut recover = |size_bytes, round| {
@@ -70,6 +97,15 @@ pub fn run(measure: &MeasureArgs) -> anyhow::Result<Report> {
         recovered.map_err(|cause| cause.into_boxed_dyn_error())
     };
     Ok(run_recovery(&mut recover, &options)?)
+}
+
+/// The durability class of pools in a directory.
+fn class_of(dir: &Path) -> String {
+    let class = match resource_limits::is_memory(dir) {
+        true => Durability::Process,
+        false => Durability::FileSync,
+    };
+    class.to_string()
 }
 
 /// Ends a brick. Returns the bytes that its pool holds, and the findings of its recovery.
@@ -88,7 +124,7 @@ impl RecoveryBench {
         let path = match self.pools.get(&size_bytes) {
             Some(path) => path.clone(),
             None => {
-                let path = self.dir.join(format!("{}.pool", size_bytes >> 30));
+                let path = self.dir.join(format!("{}.pool", size_bytes >> 20));
                 file::create_sparse(&path, size_bytes)?;
                 self.pools.insert(size_bytes, path.clone());
                 path
@@ -98,12 +134,12 @@ impl RecoveryBench {
         let timeouts = Timeouts::default();
         if is_new {
             let remote = BrickClient::connect(address, &self.key, timeouts)?;
-            remote.create(SLICE, HELD_BYTES)?;
+            remote.create(SLICE, self.held_bytes)?;
         }
         let epoch = Epoch(round as u32);
         let mut leg = TcpLeg::connect(address, &self.key, timeouts, SLICE, epoch)?;
         if is_new {
-            self.write_blocks(&mut leg, epoch, 1 << 20, HELD_BYTES >> 20, None)?;
+            self.write_blocks(&mut leg, epoch, 1 << 20, self.held_bytes >> 20, None)?;
         }
         let until = Instant::now() + Duration::from_secs(self.seconds);
         self.write_blocks(&mut leg, epoch, 4096, u64::MAX, Some(until))?;
@@ -154,7 +190,7 @@ impl RecoveryBench {
         until: Option<Instant>,
     ) -> anyhow::Result<()> {
         let data = bytes::Bytes::from(vec![0x5a; block_bytes as usize]);
-        let blocks = HELD_BYTES / block_bytes;
+        let blocks = self.held_bytes / block_bytes;
         let mut done: Vec<SliceCompletion> = Vec::new();
         let (mut sent, mut ended) = (0, 0);
         while ended < count {

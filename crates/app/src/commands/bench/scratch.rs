@@ -64,6 +64,16 @@ impl ScratchCluster {
         mapped: u32,
         size_bytes: u64,
     ) -> anyhow::Result<ScratchCluster> {
+        ScratchCluster::with_sessions(measure, (bricks, mapped), size_bytes, None)
+    }
+
+    /// The same with a number of sessions for each pool; none: by its size.
+    pub fn with_sessions(
+        measure: &MeasureArgs,
+        (bricks, mapped): (u32, u32),
+        size_bytes: u64,
+        sessions: Option<u32>,
+    ) -> anyhow::Result<ScratchCluster> {
         let ending = Shutdown::listen(false)?;
         let dir = tempfile::tempdir()?;
         let pools = TempDir::new_in(&measure.pools)
@@ -74,6 +84,7 @@ impl ScratchCluster {
             bricks,
             mapped,
             size_bytes,
+            sessions,
             memory_budget: MemoryBudget::of_each(bricks),
             listen: "127.0.0.1:0",
         };

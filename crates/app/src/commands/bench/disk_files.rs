@@ -1,0 +1,123 @@
+//! Programs on file systems of pools on a disk, compared with the disk's own file system.
+
+use crate::commands::bench::MeasureArgs;
+use crate::commands::bench::mounts::{MountServing, MountSpec, is_root};
+use crate::commands::bench::scratch::{SPARE_BYTES, ScratchCluster};
+use anyhow::bail;
+use clap::{Args, ValueEnum};
+use pagemesh_base::units::Size;
+use pagemesh_bench::database::{DatabaseOptions, DatabasePlace, run_database};
+use pagemesh_bench::mirror::MountPlace;
+use pagemesh_bench::report::Report;
+use pagemesh_bench::small_files::{SmallFilesOptions, run_small_files};
+use pagemesh_bench::source_trees::{SourceTreeOptions, run_source_trees};
+use pagemesh_bench::sqlite::{SqliteOptions, run_sqlite};
+use pagemesh_brick::resource_limits;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+
+/// Bytes of a row of the SQLite table.
+const ROW_BYTES: u32 = 100;
+/// The scale and the connections of pgbench.
+const PGBENCH_SCALE: u32 = 4;
+const PGBENCH_CLIENTS: u32 = 4;
+
+/// A program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DiskWorkload {
+    /// Durable inserts by SQLite.
+    Sqlite,
+    /// `tar x` and `git clone`, with a sync.
+    SourceTrees,
+    /// Small files: made, read, removed.
+    SmallFiles,
+    /// pgbench on PostgreSQL.
+    Pgbench,
+}
+
+/// A program on mounts with one copy and two, on pools on a disk, compared with the file system of that disk. Name a
+/// directory there with --pools.
+#[derive(Args)]
+pub struct DiskFilesArgs {
+    #[command(flatten)]
+    pub measure: MeasureArgs,
+    /// The program.
+    #[arg(long, value_enum)]
+    pub workload: DiskWorkload,
+    /// Number of inserts or files of one round.
+    #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub count: u32,
+    /// Bytes of each file system.
+    #[arg(long, default_value = "1G")]
+    pub size: Size,
+}
+
+/// Runs the benchmark.
+pub fn run(args: &DiskFilesArgs) -> anyhow::Result<Report> {
+    let pools = &args.measure.pools;
+    if resource_limits::is_memory(pools) {
+        bail!(
+            "{} is in memory; name a directory on a disk with --pools",
+            pools.display()
+        );
+    }
+    let wish = MountSpec {
+        size_bytes: args.size.0,
+        serving: MountServing::auto(4),
+    };
+    let scratch = ScratchCluster::with_pools(&args.measure, 2, 0, 2 * args.size.0 + SPARE_BYTES)?;
+    let (_one, unmirrored) = scratch.mount("one-copy", 1, "tcp", &wish)?;
+    let (_two, mirrored) = scratch.mount("two-copies", 2, "tcp", &wish)?;
+    let plain = tempfile::tempdir_in(pools)?;
+    let plain_place = MountPlace::unserved("the disk's file system", plain.path());
+    let places = [unmirrored, mirrored, plain_place];
+    let rounds = args.measure.rounds;
+    let report = match args.workload {
+        DiskWorkload::Sqlite => {
+            let (inserts, row_bytes) = (args.count, ROW_BYTES);
+            run_sqlite(
+                &places,
+                &SqliteOptions {
+                    rounds,
+                    inserts,
+                    row_bytes,
+                },
+            )?
+        }
+        DiskWorkload::SourceTrees => {
+            let files = args.count;
+            run_source_trees(&places, &SourceTreeOptions { rounds, files })?
+        }
+        DiskWorkload::SmallFiles => {
+            let options = SmallFilesOptions {
+                rounds,
+                files: args.count.into(),
+                entries: 0,
+            };
+            run_small_files(&places[..2], &places[2..], &options)?
+        }
+        DiskWorkload::Pgbench => {
+            if !is_root() {
+                bail!("PostgreSQL is given another user; run it as root");
+            }
+            for dir in [scratch.dir.path(), scratch.pools.path(), plain.path()] {
+                std::fs::set_permissions(dir, Permissions::from_mode(0o711))?;
+            }
+            let options = DatabaseOptions {
+                rounds,
+                runtime: args.measure.runtime(),
+                scale: PGBENCH_SCALE,
+                clients: PGBENCH_CLIENTS,
+            };
+            let places = places.iter().map(|place| DatabasePlace {
+                name: place.name.clone(),
+                class: place.class.clone(),
+                dir: place.dir.clone(),
+                standby: None,
+                prefix: vec![],
+            });
+            run_database(&places.collect::<Vec<_>>(), &options)?
+        }
+    };
+    Ok(report)
+}
