@@ -185,10 +185,10 @@ const VOLUMES: &[Limit] = &[
         "TRANSACTION_PAGES_MAX",
     ),
     (
-        "Numbers of the losses of a part, which pages written during a loss keep as stamps. Then the numbers repeat: a return also copies the pages whose stamp is of the loss 15 before, if they were not written since.",
+        "Epochs of a volume: each attach, each change of a copy's state and each growth takes one.",
         Unit::Count,
-        "manage",
-        "ROUND_MAX",
+        "base",
+        "EPOCH_MAX",
     ),
     (
         "Damaged pages that a check or a scrub lists and logs. All are counted.",

@@ -94,6 +94,12 @@ pub enum Defect {
     PadNotFenced,
     /// The tables are fenced together with the superblock that relies on them.
     TablesWithSuperblock,
+    /// A write stores the birth of the page that its frame held before.
+    BirthNotStored,
+    /// A page that is copied or moved is born anew.
+    CopyBornNow,
+    /// A list of the pages born since a loss lacks those born at its epoch.
+    DirtyAfterLossOnly,
     /// The checkpoint does not flush the checksums of frames.
     FrameTableNotFlushed,
     /// `file-sync`: freed frames are granted before the records that freed them
@@ -230,8 +236,8 @@ pub enum Defect {
     StaleLegRead,
     /// A returning leg does not get the changes of a region.
     RegionNotResynced,
-    /// Changes made while a leg is stale are not marked.
-    RoundNotStamped,
+    /// A hole keeps its birth when it is cleared again.
+    HoleKeepsBirth,
     /// A returning leg keeps its own operations in flight.
     InFlightNotCopied,
     /// The recovery of in-flight writes copies from a syncing leg.

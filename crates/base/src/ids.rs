@@ -48,3 +48,6 @@ number!(
     /// One opening of a pool. Records of an earlier one are never replayed.
     Incarnation(u32)
 );
+
+/// The highest epoch: the frame table of a pool has 28 bits for the epoch of a page's birth.
+pub const EPOCH_MAX: u32 = (1 << 28) - 1;

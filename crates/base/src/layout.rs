@@ -185,7 +185,7 @@ pub struct Leg {
     /// Its state.
     pub state: LegState,
     /// The leg needs a full resync: it was not in-sync since it was added, or since another leg was
-    /// promoted. All of it may differ, regardless of rounds.
+    /// promoted. All of it may differ, whatever its births are.
     #[serde(flatten, with = "full_resync_keys")]
     pub needs_full_resync: bool,
     /// The leg was never in-sync: it may hold no data.
@@ -199,7 +199,7 @@ pub struct Leg {
 /// The JSON keys of [`Leg::needs_full_resync`]: its name, and the earlier name `fresh`.
 ///
 /// **Data loss:** both are written. A program of the previous version ignores the present name; without `fresh` it would
-/// resync the leg by rounds only, and put it in-sync too early. A reader accepts either, and true wins.
+/// resync the leg by its losses only, and put it in-sync too early. A reader accepts either, and true wins.
 mod full_resync_keys {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
     use std::ops::Not;
@@ -228,12 +228,37 @@ mod full_resync_keys {
 
 /// A column: the same bytes in each leg.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "ColumnFields")]
 pub struct Column {
     /// One to three legs.
     pub legs: Vec<Leg>,
-    /// The degraded round in which writes to this column are tracked: 1 to 15
-    /// while a leg is stale, else 0.
-    pub round: u8,
+    /// The epoch of the oldest loss of a leg that is still behind; 0 if none is. Such a leg misses
+    /// the pages that were born since, and operations that were in flight then.
+    pub lost_since: EpochNumber,
+}
+
+/// The unchecked fields of a column.
+#[derive(Deserialize)]
+struct ColumnFields {
+    legs: Vec<Leg>,
+    lost_since: Option<EpochNumber>,
+    /// The number of the loss, by earlier builds; 0 if no leg is behind.
+    round: Option<u8>,
+}
+
+impl TryFrom<ColumnFields> for Column {
+    type Error = BadLayout;
+
+    /// A leg that was lost under an earlier build misses all that was ever written: it is not known
+    /// at which epoch it was lost.
+    fn try_from(fields: ColumnFields) -> Result<Column, BadLayout> {
+        let by_round = |round| EpochNumber(u32::from(round != 0));
+        let lost_since = fields.lost_since.or(fields.round.map(by_round));
+        Ok(Column {
+            legs: fields.legs,
+            lost_since: lost_since.ok_or(BadLayout::NoLossEpoch)?,
+        })
+    }
 }
 
 /// A run of a volume's bytes, striped over its columns.
@@ -263,9 +288,9 @@ pub enum BadLayout {
     /// No legs, or too many.
     #[error("a column has {0} legs; there are 1 to {LEGS_MAX}")]
     Legs(usize),
-    /// A round that does not fit into a slot.
-    #[error("a column has the degraded round {0}; there are 0 to 15")]
-    Round(u8),
+    /// Neither the epoch of a loss, nor the round of an earlier build.
+    #[error("a column does not say since when a leg is behind")]
+    NoLossEpoch,
     /// A size that does not divide evenly.
     #[error("a segment of {bytes} bytes does not fill {columns} columns")]
     Uneven {
@@ -293,9 +318,6 @@ impl TryFrom<SegmentFields> for Segment {
         for column in &columns {
             if !(1..=LEGS_MAX).contains(&column.legs.len()) {
                 return Err(BadLayout::Legs(column.legs.len()));
-            }
-            if column.round > 15 {
-                return Err(BadLayout::Round(column.round));
             }
         }
         let unit = match count {
@@ -456,8 +478,12 @@ mod tests {
     fn impossible_layout_is_refused() {
         let leg = r#"{"brick":"00000000-0000-0000-0000-000000000001",
             "slice":"00000000-0000-0000-0000-000000000002","state":"in-sync"}"#;
-        let column =
-            |legs: usize| format!(r#"{{"legs":[{}],"round":0}}"#, vec![leg; legs].join(","));
+        let column = |legs: usize| {
+            format!(
+                r#"{{"legs":[{}],"lost_since":0}}"#,
+                vec![leg; legs].join(",")
+            )
+        };
         let check = |bytes: u64, columns: usize, legs: usize, segments: usize| {
             let columns = vec![column(legs); columns].join(",");
             let segment = format!(r#"{{"bytes":{bytes},"columns":[{columns}]}}"#);
@@ -532,6 +558,21 @@ mod tests {
     }
 
     #[test]
+    fn round_of_earlier_build_is_read_as_first_epoch() {
+        let read = |fields: serde_json::Value| {
+            let column = serde_json::from_value::<Column>(fields);
+            column.map(|column| column.lost_since.0).ok()
+        };
+        for (round, lost_since) in [(0, 0), (1, 1), (15, 1)] {
+            let column = serde_json::json!({"legs": [], "round": round});
+            assert_eq!(read(column), Some(lost_since));
+        }
+        let both = serde_json::json!({"legs": [], "round": 3, "lost_since": 7});
+        assert_eq!(read(both), Some(7));
+        assert_eq!(read(serde_json::json!({"legs": []})), None);
+    }
+
+    #[test]
     fn state_of_replica_is_stored_under_earlier_name() {
         let written = serde_json::to_value(LEG).expect("JSON");
         assert_eq!(written["state"], "following");
@@ -545,7 +586,7 @@ mod tests {
     fn layout(segments: &[(usize, u64)]) -> Layout {
         let column = Column {
             legs: vec![],
-            round: 0,
+            lost_since: EpochNumber(0),
         };
         let segment = |&(columns, units): &(usize, u64)| Segment {
             bytes: units * columns as u64 * STRIPE_BYTES,

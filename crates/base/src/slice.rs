@@ -13,6 +13,8 @@ use std::time::Instant;
 
 /// Bytes of the longest write or read of a slice; volumes split longer ones.
 pub const SLICE_IO_BYTES_MAX: u32 = 1 << 20;
+/// Pages of one [`SliceRequest::Copy`].
+pub const COPY_PAGES_MAX: usize = 128;
 /// Entries of one answer that lists something.
 pub const LIST_ENTRIES_MAX: usize = 4096;
 /// Requests in flight on one leg.
@@ -164,10 +166,10 @@ pub enum SliceRequest {
         /// At most [`LIST_ENTRIES_MAX`].
         count: u32,
     },
-    /// The pages changed in a degraded round, discards included.
+    /// The pages born at an epoch or since, holes included. A page of unknown birth is one of them.
     Dirty {
-        /// 1 to 15.
-        round: u8,
+        /// The oldest birth.
+        since: Epoch,
         /// The first page to check.
         from: PageNo,
     },
@@ -181,13 +183,29 @@ pub enum SliceRequest {
     /// The legs were reconciled: clears the list of [`SliceRequest::InFlight`].
     ForgetInFlight,
     /// A barrier: refuses older epochs. It returns when every operation admitted before has ended
-    /// and is in the answer to `InFlight`. A round other than 0 is stamped on all later writes, and
-    /// on the pages of the operations in flight.
+    /// and is in the answer to `InFlight`. All later changes are born at this epoch or above.
     RaiseEpoch {
         /// At least the present one.
         epoch: Epoch,
-        /// 0 to 15.
-        round: u8,
+    },
+    /// The birth of each page of a run.
+    Births {
+        /// The first page.
+        page: PageNo,
+        /// At most [`LIST_ENTRIES_MAX`].
+        count: u32,
+    },
+    /// Replaces whole pages by copies that keep their births. Each page changes as a whole or not at
+    /// all.
+    Copy {
+        /// The first page.
+        page: PageNo,
+        /// One per page, at most [`COPY_PAGES_MAX`]. 0 for an unknown birth: the page is born now.
+        births: Vec<Epoch>,
+        /// The bytes of the pages. Empty if all of them are holes.
+        data: Bytes,
+        /// Its order.
+        stamp: Stamp,
     },
 }
 
@@ -198,8 +216,9 @@ impl SliceRequest {
         match self {
             SliceRequest::Write { stamp, .. }
             | SliceRequest::Clear { stamp, .. }
-            | SliceRequest::Transact { stamp, .. } => Some(stamp.epoch),
-            SliceRequest::RaiseEpoch { epoch, .. } => Some(*epoch),
+            | SliceRequest::Transact { stamp, .. }
+            | SliceRequest::Copy { stamp, .. } => Some(stamp.epoch),
+            SliceRequest::RaiseEpoch { epoch } => Some(*epoch),
             _ => None,
         }
     }
@@ -209,7 +228,10 @@ impl SliceRequest {
     pub fn is_change(&self) -> bool {
         matches!(
             self,
-            SliceRequest::Write { .. } | SliceRequest::Clear { .. } | SliceRequest::Transact { .. }
+            SliceRequest::Write { .. }
+                | SliceRequest::Clear { .. }
+                | SliceRequest::Transact { .. }
+                | SliceRequest::Copy { .. }
         )
     }
 }
@@ -247,6 +269,8 @@ pub enum SliceReply {
     Extents(Vec<Extent>),
     /// One per page.
     Checksums(Vec<u32>),
+    /// One per page. 0 if it is unknown, or if the page was never written.
+    Births(Vec<Epoch>),
     /// Dirty runs in order, and where to go on, if there is more.
     Dirty {
         /// At most [`LIST_ENTRIES_MAX`].
@@ -379,8 +403,6 @@ pub struct SliceInfo {
     pub size_bytes: u64,
     /// Its fencing number.
     pub epoch: u32,
-    /// The degraded round stamped on writes.
-    pub round: u8,
 }
 
 /// A brick's information about itself.

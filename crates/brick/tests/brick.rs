@@ -1,4 +1,4 @@
-//! Bricks on real files: workers, epochs, rounds, the state after a dead connection, and files that
+//! Bricks on real files: workers, epochs, births, the state after a dead connection, and files that
 //! are no pools.
 
 use bytes::Bytes;
@@ -204,7 +204,7 @@ fn check_requests<M: Media + Send + Sync + 'static>(brick: &Arc<Brick<M>>) {
 }
 
 #[test]
-fn epochs_fence_and_rounds_are_tracked() {
+fn epochs_fence_and_births_are_tracked() {
     let home = PoolDir::new("/dev/shm");
     let (brick, _keeper) = home.open();
     brick.create(SLICE, SIZE).expect("room");
@@ -216,10 +216,7 @@ fn epochs_fence_and_rounds_are_tracked() {
     );
     check(
         &mut new,
-        SliceRequest::RaiseEpoch {
-            epoch: Epoch(2),
-            round: 4,
-        },
+        SliceRequest::RaiseEpoch { epoch: Epoch(2) },
         Ok(SliceReply::Done),
     );
     let fenced = Err(SliceError::StaleEpoch { current: Epoch(2) });
@@ -258,63 +255,34 @@ fn epochs_fence_and_rounds_are_tracked() {
         write(40960, vec![3; 8192], stamp(2, 3)),
         Ok(SliceReply::Done),
     );
-    // The page in flight was stamped, and so was the new write.
-    let runs = vec![
-        PageRun {
-            page: PageNo(0),
-            count: 1,
-        },
-        PageRun {
-            page: PageNo(10),
-            count: 2,
-        },
-    ];
-    let dirty = SliceRequest::Dirty {
-        round: 4,
-        from: PageNo(0),
+    let dirty = |worker: &mut Worker, since, expected: &[(u64, u64)]| {
+        let (since, from) = (Epoch(since), PageNo(0));
+        let run = |&(page, count)| PageRun {
+            page: PageNo(page),
+            count,
+        };
+        let runs = expected.iter().map(run).collect();
+        let reply = SliceReply::Dirty { runs, next: None };
+        check(worker, SliceRequest::Dirty { since, from }, Ok(reply));
     };
-    check(&mut new, dirty, Ok(SliceReply::Dirty { runs, next: None }));
-    // Without a round, a write of a whole page clears the stamp and a partial one keeps it.
+    // The page in flight was born before.
+    dirty(&mut new, 2, &[(10, 2)]);
+    dirty(&mut new, 1, &[(0, 1), (10, 2)]);
+    // A barrier marks nothing. A part of a page counts as the whole.
     check(
         &mut new,
-        SliceRequest::RaiseEpoch {
-            epoch: Epoch(3),
-            round: 0,
-        },
+        SliceRequest::RaiseEpoch { epoch: Epoch(3) },
         Ok(SliceReply::Done),
     );
-    check(
-        &mut new,
-        write(40960, vec![4; 4096], stamp(3, 4)),
-        Ok(SliceReply::Done),
-    );
+    dirty(&mut new, 3, &[]);
     check(
         &mut new,
         write(45056, vec![4; 1], stamp(3, 5)),
         Ok(SliceReply::Done),
     );
-    let runs = vec![
-        PageRun {
-            page: PageNo(0),
-            count: 1,
-        },
-        PageRun {
-            page: PageNo(11),
-            count: 1,
-        },
-    ];
-    let dirty = SliceRequest::Dirty {
-        round: 4,
-        from: PageNo(0),
-    };
-    check(&mut new, dirty, Ok(SliceReply::Dirty { runs, next: None }));
-    let low = new.execute(
-        0,
-        SliceRequest::RaiseEpoch {
-            epoch: Epoch(1),
-            round: 0,
-        },
-    );
+    dirty(&mut new, 3, &[(11, 1)]);
+    dirty(&mut new, 2, &[(10, 2)]);
+    let low = new.execute(0, SliceRequest::RaiseEpoch { epoch: Epoch(1) });
     assert_eq!(low, Err(SliceError::StaleEpoch { current: Epoch(3) }));
 }
 
@@ -323,22 +291,19 @@ fn older_connection_is_refused_under_same_epoch() {
     let home = PoolDir::new("/dev/shm");
     let (brick, _keeper) = home.open();
     brick.create(SLICE, SIZE).expect("room");
-    let raise = |round| SliceRequest::RaiseEpoch {
-        epoch: Epoch(2),
-        round,
-    };
+    let raise = || SliceRequest::RaiseEpoch { epoch: Epoch(2) };
     let mut old = worker(&brick, 2);
-    check(&mut old, raise(0), Ok(SliceReply::Done));
+    check(&mut old, raise(), Ok(SliceReply::Done));
     check(
         &mut old,
         write(0, vec![1; 4096], stamp(2, 1)),
         Ok(SliceReply::Done),
     );
     let (mut keeper, mut channel) = (worker(&brick, 2), worker(&brick, 2));
-    check(&mut keeper, raise(0), Ok(SliceReply::Done));
+    check(&mut keeper, raise(), Ok(SliceReply::Done));
     for request in [
         write(0, vec![1; 4096], stamp(2, 1)),
-        raise(5),
+        raise(),
         SliceRequest::ForgetInFlight,
     ] {
         let refused = old.execute(0, request);
@@ -414,7 +379,6 @@ fn fenced_client_clears_no_in_flight_operations() {
     brick.create(SLICE, SIZE).expect("room");
     let raise = |epoch| SliceRequest::RaiseEpoch {
         epoch: Epoch(epoch),
-        round: 0,
     };
     let mut old = worker(&brick, 1);
     check(&mut old, raise(1), Ok(SliceReply::Done));
@@ -479,7 +443,7 @@ fn closed_connection_leaves_its_open_operations() {
     };
     assert_eq!(told(two.execute(0, SliceRequest::InFlight)), [4, 5]);
     drop(two);
-    // A new brick on the same pool has the same epoch and round.
+    // A new brick on the same pool has the same epoch.
     keeper.stop();
     drop(brick);
     let (brick, _keeper) = home.open();
@@ -806,10 +770,7 @@ fn busy_clients_survive_a_barrier() {
             }
             step(first);
         });
-        let raise = SliceRequest::RaiseEpoch {
-            epoch: Epoch(2),
-            round: 0,
-        };
+        let raise = SliceRequest::RaiseEpoch { epoch: Epoch(2) };
         check(&mut worker, raise, Ok(SliceReply::Done));
         busy.join().expect("no panic");
     });

@@ -200,8 +200,8 @@ fn barrier_ends_lock_holder_and_not_waiter() {
             std::thread::yield_now();
         }
         let barrier = scope.spawn(|| {
-            let (epoch, round) = (Epoch(2), 0);
-            brick.execute_as_owner(SLICE, Epoch(2), SliceRequest::RaiseEpoch { epoch, round })
+            let epoch = Epoch(2);
+            brick.execute_as_owner(SLICE, epoch, SliceRequest::RaiseEpoch { epoch })
         });
         let began = Instant::now();
         let ended = loop {

@@ -14,7 +14,8 @@
 //!  6  role       1    0  magic   4   "PMOK"
 //!  7  purpose    1    4  status  1   0 welcome, else as in a hello
 //!  8  status     1    5  zero    3
-//!  9  zero       7
+//!  9  zero       3
+//! 12  features   4
 //! 16  identity  16
 //! 32  nonce     32
 //! ```
@@ -22,7 +23,8 @@
 //! `min` and `max` are versions of the messages that follow; the highest that
 //! both know is used. Role: 1 client, 2 server. Purpose, of the client: 1
 //! control, 2 session. Status, of the server: 0 go on, 1 no common version,
-//! 2 wrong key, 3 too many connections, 4 unknown purpose. Identity: the client's, or the
+//! 2 wrong key, 3 too many connections, 4 unknown purpose, 5 unknown feature. Features: each bit is a
+//! feature that the sender needs the other end to know; bit 31 says that the protocol is a draft. Identity: the client's, or the
 //! brick's.
 //!
 //! Invariants: this is a pure state machine, without I/O, clock or randomness. A proof covers every
@@ -83,6 +85,10 @@ impl Purpose {
     }
 }
 
+/// The features that this build needs and knows, as bits: the protocol is a draft. The first build
+/// after the freeze does not know that bit.
+pub const FEATURES: u32 = 1 << 31;
+
 /// The first and last version that an end speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Versions {
@@ -123,6 +129,17 @@ pub enum AuthError {
         theirs: Versions,
         /// Ours.
         ours: Versions,
+    },
+    /// An end needs a feature that the other does not know.
+    #[error(
+        "no common protocol features: the peer needs {theirs:#010x}, this end {ours:#010x}; \
+         update the older one"
+    )]
+    Features {
+        /// The bits of the peer's.
+        theirs: u32,
+        /// The bits of ours.
+        ours: u32,
     },
     /// The proof is wrong.
     #[error("the peer has another cluster key; give both ends the same key file")]
@@ -222,6 +239,7 @@ impl<'a> ClientHandshake<'a> {
             .split_first_chunk::<HELLO_BYTES>()
             .ok_or(AuthError::NotAHello)?;
         let server = Hello::decode(hello, SERVER_ROLE)?;
+        server.check_features()?;
         check_status(server.status, server.versions(), self.versions)?;
         check(self.key, SERVER_LABEL, &self.hello, hello, proof)?;
         let common = self.versions.common(server.versions());
@@ -278,6 +296,8 @@ impl<'a> ServerHandshake<'a> {
         let agreed = common.and_then(|version| {
             let purpose = Purpose::from_code(client.purpose);
             let purpose = purpose.ok_or((HandshakeStatus::NoPurpose, AuthError::Purpose))?;
+            let features = client.check_features();
+            features.map_err(|cause| (HandshakeStatus::NoFeature, cause))?;
             Ok((version, purpose))
         });
         let mut server = Hello::new(versions, SERVER_ROLE, client.purpose, identity, nonce);

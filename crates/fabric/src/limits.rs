@@ -1,7 +1,7 @@
 //! Limits of every length, queue and wait of the fabric, with their reasons.
 
-use crate::message::PART_BYTES;
-use pagemesh_base::slice::{LIST_ENTRIES_MAX, SLICE_IO_BYTES_MAX};
+use crate::message::{BIRTH_BYTES, PART_BYTES};
+use pagemesh_base::slice::{COPY_PAGES_MAX, LIST_ENTRIES_MAX, SLICE_IO_BYTES_MAX};
 use pagemesh_base::space::{EXTENTS_MAX, TRANSACTION_PAGES_MAX};
 use pagemesh_base::units::PAGE_BYTES;
 use std::time::Duration;
@@ -20,6 +20,10 @@ const _: () = assert!(EXTENTS_MAX * 8 <= BODY_BYTES_MAX as usize);
 pub const TRANSACTION_BYTES_MAX: u32 =
     TRANSACTION_PAGES_MAX as u32 * (PAGE_BYTES + PART_BYTES) as u32;
 const _: () = assert!(TRANSACTION_BYTES_MAX <= BODY_BYTES_MAX);
+
+/// Bytes of the longest body of a copy: the pages, and a birth of each.
+pub const COPY_BYTES_MAX: u32 = (COPY_PAGES_MAX * (PAGE_BYTES + BIRTH_BYTES)) as u32;
+const _: () = assert!(COPY_BYTES_MAX <= BODY_BYTES_MAX);
 
 /// Bytes taken with one receive: a batch of thirty 4 KiB writes. Larger ones
 /// would fall out of the second-level cache before they are used.
@@ -57,8 +61,6 @@ pub const DEFERRED_BYTES_MAX: usize = 16 << 20;
 /// Bytes of the longest clear, as `SliceRequest::Clear` promises. A brick frees them without
 /// delaying the connection's other requests.
 pub const CLEAR_BYTES_MAX: u64 = 1 << 30;
-/// The highest degraded round: the 4 bits that a slot has for it.
-pub const ROUND_MAX: u8 = 15;
 
 /// Connections of one server, each a thread and at most one session, unless its pool has more sessions.
 pub const CONNECTIONS_MAX: usize = 512;

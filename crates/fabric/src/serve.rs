@@ -467,7 +467,7 @@ fn list(brick: &dyn BrickControl, after: Option<SliceId>) -> Answer {
 /// Bytes that a request holds until it is finished: its own data, or its reply's.
 fn held_bytes(request: &SliceRequest) -> usize {
     match request {
-        SliceRequest::Write { data, .. } => data.len(),
+        SliceRequest::Write { data, .. } | SliceRequest::Copy { data, .. } => data.len(),
         SliceRequest::Transact { parts, .. } => parts.iter().map(written_bytes).sum(),
         SliceRequest::Read { len, .. } => *len as usize,
         _ => 0,

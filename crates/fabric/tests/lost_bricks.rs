@@ -421,7 +421,6 @@ fn listing_without_progress_ends() {
         slice: SLICE,
         size_bytes: 1,
         epoch: 1,
-        round: 0,
     };
     let impostor = FakeBrick::authenticated(move |mut raw| {
         for _ in 0..2 {

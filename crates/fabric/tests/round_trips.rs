@@ -3,7 +3,7 @@
 mod support;
 
 use bytes::Bytes;
-use pagemesh_base::ids::{Epoch, PageNo};
+use pagemesh_base::ids::{EPOCH_MAX, Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::*;
 use pagemesh_base::space::Extent;
@@ -61,8 +61,20 @@ fn exchanges() -> Vec<(SliceRequest, Result<SliceReply, SliceError>)> {
         data: Bytes::from(pattern(777)),
         stamp,
     };
-    let listed = |round| SliceRequest::Dirty { round, from: page };
-    let raise = |round| SliceRequest::RaiseEpoch { epoch, round };
+    let listed = |since| SliceRequest::Dirty {
+        since: Epoch(since),
+        from: page,
+    };
+    let raise = |epoch| SliceRequest::RaiseEpoch {
+        epoch: Epoch(epoch),
+    };
+    let copied = |data: Vec<u8>| SliceRequest::Copy {
+        page,
+        births: vec![Epoch(3), Epoch(0)],
+        data: data.into(),
+        stamp,
+    };
+    let births = SliceRequest::Births { page, count: 2 };
     let sums = SliceRequest::Checksums { page, count: 2 };
     let extents = SliceRequest::Extents { offset, len };
     let found = vec![extent(4096, true), extent(1 << 40, false)];
@@ -86,15 +98,18 @@ fn exchanges() -> Vec<(SliceRequest, Result<SliceReply, SliceError>)> {
         (extents, Ok(SliceReply::Extents(found))),
         (sums, Ok(SliceReply::Checksums(vec![1, u32::MAX]))),
         (listed(1), Ok(dirty(Some(PageNo(77))))),
-        (listed(15), Ok(dirty(None))),
+        (listed(EPOCH_MAX), Ok(dirty(None))),
+        (births, Ok(SliceReply::Births(vec![Epoch(5), Epoch(0)]))),
+        (copied(pattern(8192)), Ok(SliceReply::Done)),
+        (copied(Vec::new()), Ok(SliceReply::Done)),
         (SliceRequest::InFlight, Ok(SliceReply::InFlight(None))),
         (
             SliceRequest::InFlight,
             Ok(SliceReply::InFlight(Some(vec![operation; 4]))),
         ),
         (SliceRequest::ForgetInFlight, Ok(SliceReply::Done)),
-        (raise(0), Ok(SliceReply::Done)),
-        (raise(15), Ok(SliceReply::Done)),
+        (raise(1), Ok(SliceReply::Done)),
+        (raise(EPOCH_MAX), Ok(SliceReply::Done)),
         (written, Err(SliceError::StaleEpoch { current: Epoch(5) })),
         (clear, Err(SliceError::NoSpace)),
         (read(0, 1), Err(SliceError::Damaged { offset: 4096 })),
@@ -405,8 +420,8 @@ fn fenced_client_is_told_the_epoch() {
     let memory = MemoryBrick::new();
     let server = serve(&memory);
     let (mut old, mut new) = (attach(&server), attach(&server));
-    let (epoch, round) = (Epoch(2), 0);
-    let raised = execute(&mut new, SliceRequest::RaiseEpoch { epoch, round });
+    let epoch = Epoch(2);
+    let raised = execute(&mut new, SliceRequest::RaiseEpoch { epoch });
     assert_eq!(raised, Ok(SliceReply::Done));
     let refused = execute(&mut old, write(0, vec![1; 8]));
     assert_eq!(refused, Err(SliceError::StaleEpoch { current: epoch }));
@@ -438,7 +453,7 @@ fn requests_beyond_limits_never_reach_the_handler() {
     let mut raw = RawConnection::client(server.address(), Purpose::Session);
     let (slice, epoch) = (SLICE, Epoch(1));
     assert!(raw.ask(&Request::Attach { slice, epoch }).is_ok());
-    let (offset, page, from) = (0, PageNo(0), PageNo(0));
+    let (offset, page) = (0, PageNo(0));
     for request in [
         read(0, u32::MAX),
         SliceRequest::Clear {
@@ -449,9 +464,10 @@ fn requests_beyond_limits_never_reach_the_handler() {
         transact(vec![clear_pages(0, 65)], stamp(1)),
         transact(vec![clear_pages(4, 2), write_pages(5, 1)], stamp(1)),
         SliceRequest::Checksums { page, count: 4097 },
-        SliceRequest::Dirty { round: 0, from },
-        SliceRequest::Dirty { round: 16, from },
-        SliceRequest::RaiseEpoch { epoch, round: 16 },
+        SliceRequest::Births { page, count: 4097 },
+        SliceRequest::RaiseEpoch {
+            epoch: Epoch(EPOCH_MAX + 1),
+        },
     ] {
         let handle = 0;
         let answer = raw.ask(&Request::Slice { handle, request });

@@ -1,29 +1,24 @@
 //! The pure state machine of a layout: which changes are legal.
 //!
 //! Invariants: every column keeps an in-sync leg. The epoch only rises, by one with each change. A
-//! column's round is non-zero exactly while one of its legs is neither in-sync nor an asynchronous replica in step. A new
-//! round is the one after the last (1 comes after 15). A change happens as a whole or not at all.
+//! column names the epoch of its oldest loss exactly while one of its legs is neither in-sync nor an asynchronous
+//! replica in step. A change happens as a whole or not at all.
 //!
 //! No clock, no I/O, no randomness. The callers check whether a client may request a change.
 
 use crate::shape::VOLUME_BYTES_MAX;
+use pagemesh_base::ids::EPOCH_MAX;
 use pagemesh_base::layout::{
     COLUMNS_MAX, Column, EpochNumber, LEGS_MAX, Layout, Leg, LegState, SEGMENTS_MAX, Segment,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// The highest degraded round: the largest value of a slot's track bits.
-pub const ROUND_MAX: u8 = 15;
-
-/// A layout, and the rounds that it must remember.
+/// A layout that only legal changes make.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayoutState {
     /// The layout.
     pub layout: Layout,
-    /// The last used round of each segment and column. A round is never used twice in a row;
-    /// otherwise pages stamped in the earlier one would count as new.
-    pub last_rounds: Vec<Vec<u8>>,
 }
 
 /// A transition of one leg.
@@ -129,8 +124,8 @@ pub enum LayoutChangeError {
     /// The volume has grown too often.
     #[error("the volume would have more than {SEGMENTS_MAX} segments")]
     TooManySegments,
-    /// The volume has used all four billion epochs.
-    #[error("the volume's epochs are used up")]
+    /// The volume has used every epoch.
+    #[error("the volume has used all {EPOCH_MAX} epochs; copy its data to a new volume")]
     EpochOverflow,
 }
 
@@ -138,11 +133,7 @@ impl LayoutState {
     /// The layout state of a new volume.
     #[must_use]
     pub fn new(layout: Layout) -> LayoutState {
-        let last_rounds = layout.segments.iter().map(initial_rounds).collect();
-        LayoutState {
-            layout,
-            last_rounds,
-        }
+        LayoutState { layout }
     }
 
     /// Whether legal changes can lead to this state; a state read from disk may be anything.
@@ -152,17 +143,17 @@ impl LayoutState {
         let bytes = segments
             .iter()
             .try_fold(0u64, |sum, segment| sum.checked_add(segment.bytes));
-        let sound = |(segment, rounds): (&Segment, &Vec<u8>)| {
+        let epoch = self.layout.epoch;
+        let sound = |segment: &Segment| {
             let columns = segment.columns.len();
             (1..=COLUMNS_MAX).contains(&columns)
                 && segment.bytes.is_multiple_of(columns as u64)
-                && columns == rounds.len()
-                && segment.columns.iter().zip(rounds).all(is_column_sound)
+                && segment.columns.iter().all(|it| is_column_sound(it, epoch))
         };
         (1..=SEGMENTS_MAX).contains(&segments.len())
             && bytes.is_some_and(|bytes| bytes <= VOLUME_BYTES_MAX)
-            && segments.len() == self.last_rounds.len()
-            && segments.iter().zip(&self.last_rounds).all(sound)
+            && epoch.0 <= EPOCH_MAX
+            && segments.iter().all(sound)
     }
 
     /// The layout state after a change.
@@ -171,6 +162,9 @@ impl LayoutState {
     /// When the change is illegal; the current state stays unchanged.
     pub fn apply(&self, change: &LayoutChange) -> Result<LayoutState, LayoutChangeError> {
         let mut next = self.clone();
+        let epoch = next.layout.epoch.0.checked_add(1);
+        let epoch = epoch.filter(|&epoch| epoch <= EPOCH_MAX);
+        let epoch = EpochNumber(epoch.ok_or(LayoutChangeError::EpochOverflow)?);
         match change {
             LayoutChange::Attach => {}
             LayoutChange::Legs {
@@ -182,8 +176,8 @@ impl LayoutState {
             LayoutChange::RemoveLeg(copy) => next.remove_leg(*copy)?,
             LayoutChange::Promote(copy) => next.promote(*copy)?,
         }
-        let epoch = next.layout.epoch.0.checked_add(1);
-        next.layout.epoch = EpochNumber(epoch.ok_or(LayoutChangeError::EpochOverflow)?);
+        next.layout.epoch = epoch;
+        next.update_losses()?;
         Ok(next)
     }
 
@@ -191,7 +185,6 @@ impl LayoutState {
         if segments.is_empty() || self.layout.segments.len() + segments.len() > SEGMENTS_MAX {
             return Err(LayoutChangeError::TooManySegments);
         }
-        self.last_rounds.extend(segments.iter().map(initial_rounds));
         self.layout.segments.extend_from_slice(segments);
         Ok(())
     }
@@ -216,14 +209,14 @@ impl LayoutState {
                 });
             }
         }
-        self.update_all_rounds()
+        Ok(())
     }
 
     fn remove_leg(&mut self, copy: usize) -> Result<(), LayoutChangeError> {
         for column in self.columns_with_leg(copy)? {
             column.legs.remove(copy);
         }
-        self.update_all_rounds()
+        Ok(())
     }
 
     fn promote(&mut self, copy: usize) -> Result<(), LayoutChangeError> {
@@ -242,7 +235,7 @@ impl LayoutState {
                 leg.asynchronous &= number != copy;
             }
         }
-        self.update_all_rounds()
+        Ok(())
     }
 
     /// All columns, if each has a leg of this number.
@@ -255,10 +248,20 @@ impl LayoutState {
         }
     }
 
-    fn update_all_rounds(&mut self) -> Result<(), LayoutChangeError> {
-        for segment in 0..self.layout.segments.len() {
-            for column in 0..self.layout.segments[segment].columns.len() {
-                self.update_round(segment, column)?;
+    /// Checks each column, and sets the epoch of its oldest loss. The survivors are at the layout's
+    /// epoch before they change anything that a lost leg misses, except for the operations in flight.
+    fn update_losses(&mut self) -> Result<(), LayoutChangeError> {
+        let epoch = self.layout.epoch;
+        for (segment, of) in self.layout.segments.iter_mut().enumerate() {
+            for (column, it) in of.columns.iter_mut().enumerate() {
+                if count_in_sync(it) == 0 {
+                    return Err(LayoutChangeError::LastInSync { segment, column });
+                }
+                match it.legs.iter().all(|leg| is_up_to_date(leg.state)) {
+                    true => it.lost_since = EpochNumber(0),
+                    false if it.lost_since == EpochNumber(0) => it.lost_since = epoch,
+                    false => {}
+                }
             }
         }
         Ok(())
@@ -287,10 +290,7 @@ impl LayoutState {
             }
             self.apply_transition(turn)?;
         }
-        let columns: BTreeSet<_> = turns.iter().map(|t| (t.segment, t.column)).collect();
-        columns
-            .into_iter()
-            .try_for_each(|(segment, column)| self.update_round(segment, column))
+        Ok(())
     }
 
     fn apply_transition(&mut self, turn: &LegTransition) -> Result<(), LayoutChangeError> {
@@ -311,7 +311,7 @@ impl LayoutState {
             // A client's older request to let it follow may still arrive; it then fails with an
             // epoch conflict.
             (LegState::Stale, LegState::Stale) if leg.asynchronous => {}
-            // No round records which changes an asynchronous replica lacked.
+            // No epoch tells which changes an asynchronous replica lacked.
             (LegState::AsyncReplica, LegState::Stale) => leg.needs_full_resync = true,
             (from, to) => return Err(LayoutChangeError::IllegalTransition { from, to }),
         }
@@ -321,44 +321,21 @@ impl LayoutState {
         }
         Ok(())
     }
-
-    /// Checks a changed column, and sets its round.
-    fn update_round(&mut self, segment: usize, column: usize) -> Result<(), LayoutChangeError> {
-        let it = &mut self.layout.segments[segment].columns[column];
-        let last = &mut self.last_rounds[segment][column];
-        if count_in_sync(it) == 0 {
-            return Err(LayoutChangeError::LastInSync { segment, column });
-        }
-        match it.legs.iter().all(|leg| is_up_to_date(leg.state)) {
-            true => it.round = 0,
-            false if it.round == 0 => {
-                *last = *last % ROUND_MAX + 1;
-                it.round = *last;
-            }
-            false => {}
-        }
-        Ok(())
-    }
 }
 
-/// Whether a leg needs no round to track its missing writes.
+/// Whether a leg misses no writes that a column must remember.
 #[must_use]
 pub fn is_up_to_date(state: LegState) -> bool {
     matches!(state, LegState::InSync | LegState::AsyncReplica)
 }
 
-fn initial_rounds(segment: &Segment) -> Vec<u8> {
-    segment.columns.iter().map(|column| column.round).collect()
-}
-
-fn is_column_sound((column, last): (&Column, &u8)) -> bool {
+fn is_column_sound(column: &Column, epoch: EpochNumber) -> bool {
     let all = column.legs.iter().all(|leg| is_up_to_date(leg.state));
     let is_replica = |leg: &Leg| leg.state == LegState::AsyncReplica;
     (1..=LEGS_MAX).contains(&column.legs.len())
         && count_in_sync(column) > 0
-        && *last <= ROUND_MAX
-        && column.round == if all { 0 } else { *last }
-        && (all || *last > 0)
+        && column.lost_since <= epoch
+        && (column.lost_since == EpochNumber(0)) == all
         && column
             .legs
             .iter()

@@ -52,7 +52,7 @@ impl BrickRecord {
 /// A volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeRecord {
-    /// The layout and its rounds.
+    /// The layout.
     #[serde(rename = "ledger")]
     pub layout_state: LayoutState,
     /// The requested shape; growing keeps it.

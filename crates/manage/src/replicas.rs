@@ -13,7 +13,7 @@ use crate::volumes::check_not_busy;
 use crate::wire::{AttachReplica, ChooseReplica, VolumeDetail};
 use pagemesh_base::brick_name::BrickRef;
 use pagemesh_base::layout::{
-    BrickId, Column, LEGS_MAX, Leg, LegState, Segment, SliceId, VolumeName,
+    BrickId, Column, EpochNumber, LEGS_MAX, Leg, LegState, Segment, SliceId, VolumeName,
 };
 
 impl Manager {
@@ -352,7 +352,7 @@ impl Manager {
                 empty: true,
                 asynchronous,
             }],
-            round: 0,
+            lost_since: EpochNumber(0),
         };
         let copy = segments.iter().map(|segment| Segment {
             bytes: segment.bytes,

@@ -16,7 +16,7 @@ pub(crate) struct VolumeSummary {
     pub health: VolumeHealth,
     /// Bytes of the layout.
     pub layout_bytes: u64,
-    /// Whether a column has a degraded round.
+    /// Whether a column has a leg that misses writes.
     pub is_degraded: bool,
     /// Legs on bricks that do not live.
     pub unreachable_legs: usize,
@@ -49,7 +49,7 @@ impl VolumeSummary {
         VolumeSummary {
             health: health(layout),
             layout_bytes: layout.size_bytes(),
-            is_degraded: layout.columns().any(|column| column.round != 0),
+            is_degraded: layout.columns().any(|column| column.lost_since.0 != 0),
             unreachable_legs: unreachable.count(),
         }
     }

@@ -487,7 +487,7 @@ fn to_segment(placed: &PlacedSegment, new_id: fn() -> Uuid) -> Segment {
     };
     let column = |bricks: &Vec<BrickId>| Column {
         legs: bricks.iter().map(leg).collect(),
-        round: 0,
+        lost_since: EpochNumber(0),
     };
     Segment {
         bytes: placed.bytes,

@@ -52,7 +52,7 @@ fn layout() -> Layout {
             leg(slice, LegState::InSync),
             leg(slice + 1, LegState::Stale),
         ],
-        round: 1,
+        lost_since: EpochNumber(6),
     };
     Layout {
         volume: Uuid::from_u128(1),
@@ -532,10 +532,7 @@ fn fuzz_store_record() {
         reported_lost: false,
     };
     let volume = VolumeRecord {
-        layout_state: LayoutState {
-            layout: layout(),
-            last_rounds: vec![vec![1, 1]],
-        },
+        layout_state: LayoutState { layout: layout() },
         shape: Shape {
             kind: LayoutKind::Mirror,
             columns: 1,

@@ -138,20 +138,20 @@ struct VolumeModel {
     epoch: u32,
     bytes: u64,
     attached: Option<u32>,
-    /// By segment, column and leg, with the column's round and its last round.
-    legs: Vec<Vec<(Vec<LegState>, u8, u8)>>,
+    /// By segment, column and leg, with the epoch of the column's oldest loss.
+    legs: Vec<Vec<(Vec<LegState>, u32)>>,
     /// The number of the asynchronous copy.
     asynchronous: Option<usize>,
 }
 
-/// Sets the round of a column; returns false if it has no in-sync leg.
-fn update_round((legs, round, last): &mut (Vec<LegState>, u8, u8)) -> bool {
+/// Sets the epoch of a column's oldest loss after a change to `epoch`; returns false if it has no
+/// in-sync leg.
+fn update_loss((legs, lost_since): &mut (Vec<LegState>, u32), epoch: u32) -> bool {
     let is_whole = |leg: &LegState| matches!(leg, LegState::InSync | LegState::AsyncReplica);
     if legs.iter().all(is_whole) {
-        *round = 0;
-    } else if *round == 0 {
-        *last = if *last == 15 { 1 } else { *last + 1 };
-        *round = *last;
+        *lost_since = 0;
+    } else if *lost_since == 0 {
+        *lost_since = epoch;
     }
     legs.contains(&LegState::InSync)
 }
@@ -167,7 +167,7 @@ impl VolumeModel {
         for &(segment, column, leg, to) in turns {
             use LegState::{AsyncReplica, InSync, Stale, Syncing};
             let columns = next.get_mut(segment);
-            let Some((legs, _, _)) = columns.and_then(|columns| columns.get_mut(column)) else {
+            let Some((legs, _)) = columns.and_then(|columns| columns.get_mut(column)) else {
                 return false;
             };
             let Some(state) = legs.get_mut(leg) else {
@@ -187,7 +187,9 @@ impl VolumeModel {
             }
             *state = to;
         }
-        if !next.iter_mut().flatten().all(update_round) {
+        let epoch = self.epoch + 1;
+        let mut columns = next.iter_mut().flatten();
+        if !columns.all(|column| update_loss(column, epoch)) {
             return false;
         }
         self.legs = next;
@@ -247,7 +249,7 @@ impl ModelRun {
                     let columns = |segment: &pagemesh_base::layout::Segment| {
                         let columns = segment.columns.iter();
                         columns
-                            .map(|column| (vec![LegState::InSync; column.legs.len()], 0, 0))
+                            .map(|column| (vec![LegState::InSync; column.legs.len()], 0))
                             .collect()
                     };
                     let model = VolumeModel {
@@ -272,7 +274,7 @@ impl ModelRun {
                     for segment in &grown.volume.layout.segments[model.legs.len()..] {
                         let columns = segment.columns.iter();
                         let fresh = |column: &pagemesh_base::layout::Column| {
-                            (vec![LegState::InSync; column.legs.len()], 0, 0)
+                            (vec![LegState::InSync; column.legs.len()], 0)
                         };
                         model.legs.push(columns.map(fresh).collect());
                     }
@@ -305,11 +307,11 @@ impl ModelRun {
                         assert!(columns.len() == 1 && model.asynchronous.is_none());
                         model.asynchronous = Some(number);
                     }
+                    model.epoch += 1;
                     for column in &mut columns {
                         column.0.push(LegState::Stale);
-                        assert!(update_round(column));
+                        assert!(update_loss(column, model.epoch));
                     }
-                    model.epoch += 1;
                 }
             }
             ModelOp::Attach { name: at } => {
@@ -432,7 +434,7 @@ impl ModelRun {
                     segment
                         .columns
                         .iter()
-                        .map(|column| (states(column), column.round))
+                        .map(|column| (states(column), column.lost_since.0))
                         .collect()
                 })
                 .collect();
@@ -442,7 +444,7 @@ impl ModelRun {
                 .map(|columns| {
                     columns
                         .iter()
-                        .map(|(legs, round, _)| (legs.clone(), *round))
+                        .map(|(legs, lost_since)| (legs.clone(), *lost_since))
                         .collect()
                 })
                 .collect();
@@ -556,8 +558,9 @@ fn wall_clock_jump_changes_nothing() {
     life.finish();
 }
 
+/// A slot had four bits for the number of a loss.
 #[test]
-fn round_after_last_is_first() {
+fn losses_are_not_limited() {
     let mut life = ModelRun::new();
     life.apply(&ModelOp::Create {
         name: 0,
@@ -566,11 +569,12 @@ fn round_after_last_is_first() {
         copies: None,
     });
     use LegState::{InSync, Stale, Syncing};
-    for turn in 0..16 {
+    for turn in 0..40 {
         for to in [Stale, Syncing, InSync] {
             life.change_legs(0, 0, None, &[(0, 0, turn % 2, to)]);
             life.check();
         }
+        let lost_since = life.model[&name("a")].legs[0][0].1;
+        assert_eq!(lost_since, 0, "turn {turn}");
     }
-    assert_eq!(life.model[&name("a")].legs[0][0].2, 1);
 }

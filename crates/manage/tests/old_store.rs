@@ -45,7 +45,8 @@ fn leg(number: u128, state: LegState) -> Leg {
 fn volume() -> VolumeRecord {
     let column = Column {
         legs: vec![leg(1, LegState::InSync), leg(2, LegState::Stale)],
-        round: 4,
+        // The build counted losses in rounds. So the leg misses all that was ever written.
+        lost_since: EpochNumber(1),
     };
     let layout = Layout {
         volume: Uuid::from_u128(100),
@@ -57,10 +58,7 @@ fn volume() -> VolumeRecord {
         }],
     };
     VolumeRecord {
-        layout_state: LayoutState {
-            layout,
-            last_rounds: vec![vec![4]],
-        },
+        layout_state: LayoutState { layout },
         shape: Shape {
             kind: LayoutKind::Mirror,
             columns: 1,

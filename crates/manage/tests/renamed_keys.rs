@@ -104,7 +104,7 @@ fn status_of_replication_is_read_under_both_keys() {
             "columns": 1, "copies": 1, "durability": "process", "epoch": 4, "health": "in-sync",
             "unreachable_legs": 0, "attached": null, "auto_promote": false, "created_unix_s": 1},
         "layout": {"volume": UUID, "name": "v", "epoch": 4, "segments": [{"bytes": 4096, "columns": [
-            {"legs": [{"brick": UUID, "slice": UUID, "state": "in-sync"}], "round": 0}]}]},
+            {"legs": [{"brick": UUID, "slice": UUID, "state": "in-sync"}], "lost_since": 0}]}]},
         "bricks": {}, "notes": []});
     let (old, new) = (with(&rest, "told", old), with(&rest, "replication", new));
     check::<VolumeDetail>(&old, &new, &["replication"]);

@@ -102,7 +102,7 @@ fn copies_are_attached_and_detached() {
         (EpochNumber(3), VolumeHealth::Degraded)
     );
     assert_eq!(
-        two.layout.segments[0].columns[0].round, 1,
+        two.layout.segments[0].columns[0].lost_since, two.layout.epoch,
         "changes are tracked"
     );
     assert_eq!(two.info.attached.expect("still").client, "one");
@@ -351,7 +351,7 @@ fn async_replica_state_and_promotion() {
         leg_states(&follows),
         [(InSync, false), (AsyncReplica, false)]
     );
-    assert_eq!(follows.layout.segments[0].columns[0].round, 0);
+    assert_eq!(follows.layout.segments[0].columns[0].lost_since.0, 0);
     assert_eq!(follows.info.health, VolumeHealth::InSync);
     let crashed = cluster.crash_copy_without_heartbeats();
     assert_eq!(crashed.show(&v).expect("there").layout, follows.layout);
@@ -359,7 +359,7 @@ fn async_replica_state_and_promotion() {
     let refusal = crashed.promote_replica(&v, replica_choice(1));
     let refusal = refusal.expect_err("an in-sync copy may live").to_string();
     assert!(refusal.contains("may be"), "{refusal}");
-    // No round records the writes that it lacks.
+    // No epoch tells the writes that it lacks.
     transition_leg(client, 1, &[Stale, AsyncReplica, Stale]);
     assert_eq!(
         leg_states(&client.volume(&v).expect("shown")),

@@ -281,9 +281,8 @@ fn inconsistent_records_are_refused() {
     attempt("v", "\"name\"", "\"name\"");
     attempt("w", "\"name\"", "\"name\"");
     attempt("v", "\"columns\":[{", "\"columns\":[],\"x\":[{");
-    attempt("v", "\"last_rounds\":[[0]]", "\"last_rounds\":[]");
-    attempt("v", "\"last_rounds\":[[0]]", "\"last_rounds\":[[0,0]]");
-    attempt("v", "\"round\":0", "\"round\":1");
+    attempt("v", "\"lost_since\":0", "\"lost_since\":1");
+    attempt("v", "\"lost_since\":0", "\"lost\":0");
     attempt("v", "\"state\":\"in-sync\"", "\"state\":\"stale\"");
     attempt("v", "\"bytes\":1048576", "\"bytes\":18446744073709551615");
     attempt("v", "{", "[");

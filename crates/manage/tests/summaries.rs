@@ -131,7 +131,7 @@ fn check_summaries(manager: &Manager) {
             slices[number.expect("a brick")] += 1;
         }
         let mut columns = shown.layout.columns();
-        degraded += usize::from(columns.any(|column| column.round != 0));
+        degraded += usize::from(columns.any(|column| column.lost_since.0 != 0));
     }
     for brick in &bricks {
         let number = (0..BRICKS).find(|number| brick_id(*number) == brick.brick);

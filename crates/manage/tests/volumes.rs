@@ -239,8 +239,8 @@ fn leg_states_change_by_compare_and_swap() {
 
     let layout = attempt(1, &[leg_change(0, Stale), leg_change(2, Stale)]).expect("changed");
     assert_eq!(
-        (layout.epoch.0, layout.segments[0].columns[0].round),
-        (2, 1)
+        (layout.epoch.0, layout.segments[0].columns[0].lost_since.0),
+        (2, 2)
     );
     assert_eq!(
         client.volume(&v).expect("shown").info.health,
@@ -270,11 +270,12 @@ fn leg_states_change_by_compare_and_swap() {
     );
     let layout = attempt(4, &[leg_change(2, InSync)]).expect("changed");
     assert_eq!(
-        (layout.epoch.0, layout.segments[0].columns[0].round),
+        (layout.epoch.0, layout.segments[0].columns[0].lost_since.0),
         (5, 0)
     );
     let layout = attempt(5, &[leg_change(1, Stale)]).expect("changed");
-    assert_eq!(layout.segments[0].columns[0].round, 2, "another round");
+    let lost = layout.segments[0].columns[0].lost_since;
+    assert_eq!(lost.0, 6, "another loss");
 }
 
 #[test]

@@ -358,8 +358,9 @@ impl Scenario {
     /// Checks that all legs are present and equal.
     pub(crate) fn compare_all_legs(&self) -> Result<(), String> {
         for (number, column) in self.layout()?.columns().enumerate() {
-            if column.round != 0 {
-                return Err(format!("column {number} is in round {}", column.round));
+            let lost_since = column.lost_since.0;
+            if lost_since != 0 {
+                return Err(format!("column {number} lost a leg at {lost_since}"));
             }
         }
         self.compare_legs(&ALL_LEG_STATES)

@@ -191,7 +191,7 @@ fn copies_older_write(request: &SliceRequest, first_value: u64) -> bool {
         matches!(first, Some(Ok(value)) if (1..first_value).contains(&value))
     };
     match request {
-        SliceRequest::Write { data, .. } => is_old(data),
+        SliceRequest::Write { data, .. } | SliceRequest::Copy { data, .. } => is_old(data),
         SliceRequest::Transact { parts, .. } => parts.iter().any(|part| match part {
             TransactionPart::Write { data, .. } => is_old(data),
             TransactionPart::Clear { .. } => false,
@@ -318,7 +318,7 @@ mod tests {
         };
         let column = |number, first| Column {
             legs: vec![leg(number, 0, first), leg(number, 1, InSync)],
-            round: u8::from(first == Stale),
+            lost_since: EpochNumber(u32::from(first == Stale)),
         };
         Layout {
             volume: Uuid::nil(),

@@ -74,7 +74,9 @@ const BLOCK_DEFECTS: &[(Defect, &[&str])] = &[
     (Defect::SyncingLegRead, &[STALE_READ_ERROR]),
     (Defect::StaleLegRead, &[STALE_READ_ERROR]),
     (Defect::RegionNotResynced, DIVERGENCE_ERRORS),
-    (Defect::RoundNotStamped, DIVERGENCE_ERRORS),
+    (Defect::BirthNotStored, DIVERGENCE_ERRORS),
+    (Defect::DirtyAfterLossOnly, DIVERGENCE_ERRORS),
+    (Defect::HoleKeepsBirth, DIVERGENCE_ERRORS),
     (
         Defect::NoBarrier,
         &[SUPERSEDED_ERROR, LEGS_DIFFER_ERROR, LINEARIZABILITY_ERROR],

@@ -23,7 +23,7 @@ fn place(incarnation: u32, position: u64) -> RecordAddress {
 fn record(seq: u64, pages: usize) -> Record {
     let change = |i| Change {
         old: Slot::EMPTY,
-        new: Slot::EMPTY.map(FrameNo(seq * 100 + i), 0),
+        new: Slot::EMPTY.map(FrameNo(seq * 100 + i)),
         sums: PageChecksums {
             crc: seq as u32,
             words: 0,
@@ -38,6 +38,7 @@ fn record(seq: u64, pages: usize) -> Record {
         op: seq,
         open: 0,
         group_position: GroupPosition::default(),
+        kept_birth: None,
         has_second_sum: false,
         patch: Patch::default(),
         changes: (0..pages as u64).map(change).collect(),
@@ -346,10 +347,10 @@ proptest! {
 fn older_patch_format_is_distinguished_from_torn_tail() {
     const KIND_AT: usize = 4;
     const OLDER: u8 = 5;
-    let slot = Slot::EMPTY.map(FrameNo(100), 0);
+    let slot = Slot::EMPTY.map(FrameNo(100));
     let mut older = record(1, 1);
     older.changes[0].old = slot;
-    older.changes[0].new = slot.map(FrameNo(100), 0);
+    older.changes[0].new = slot.map(FrameNo(100));
     older.patch = Patch {
         within: 40,
         len: 200,

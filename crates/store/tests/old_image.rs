@@ -72,7 +72,7 @@ fn make() -> Vec<u8> {
         .expect("room");
     pool.create(SLICE, PAGES * PAGE).expect("room");
     pool.delete(SliceId(Uuid::from_u128(6))).expect("deleted");
-    pool.raise_epoch(SLICE, Epoch(2), 5).expect("no sessions");
+    pool.raise_epoch(SLICE, Epoch(2)).expect("no sessions");
     let mut one = session(&mut pool);
     let handle = pool.handle(SLICE).expect("the slice");
     for (op, (offset, data)) in (1..).zip(steps()) {
@@ -110,7 +110,7 @@ fn stored_pool_of_version_1_is_opened() {
     let slices: Vec<_> = pool.list().map(|it| (it.slice, it.size_bytes)).collect();
     assert_eq!(slices, [(SLICE, PAGES * PAGE)], "{RESOLUTION}");
     let (_, entry) = pool.find(SLICE).expect(RESOLUTION);
-    assert_eq!((entry.epoch, entry.round), (Epoch(2), 5), "{RESOLUTION}");
+    assert_eq!(entry.epoch, Epoch(2), "{RESOLUTION}");
     let listed = pool.in_flight(SLICE).expect(RESOLUTION).expect("a list");
     let told = InFlightOp {
         page: PageNo(200),
@@ -125,6 +125,9 @@ fn stored_pool_of_version_1_is_opened() {
     one.read(&handle, 0, &mut found, Epoch(2))
         .expect(RESOLUTION);
     assert!(found == contents(), "{RESOLUTION}");
+    let births = one.births(&handle, PageNo(10), 5, Epoch(2));
+    let expected = [2, 2, 2, 2, 0].map(Epoch);
+    assert_eq!(births, Ok(expected.to_vec()), "{RESOLUTION}");
     // The pool can be used further.
     while pool.maintain().expect(RESOLUTION) {}
     pool.checkpoint().expect(RESOLUTION);

@@ -211,7 +211,7 @@ fn checkpoint_correction_is_counted_by_next_scrub() {
         assert_eq!(case.scrub().corrected(), 0);
         case.assert_records(true);
         case.after_crash().assert_records(true);
-        assert_eq!(case.pool.raise_epoch(SLICE, Epoch(2), 0).ok(), Some(()));
+        assert_eq!(case.pool.raise_epoch(SLICE, Epoch(2)).ok(), Some(()));
         assert_eq!(case.ops_in_flight(SLICE), Some(vec![4]));
     }
 }
@@ -223,9 +223,7 @@ fn barrier_corrects_listed_records() {
     case.write_records(false);
     let live = case.live_record_bytes();
     case.flip(live[0].start + 56, 0);
-    case.pool
-        .raise_epoch(SLICE, Epoch(2), 0)
-        .expect("a barrier");
+    case.pool.raise_epoch(SLICE, Epoch(2)).expect("a barrier");
     assert_eq!(case.ops_in_flight(SLICE), Some(vec![2]));
     assert_eq!(case.scrub().records, 1);
 }
@@ -274,9 +272,7 @@ fn barrier_skips_unreadable_applied_records() {
     let live = case.live_record_bytes();
     case.flip(live[0].start + 30, 1);
     case.flip(live[0].start + 40, 2);
-    case.pool
-        .raise_epoch(SLICE, Epoch(2), 0)
-        .expect("a barrier");
+    case.pool.raise_epoch(SLICE, Epoch(2)).expect("a barrier");
     assert_eq!(case.ops_in_flight(SLICE), None);
     assert_eq!(case.scrub().corrected(), 0);
 }
@@ -299,9 +295,7 @@ fn scrub_rewrites_damaged_in_flight_entry() {
     for has_overlay in [false, true] {
         let mut case = JournalScrubPool::new(has_overlay);
         case.write_records(false);
-        case.pool
-            .raise_epoch(SLICE, Epoch(2), 0)
-            .expect("a barrier");
+        case.pool.raise_epoch(SLICE, Epoch(2)).expect("a barrier");
         assert_eq!(case.ops_in_flight(SLICE), Some(vec![2]));
         let before = case.media.visible_image().to_bytes();
         let start = case.geometry.in_flight.start as usize;

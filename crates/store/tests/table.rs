@@ -25,7 +25,7 @@ fn locate(media: &Recorder, height: u8, page: PageNo, next: &mut u64) -> usize {
                 let SlotLocation::At(at) = table.locate(level, page).expect("a sound table") else {
                     panic!("the slot of the first unlinked level must exist");
                 };
-                let node = Slot::EMPTY.map(FrameNo(*next), 0);
+                let node = Slot::EMPTY.map(FrameNo(*next));
                 media
                     .compare_exchange(at, 0, node.encode())
                     .expect("an empty slot");
@@ -50,7 +50,7 @@ proptest! {
             let page = if page % 2 == 0 { page % reach(height) } else { page % 700 % reach(height) };
             let at = locate(&media, height, PageNo(page), &mut next);
             let old = model.get(&page).copied().unwrap_or(Slot::EMPTY);
-            let new = old.map(FrameNo(frame), 0);
+            let new = old.map(FrameNo(frame));
             prop_assert_eq!(media.compare_exchange(at, old.encode(), new.encode()), Ok(()));
             model.insert(page, new);
         }
@@ -70,7 +70,7 @@ fn flipped_bit_in_walk_is_error_and_never_another_page() {
     let media = Recorder::new(FRAMES as usize * PAGE_BYTES);
     let page = PageNo(1 << 20 | 3);
     let at = locate(&media, 3, page, &mut 1);
-    let slot = Slot::EMPTY.map(FrameNo(9), 0);
+    let slot = Slot::EMPTY.map(FrameNo(9));
     media.store(at, slot.encode());
     assert_eq!(table(&media, 3).lookup(page), Ok(slot));
     for level in 0..=3 {
@@ -91,7 +91,7 @@ fn flipped_bit_in_walk_is_error_and_never_another_page() {
 fn frames_outside_the_pool_are_not_followed() {
     let media = Recorder::new(FRAMES as usize * PAGE_BYTES);
     for frame in [0, FRAMES, FRAMES_MAX - 1] {
-        media.store(ROOT_AT, Slot::EMPTY.map(FrameNo(frame), 0).encode());
+        media.store(ROOT_AT, Slot::EMPTY.map(FrameNo(frame)).encode());
         let error = table(&media, 2)
             .lookup(PageNo(0))
             .expect_err("no such frame");

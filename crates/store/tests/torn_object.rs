@@ -21,7 +21,7 @@ fn lost_objects(defect: Option<Defect>) -> u64 {
     pool.checkpoint().expect("a sound pool");
     media.take_crash_points();
     defect::set(defect);
-    let raised = pool.raise_epoch(SLICE, Epoch(0x0102_0304), 3);
+    let raised = pool.raise_epoch(SLICE, Epoch(0x0102_0304));
     defect::set(None);
     raised.expect("no sessions");
     let points = media.take_crash_points();

@@ -59,8 +59,8 @@ pub struct ColumnStatus {
     pub segment: usize,
     /// The index of the column in the segment.
     pub column: usize,
-    /// The degraded round; 0 if all legs are in-sync.
-    pub round: u8,
+    /// The epoch of the oldest loss of a leg that is still behind; 0 if none is.
+    pub lost_since: u32,
     /// The legs of the column.
     pub legs: Vec<LegStatus>,
 }

@@ -5,7 +5,7 @@
 
 use super::Brick;
 use pagemesh_base::defect::{self, Defect};
-use pagemesh_base::ids::{Epoch, ObjectId};
+use pagemesh_base::ids::{EPOCH_MAX, Epoch, ObjectId};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::poison::lock;
 use pagemesh_base::slice::{
@@ -72,11 +72,11 @@ impl<M: Media> Brick<M> {
                     .map_err(|cause| self.report_error(cause))?;
                 Ok(SliceReply::Done)
             }
-            SliceRequest::RaiseEpoch { round, .. } if round > 15 => {
-                let cause = format!("round {round} is beyond 15");
+            SliceRequest::RaiseEpoch { epoch } if epoch.0 > EPOCH_MAX => {
+                let cause = format!("epoch {epoch} is beyond the highest, {EPOCH_MAX}");
                 Err(SliceError::OutOfRange(cause))
             }
-            SliceRequest::RaiseEpoch { epoch, round } => {
+            SliceRequest::RaiseEpoch { epoch } => {
                 drop(pool);
                 if let Some(number) = session {
                     self.revoke_older_sessions(slice, epoch, number)?;
@@ -85,7 +85,7 @@ impl<M: Media> Brick<M> {
                     if is_over(pool) {
                         return Ok(false);
                     }
-                    pool.raise_epoch(slice, epoch, round).map(|()| true)
+                    pool.raise_epoch(slice, epoch).map(|()| true)
                 });
                 if raised.map_err(|cause| self.report_error(cause))? {
                     Ok(SliceReply::Done)
@@ -184,7 +184,6 @@ impl<M: Media + Send + Sync> BrickControl for Brick<M> {
             slice: object.slice,
             size_bytes: object.size_bytes,
             epoch: object.epoch.0,
-            round: object.round,
         };
         Ok(pool.list().map(info).collect())
     }

@@ -1,7 +1,8 @@
 //! The bytes of hellos and verdicts, as the table of the parent module shows them.
 
-use super::{AuthError, Nonce, Versions};
+use super::{AuthError, FEATURES, Nonce, Versions};
 use uuid::Uuid;
+use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute, transmute_ref};
 
 /// Bytes of a hello.
@@ -22,6 +23,7 @@ pub(super) enum HandshakeStatus {
     WrongKey = 2,
     Busy = 3,
     NoPurpose = 4,
+    NoFeature = 5,
 }
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -33,7 +35,8 @@ pub(super) struct Hello {
     role: u8,
     pub(super) purpose: u8,
     pub(super) status: u8,
-    zero: [u8; 7],
+    zero: [u8; 3],
+    features: U32,
     identity: [u8; 16],
     nonce: Nonce,
 }
@@ -61,7 +64,8 @@ impl Hello {
             role,
             purpose,
             status: HandshakeStatus::Accepted as u8,
-            zero: [0; 7],
+            zero: [0; 3],
+            features: FEATURES.into(),
             identity: identity.into_bytes(),
             nonce,
         }
@@ -88,6 +92,19 @@ impl Hello {
         }
     }
 
+    /// Checks that this end knows every feature that the peer needs.
+    pub(super) fn check_features(&self) -> Result<(), AuthError> {
+        let theirs = self.features.get();
+        let is_refusal = self.status == HandshakeStatus::NoFeature as u8;
+        match theirs & !FEATURES == 0 && !is_refusal {
+            true => Ok(()),
+            false => Err(AuthError::Features {
+                theirs,
+                ours: FEATURES,
+            }),
+        }
+    }
+
     pub(super) fn identity(&self) -> Uuid {
         Uuid::from_bytes(self.identity)
     }
@@ -100,6 +117,10 @@ pub(super) fn check_status(status: u8, theirs: Versions, ours: Versions) -> Resu
         2 => Err(AuthError::WrongKey),
         3 => Err(AuthError::Busy),
         4 => Err(AuthError::Purpose),
+        5 => Err(AuthError::Features {
+            theirs: 0,
+            ours: FEATURES,
+        }),
         _ => Err(AuthError::NotAHello),
     }
 }
@@ -124,6 +145,7 @@ pub fn verdict(outcome: Result<(), &AuthError>) -> [u8; VERDICT_BYTES] {
         Err(AuthError::Busy) => HandshakeStatus::Busy,
         Err(AuthError::Versions { .. }) => HandshakeStatus::NoVersion,
         Err(AuthError::Purpose) => HandshakeStatus::NoPurpose,
+        Err(AuthError::Features { .. }) => HandshakeStatus::NoFeature,
         Err(AuthError::WrongKey | AuthError::NotAHello) => HandshakeStatus::WrongKey,
     };
     transmute!(Verdict {

@@ -126,6 +126,36 @@ fn highest_common_version_is_used_or_refusal_names_both() {
 }
 
 #[test]
+fn unknown_feature_is_refused_by_either_end() {
+    let key = key(1);
+    let (client, mut hello) = client(&key, 10);
+    let (_, mut heard) = challenge(&key, 20, &hello);
+    hello[12] |= 1;
+    let theirs = FEATURES | 1;
+    let unknown = |theirs| AuthError::Features {
+        theirs,
+        ours: FEATURES,
+    };
+    let welcome = ServerHandshake::accept_hello(&key, Versions::OURS, Uuid::nil(), [2; 32], &hello);
+    let Ok(HelloResponse::Refuse(said, cause)) = welcome else {
+        panic!("not refused");
+    };
+    assert_eq!(cause, unknown(theirs));
+    let told = cause.to_string();
+    assert!(
+        told.contains("0x80000001") && told.contains("0x80000000"),
+        "{told}"
+    );
+    let refused = client.answer_challenge(&said).err();
+    assert_eq!(refused, Some(unknown(FEATURES)));
+    heard[12] |= 1;
+    let refused = client.answer_challenge(&heard).err();
+    assert_eq!(refused, Some(unknown(theirs)));
+    let verdict = read_verdict(verdict(Err(&unknown(theirs))));
+    assert_eq!(verdict, Err(unknown(0)));
+}
+
+#[test]
 fn unknown_purpose_is_refused_as_such() {
     let key = key(1);
     let (client, mut hello) = client(&key, 10);

@@ -21,7 +21,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmut
 pub const HELLO_BYTES: usize = 16;
 pub const GRANT_BYTES: usize = 64;
 /// The version of this exchange, and of the use of the segments by sessions.
-pub const VERSION: u16 = 0;
+pub const VERSION: u16 = 1;
 const HELLO_MAGIC: &[u8; 8] = b"PMAPHELO";
 const GRANT_MAGIC: &[u8; 8] = b"PMAPGRNT";
 

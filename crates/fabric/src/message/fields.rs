@@ -14,10 +14,6 @@ impl<'a> FieldReader<'a> {
         Some(*first)
     }
 
-    pub(crate) fn u8(&mut self) -> Option<u8> {
-        self.array().map(u8::from_le_bytes)
-    }
-
     pub(crate) fn u32(&mut self) -> Option<u32> {
         self.array().map(u32::from_le_bytes)
     }

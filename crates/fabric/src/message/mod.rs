@@ -1,17 +1,17 @@
-//! Messages, version 0: a 64-byte header and a body. Little endian.
+//! Messages, version 2: a 64-byte header and a body. Little endian.
 //!
 //! ```text
 //!  0  magic       4   "PMSH"
-//!  4  version     1   0, as agreed in the handshake
+//!  4  version     1   2, as agreed in the handshake
 //!  5  kind        1   kind of the request; a reply has bit 7 set as well
 //!  6  flags       2   replies: bit 0 error, bit 1 more; else zero
 //!  8  tag         8   chosen by the client, rising; repeated in the reply
 //! 16  handle      4   the attached slice; in an error its code
 //! 20  body_len    4   bytes that follow the header
 //! 24  offset      8   first byte or page
-//! 32  len         8   bytes, count or round
+//! 32  len         8   bytes or count
 //! 40  op          8   of the stamp
-//! 48  epoch       4   of the stamp
+//! 48  epoch       4   of the stamp, or of a birth
 //! 52  open        4   of the stamp
 //! 56  body_crc    4   CRC32C of the body; zero if there is none
 //! 60  header_crc  4   CRC32C of bytes 0..60
@@ -36,12 +36,12 @@ use pagemesh_base::space::EXTENTS_MAX;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute, transmute_ref};
 
-use crate::limits::{BODY_BYTES_MAX, TEXT_BYTES_MAX, TRANSACTION_BYTES_MAX};
+use crate::limits::{BODY_BYTES_MAX, COPY_BYTES_MAX, TEXT_BYTES_MAX, TRANSACTION_BYTES_MAX};
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 64;
 /// The version that this module speaks.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 /// "PMSH".
 const MAGIC: [u8; 4] = *b"PMSH";
 /// Bytes of a header that its checksum covers.
@@ -61,6 +61,7 @@ pub(crate) const PART_BYTES: usize = 16;
 /// Bytes of one entry of each list.
 const EXTENT_BYTES: usize = 8;
 const CHECKSUM_BYTES: usize = 4;
+pub(crate) const BIRTH_BYTES: usize = 4;
 const RUN_BYTES: usize = 16;
 const IN_FLIGHT_BYTES: usize = 24;
 const INFO_BYTES: usize = 32;
@@ -126,7 +127,7 @@ pub enum MessageKind {
     Extents = 5,
     /// Checksums of pages.
     Checksums = 6,
-    /// List the pages changed in a degraded round.
+    /// List the pages that were born since an epoch.
     Dirty = 7,
     /// List the operations that may be missing on another leg.
     InFlight = 8,
@@ -138,6 +139,10 @@ pub enum MessageKind {
     Transact = 11,
     /// After a failed change, fail all later ones.
     KeepOrder = 12,
+    /// List the births of pages.
+    Births = 13,
+    /// Replace pages and keep their births.
+    Copy = 14,
     /// Get a handle for a slice.
     Attach = 16,
     /// Create a slice.
@@ -154,7 +159,7 @@ pub enum MessageKind {
 
 impl MessageKind {
     /// Every kind.
-    pub const ALL: [MessageKind; 18] = [
+    pub const ALL: [MessageKind; 20] = [
         MessageKind::Read,
         MessageKind::Write,
         MessageKind::Clear,
@@ -167,6 +172,8 @@ impl MessageKind {
         MessageKind::RaiseEpoch,
         MessageKind::Transact,
         MessageKind::KeepOrder,
+        MessageKind::Births,
+        MessageKind::Copy,
         MessageKind::Attach,
         MessageKind::Create,
         MessageKind::Resize,
@@ -194,6 +201,8 @@ impl MessageKind {
             10 => MessageKind::RaiseEpoch,
             11 => MessageKind::Transact,
             12 => MessageKind::KeepOrder,
+            13 => MessageKind::Births,
+            14 => MessageKind::Copy,
             16 => MessageKind::Attach,
             32 => MessageKind::Create,
             33 => MessageKind::Resize,
@@ -208,6 +217,7 @@ impl MessageKind {
         match self {
             MessageKind::Write => BODY_BYTES_MAX,
             MessageKind::Transact => TRANSACTION_BYTES_MAX,
+            MessageKind::Copy => COPY_BYTES_MAX,
             MessageKind::Attach
             | MessageKind::Create
             | MessageKind::Resize
@@ -222,6 +232,7 @@ impl MessageKind {
             MessageKind::Read => return BODY_BYTES_MAX,
             MessageKind::Extents => EXTENTS_MAX * EXTENT_BYTES,
             MessageKind::Checksums => LIST_ENTRIES_MAX * CHECKSUM_BYTES,
+            MessageKind::Births => LIST_ENTRIES_MAX * BIRTH_BYTES,
             MessageKind::Dirty => LIST_ENTRIES_MAX * RUN_BYTES,
             MessageKind::InFlight => LIST_ENTRIES_MAX * IN_FLIGHT_BYTES,
             MessageKind::List => LIST_ENTRIES_MAX * INFO_BYTES,

@@ -5,10 +5,11 @@
 //! | read | | the bytes |
 //! | extents | | per extent 8: bytes, bit 63 set if mapped |
 //! | checksums | | per page 4: CRC32C |
+//! | births | | per page 4: epoch; 0 if unknown or never written |
 //! | dirty | more: offset is the next page to ask from | per run 16: page, count |
 //! | in-flight | more: too many to list | per operation 24: page, op, count 4, epoch 4 |
 //! | attach | handle; len is the slice's size in bytes | |
-//! | list | more: ask again after the last | per slice 32: slice 16, bytes, epoch 4, round 1, zero 3 |
+//! | list | more: ask again after the last | per slice 32: slice 16, bytes, epoch 4, zero 4 |
 //! | status | | brick 16, capacity, used, sessions 4, incarnation 4, durability as text |
 //! | others | | |
 //!
@@ -81,7 +82,9 @@ impl ExpectedLen {
     pub(crate) fn of(request: &SliceRequest) -> ExpectedLen {
         ExpectedLen(match request {
             SliceRequest::Read { len, .. } => *len as usize,
-            SliceRequest::Checksums { count, .. } => *count as usize,
+            SliceRequest::Checksums { count, .. } | SliceRequest::Births { count, .. } => {
+                *count as usize
+            }
             _ => 0,
         })
     }
@@ -91,6 +94,7 @@ impl ExpectedLen {
         match reply {
             SliceReply::Data(data) => data.len() == self.0,
             SliceReply::Checksums(sums) => sums.len() == self.0,
+            SliceReply::Births(births) => births.len() == self.0,
             _ => true,
         }
     }
@@ -142,6 +146,11 @@ fn encode_reply(
         (MessageKind::Checksums, Reply::Slice(SliceReply::Checksums(sums))) => {
             list(&sums, |sum, body| {
                 body.extend_from_slice(&sum.to_le_bytes());
+            })
+        }
+        (MessageKind::Births, Reply::Slice(SliceReply::Births(births))) => {
+            list(&births, |birth, body| {
+                body.extend_from_slice(&birth.0.to_le_bytes());
             })
         }
         (MessageKind::Dirty, Reply::Slice(SliceReply::Dirty { runs, next })) => {
@@ -210,7 +219,7 @@ fn put_info(info: &SliceInfo, body: &mut Vec<u8>) {
     body.extend_from_slice(info.slice.0.as_bytes());
     put(body, info.size_bytes);
     body.extend_from_slice(&info.epoch.to_le_bytes());
-    body.extend_from_slice(&[info.round, 0, 0, 0]);
+    body.extend_from_slice(&[0; 4]);
 }
 
 fn encode_status(status: &BrickStatus) -> Bytes {
@@ -333,6 +342,10 @@ fn decode_reply(header: &Header, body: Vec<u8>) -> Result<Reply, MalformedMessag
         MessageKind::Checksums => {
             SliceReply::Checksums(fields.list(FieldReader::u32).ok_or_else(cut)?)
         }
+        MessageKind::Births => {
+            let births = fields.list(|fields| fields.u32().map(Epoch));
+            SliceReply::Births(births.ok_or_else(cut)?)
+        }
         MessageKind::Dirty => SliceReply::Dirty {
             runs: fields.list(run).ok_or_else(cut)?,
             next: more.then_some(PageNo(header.offset)),
@@ -389,9 +402,8 @@ fn info(fields: &mut FieldReader<'_>) -> Option<SliceInfo> {
         slice: SliceId(Uuid::from_bytes(fields.array()?)),
         size_bytes: fields.u64()?,
         epoch: fields.u32()?,
-        round: fields.u8()?,
     };
-    (fields.array()? == [0; 3]).then_some(info)
+    (fields.array()? == [0; 4]).then_some(info)
 }
 
 fn status(mut fields: FieldReader<'_>) -> Option<BrickStatus> {

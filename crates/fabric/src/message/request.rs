@@ -8,9 +8,11 @@
 //! | 4 flush, 8 in-flight, 9 forget in-flight, 12 keep order | yes | | | | |
 //! | 5 extents | yes | byte | bytes | | |
 //! | 6 checksums | yes | page | count | | |
-//! | 7 dirty | yes | page | round | | |
-//! | 10 raise epoch | yes | | round | epoch | |
+//! | 7 dirty | yes | page | | epoch: the oldest birth | |
+//! | 10 raise epoch | yes | | | epoch | |
 //! | 11 transact | yes | | parts | yes | see below |
+//! | 13 births | yes | page | count | | |
+//! | 14 copy | yes | page | count | yes | the pages, or nothing for holes; per page 4: the epoch of its birth |
 //! | 16 attach | | | | epoch | slice |
 //! | 32 create, 33 resize | | | bytes | | slice |
 //! | 34 delete | | | | | slice |
@@ -29,16 +31,17 @@
 //! ```
 
 use super::fields::FieldReader;
-use super::{Direction, Header, ID_BYTES, MalformedMessage, MessageKind, PART_BYTES};
-use crate::limits::{CLEAR_BYTES_MAX, ROUND_MAX};
+use super::{BIRTH_BYTES, Direction, Header, ID_BYTES, MalformedMessage, MessageKind, PART_BYTES};
+use crate::limits::CLEAR_BYTES_MAX;
 use bytes::Bytes;
-use pagemesh_base::ids::{Epoch, PageNo};
+use pagemesh_base::ids::{EPOCH_MAX, Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{
-    LIST_ENTRIES_MAX, SLICE_IO_BYTES_MAX, SliceError, SliceRequest, Stamp, TransactionPart,
-    check_parts,
+    COPY_PAGES_MAX, LIST_ENTRIES_MAX, SLICE_IO_BYTES_MAX, SliceError, SliceRequest, Stamp,
+    TransactionPart, check_parts,
 };
 use pagemesh_base::space::TRANSACTION_PAGES_MAX;
+use pagemesh_base::units::PAGE_BYTES;
 use uuid::Uuid;
 
 /// A client's request to a brick.
@@ -119,6 +122,8 @@ fn kind_of(request: &SliceRequest) -> MessageKind {
         SliceRequest::KeepOrder => MessageKind::KeepOrder,
         SliceRequest::RaiseEpoch { .. } => MessageKind::RaiseEpoch,
         SliceRequest::Transact { .. } => MessageKind::Transact,
+        SliceRequest::Births { .. } => MessageKind::Births,
+        SliceRequest::Copy { .. } => MessageKind::Copy,
     }
 }
 
@@ -155,6 +160,10 @@ impl Request {
                 request: SliceRequest::Transact { parts, .. },
                 ..
             } => encode_parts(parts),
+            Request::Slice {
+                request: SliceRequest::Copy { births, data, .. },
+                ..
+            } => encode_copy(births, data),
             Request::Slice { .. } => Bytes::new(),
             Request::Control(control) => match *control {
                 Control::Create { slice, .. }
@@ -220,7 +229,9 @@ impl Request {
         };
         let mut exact = request.header(header.tag);
         exact.body_len = match header.kind {
-            MessageKind::List | MessageKind::Write | MessageKind::Transact => header.body_len,
+            MessageKind::List | MessageKind::Write | MessageKind::Transact | MessageKind::Copy => {
+                header.body_len
+            }
             kind => kind.request_bytes_max(),
         };
         match exact == header.without_body_crc() {
@@ -252,12 +263,16 @@ pub fn check_limits(request: &SliceRequest) -> Result<(), SliceError> {
             u64::from(*count),
             LIST_ENTRIES_MAX as u64,
         ),
-        SliceRequest::Dirty { round: 0, .. } => {
-            let cause = "round 0 is not a degraded one; ask for 1 to 15";
-            return Err(SliceError::OutOfRange(cause.into()));
+        SliceRequest::Births { count, .. } => {
+            ("births at once", u64::from(*count), LIST_ENTRIES_MAX as u64)
         }
-        SliceRequest::Dirty { round, .. } | SliceRequest::RaiseEpoch { round, .. } => {
-            ("as a round", u64::from(*round), u64::from(ROUND_MAX))
+        SliceRequest::Copy { births, .. } => (
+            "pages copied at once",
+            births.len() as u64,
+            COPY_PAGES_MAX as u64,
+        ),
+        SliceRequest::RaiseEpoch { epoch } => {
+            ("as an epoch", u64::from(epoch.0), u64::from(EPOCH_MAX))
         }
         _ => return Ok(()),
     };
@@ -296,12 +311,22 @@ fn set_header_fields(request: &SliceRequest, header: &mut Header) {
         SliceRequest::Checksums { page, count } => {
             (header.offset, header.len) = (page.0, u64::from(*count));
         }
-        SliceRequest::Dirty { round, from } => {
-            (header.offset, header.len) = (from.0, u64::from(*round));
+        SliceRequest::Dirty { since, from } => {
+            (header.offset, header.epoch) = (from.0, since.0);
         }
-        SliceRequest::RaiseEpoch { epoch, round } => {
-            (header.epoch, header.len) = (epoch.0, u64::from(*round));
+        SliceRequest::Births { page, count } => {
+            (header.offset, header.len) = (page.0, u64::from(*count));
         }
+        SliceRequest::Copy {
+            page,
+            births,
+            stamp,
+            ..
+        } => {
+            (header.offset, header.len) = (page.0, births.len() as u64);
+            put_stamp(*stamp, header);
+        }
+        SliceRequest::RaiseEpoch { epoch } => header.epoch = epoch.0,
         SliceRequest::Flush
         | SliceRequest::InFlight
         | SliceRequest::ForgetInFlight
@@ -370,6 +395,43 @@ fn decode_parts(
     }
 }
 
+fn encode_copy(births: &[Epoch], data: &Bytes) -> Bytes {
+    let mut body = Vec::with_capacity(data.len() + births.len() * BIRTH_BYTES);
+    body.extend_from_slice(data);
+    for birth in births {
+        body.extend_from_slice(&birth.0.to_le_bytes());
+    }
+    body.into()
+}
+
+/// A copy. Its pages are not copied from the body.
+fn decode_copy(
+    header: &Header,
+    mut body: Bytes,
+    stamp: Stamp,
+) -> Result<SliceRequest, MalformedMessage> {
+    let count = usize::try_from(header.len).unwrap_or(usize::MAX);
+    if !(1..=COPY_PAGES_MAX).contains(&count) {
+        return Err(header.malformed("a number of pages beyond limits"));
+    }
+    let cut = || header.malformed("the pages and births of a copy do not fill its body");
+    let at = body
+        .len()
+        .checked_sub(count * BIRTH_BYTES)
+        .ok_or_else(cut)?;
+    let births = body.split_off(at);
+    if at != 0 && at != count * PAGE_BYTES {
+        return Err(cut());
+    }
+    let births = births.as_chunks().0.iter();
+    Ok(SliceRequest::Copy {
+        page: PageNo(header.offset),
+        births: births.map(|it| Epoch(u32::from_le_bytes(*it))).collect(),
+        data: body,
+        stamp,
+    })
+}
+
 fn put_stamp(stamp: Stamp, header: &mut Header) {
     (header.epoch, header.op, header.open) = (stamp.epoch.0, stamp.op, stamp.open_ops);
 }
@@ -378,7 +440,6 @@ fn slice_request(header: &Header, body: Bytes) -> Result<SliceRequest, Malformed
     let offset = header.offset;
     let small =
         || u32::try_from(header.len).map_err(|_| header.malformed("a length beyond limits"));
-    let round = || u8::try_from(header.len).map_err(|_| header.malformed("a round beyond limits"));
     let stamp = Stamp {
         epoch: Epoch(header.epoch),
         op: header.op,
@@ -413,7 +474,7 @@ fn slice_request(header: &Header, body: Bytes) -> Result<SliceRequest, Malformed
             count: small()?,
         },
         MessageKind::Dirty => SliceRequest::Dirty {
-            round: round()?,
+            since: Epoch(header.epoch),
             from: PageNo(offset),
         },
         MessageKind::InFlight => SliceRequest::InFlight,
@@ -421,8 +482,12 @@ fn slice_request(header: &Header, body: Bytes) -> Result<SliceRequest, Malformed
         MessageKind::KeepOrder => SliceRequest::KeepOrder,
         MessageKind::RaiseEpoch => SliceRequest::RaiseEpoch {
             epoch: Epoch(header.epoch),
-            round: round()?,
         },
+        MessageKind::Births => SliceRequest::Births {
+            page: PageNo(offset),
+            count: small()?,
+        },
+        MessageKind::Copy => decode_copy(header, body, stamp)?,
         _ => return Err(header.malformed("not a request of a slice")),
     })
 }

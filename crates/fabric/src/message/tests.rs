@@ -6,6 +6,7 @@ use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::{BrickId, SliceId};
 use pagemesh_base::slice::*;
 use pagemesh_base::space::Extent;
+use pagemesh_base::units::PAGE_BYTES;
 use proptest::prelude::*;
 use uuid::Uuid;
 
@@ -33,6 +34,20 @@ fn parts() -> impl Strategy<Value = Vec<TransactionPart>> {
     prop::collection::vec(part, 1..20)
 }
 
+fn births() -> impl Strategy<Value = Vec<Epoch>> {
+    prop::collection::vec(any::<u32>().prop_map(Epoch), 1..4)
+}
+
+fn copies() -> impl Strategy<Value = SliceRequest> {
+    let parts = (any::<u64>(), births(), any::<bool>(), stamps());
+    parts.prop_map(|(page, births, has_data, stamp)| SliceRequest::Copy {
+        page: PageNo(page),
+        data: vec![7; usize::from(has_data) * births.len() * PAGE_BYTES].into(),
+        births,
+        stamp,
+    })
+}
+
 fn slice_requests() -> impl Strategy<Value = SliceRequest> {
     use SliceRequest::*;
     let range = any::<(u64, u64)>();
@@ -52,15 +67,19 @@ fn slice_requests() -> impl Strategy<Value = SliceRequest> {
             page: PageNo(page),
             count
         }),
-        any::<(u8, u64)>().prop_map(|(round, page)| Dirty {
-            round,
+        any::<(u32, u64)>().prop_map(|(since, page)| Dirty {
+            since: Epoch(since),
             from: PageNo(page)
         }),
+        any::<(u64, u32)>().prop_map(|(page, count)| Births {
+            page: PageNo(page),
+            count
+        }),
+        copies(),
         Just(InFlight),
         Just(ForgetInFlight),
-        any::<(u32, u8)>().prop_map(|(epoch, round)| RaiseEpoch {
+        any::<u32>().prop_map(|epoch| RaiseEpoch {
             epoch: Epoch(epoch),
-            round
         }),
     ]
 }
@@ -123,6 +142,7 @@ fn slice_replies() -> impl Strategy<Value = (MessageKind, SliceReply)> {
         vec(extents, 0..20).prop_map(|list| (MessageKind::Extents, SliceReply::Extents(list))),
         vec(any::<u32>(), 0..20)
             .prop_map(|list| (MessageKind::Checksums, SliceReply::Checksums(list))),
+        births().prop_map(|list| (MessageKind::Births, SliceReply::Births(list))),
         (vec(runs, 0..20), prop::option::of(any::<u64>())).prop_map(|(runs, next)| {
             let next = next.map(PageNo);
             (MessageKind::Dirty, SliceReply::Dirty { runs, next })
@@ -133,11 +153,10 @@ fn slice_replies() -> impl Strategy<Value = (MessageKind, SliceReply)> {
 }
 
 fn infos() -> impl Strategy<Value = SliceInfo> {
-    (slices(), any::<(u64, u32, u8)>()).prop_map(|(slice, (size_bytes, epoch, round))| SliceInfo {
+    (slices(), any::<(u64, u32)>()).prop_map(|(slice, (size_bytes, epoch))| SliceInfo {
         slice,
         size_bytes,
         epoch,
-        round,
     })
 }
 

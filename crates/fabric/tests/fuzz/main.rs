@@ -80,16 +80,23 @@ fn requests() -> Vec<Request> {
             count: 2,
         },
         SliceRequest::Dirty {
-            round: 3,
+            since: Epoch(3),
             from: PageNo(0),
+        },
+        SliceRequest::Births {
+            page: PageNo(1),
+            count: 2,
+        },
+        SliceRequest::Copy {
+            page: PageNo(1),
+            births: vec![Epoch(3)],
+            data: vec![1; 4096].into(),
+            stamp,
         },
         SliceRequest::InFlight,
         SliceRequest::ForgetInFlight,
         SliceRequest::KeepOrder,
-        SliceRequest::RaiseEpoch {
-            epoch: Epoch(4),
-            round: 1,
-        },
+        SliceRequest::RaiseEpoch { epoch: Epoch(4) },
     ];
     let (slice, size_bytes) = (SLICE, 1 << 30);
     let control = [

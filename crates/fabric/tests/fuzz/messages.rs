@@ -110,7 +110,6 @@ fn answers() -> Vec<(MessageKind, Answer)> {
         slice: SLICE,
         size_bytes: 1 << 30,
         epoch: 3,
-        round: 2,
     };
     let status = BrickStatus {
         brick: BrickId(Uuid::from_u128(0xb)),
@@ -136,6 +135,10 @@ fn answers() -> Vec<(MessageKind, Answer)> {
         (
             MessageKind::Checksums,
             slice(SliceReply::Checksums(vec![1, 2])),
+        ),
+        (
+            MessageKind::Births,
+            slice(SliceReply::Births(vec![Epoch(1), Epoch(0)])),
         ),
         (MessageKind::Dirty, slice(SliceReply::Dirty { runs, next })),
         (MessageKind::InFlight, slice(SliceReply::InFlight(None))),

@@ -252,7 +252,7 @@ fn leg_requests() -> [SliceRequest; 8] {
             count: 2,
         },
         SliceRequest::Dirty {
-            round: 1,
+            since: Epoch(1),
             from: PageNo(0),
         },
         SliceRequest::InFlight,
@@ -401,7 +401,6 @@ fn fuzz_listing() {
             slice: SliceId(Uuid::from_u128(id)),
             size_bytes: 4096,
             epoch: 1,
-            round: 0,
         };
         let slices = (from..from + count).map(info).collect();
         joined(reply::encode(

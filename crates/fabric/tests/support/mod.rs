@@ -193,7 +193,6 @@ impl BrickControl for MemoryBrickService {
             slice,
             size_bytes: content.len() as u64,
             epoch: epoch.0,
-            round: 0,
         };
         Ok(self.0.state().slices.iter().map(info).collect())
     }

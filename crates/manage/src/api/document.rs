@@ -58,8 +58,8 @@ pub struct Segment {
 pub struct Column {
     /// One to three copies.
     pub legs: Vec<Leg>,
-    /// The degraded round: 1 to 15 while a leg is neither in-sync nor an asynchronous replica in step, else 0.
-    pub round: u8,
+    /// The epoch of the oldest loss while a leg is neither in-sync nor an asynchronous replica in step, else 0.
+    pub lost_since: u32,
 }
 
 /// One leg: a copy of a column.
@@ -72,7 +72,7 @@ pub struct Leg {
     pub slice: Uuid,
     /// The state of the leg.
     pub state: LegState,
-    /// Whether the leg needs a full resync, independent of rounds.
+    /// Whether the leg needs a full resync, independent of the epoch of its loss.
     #[serde(default)]
     pub needs_full_resync: bool,
     /// The earlier name of `needs_full_resync`; it has the same value.
@@ -359,7 +359,7 @@ mod tests {
                 bytes: 4096,
                 columns: vec![layout::Column {
                     legs: vec![leg],
-                    round: 0,
+                    lost_since: layout::EpochNumber(0),
                 }],
             }],
         });

@@ -14,7 +14,8 @@
 //!
 //! - A slot's CRC-8 finds every one and two flipped bits. One in 256 of other damage passes. A node
 //!   has neither its object nor its place, so a node with the bytes of another node is believed.
-//! - The frame table's word has no checksum: a flip there makes a sound page unreadable.
+//! - A word of the frame table has four check bits. A flipped bit is found. The check corrects the
+//!   checksum in it, and cannot tell a birth: the page then counts as changed for legs that return.
 //! - The last group of a journal with two and more flipped bits counts as torn, unless a slot
 //!   confirms the rest of it. So does a page of it with one flipped bit, if the power failed before
 //!   the slot was flushed.
@@ -142,6 +143,12 @@ pub enum FindingKind {
         found: u32,
         /// The checksum in the frame table.
         expected: u32,
+    },
+    /// A word of the frame table: the checksum or the birth of a page.
+    #[error("a word of the frame table is damaged: its check bits do not match ({bits:#018x})")]
+    FrameWord {
+        /// The bits as found.
+        bits: u64,
     },
     /// A page of a record above the checkpoint differs in one bit from the record's checksum.
     #[error(

@@ -2,13 +2,14 @@
 
 use super::{CheckOptions, FindingKind, FindingLocation, PoolReport, Remedy, RepairPlan};
 use crate::format::frame_set::FrameSet;
+use crate::format::frame_word::FrameWord;
 use crate::format::geometry::{Geometry, frame_at};
 use crate::format::object::{HEIGHT, Object};
 use crate::format::slot::Slot;
 use crate::format::superblock::Superblock;
 use crate::format::table::{NodeSlots, reach};
 use pagemesh_base::checksum::crc32c;
-use pagemesh_base::ids::{FrameNo, ObjectId};
+use pagemesh_base::ids::{Epoch, FrameNo, ObjectId};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
 
@@ -131,12 +132,29 @@ impl<'c, 'p, M: Media> TableWalk<'c, 'p, M> {
             self.report
                 .add(FindingKind::BeyondEnd, place, Remedy::Replace);
         }
-        if !self.options.reads_data {
+        let at = self.geometry.frame_entry_at(frame);
+        let word = FrameWord::from_bits(self.media.load(at));
+        if word.is_sound() && !self.options.reads_data {
             return;
         }
         self.report.pages_summed += 1;
         let (found, expected) = self.sums(frame);
-        if found != expected {
+        let corrected = match found == expected {
+            true if word.is_sound() => return,
+            // The birth is unknown from here on.
+            true => Some(FrameWord::new(found, Epoch(0))),
+            false => word.with_corrected_crc(found).filter(|_| !word.is_sound()),
+        };
+        if let Some(corrected) = corrected {
+            let place = FindingLocation {
+                byte: Some(at as u64),
+                ..self.location_of(spot, Some(frame))
+            };
+            let bits = word.bits();
+            let what = FindingKind::FrameWord { bits };
+            self.report.add(what, place, Remedy::Pool);
+            self.plan.set_word(at, corrected.bits());
+        } else {
             let place = FindingLocation {
                 byte: Some(frame_at(frame) as u64),
                 ..self.location_of(spot, Some(frame))

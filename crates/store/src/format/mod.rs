@@ -6,6 +6,7 @@
 pub(crate) mod bitmap;
 pub mod devices;
 pub(crate) mod frame_set;
+pub mod frame_word;
 pub mod geometry;
 pub(crate) mod in_flight;
 pub mod journal;

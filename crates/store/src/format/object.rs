@@ -9,7 +9,7 @@
 //!  4  zero    4
 //!  8  state   1   0 free, 1 live, 2 being deleted
 //!  9  height  1   of the page table
-//! 10  round   1   the degraded round stamped on writes, 0..=15
+//! 10  zero    1
 //! 11  flags   1   bit 0: in-flight operations were too many to list
 //! 12  epoch   4
 //! 16  slice  16   UUID
@@ -21,7 +21,6 @@
 //! ```
 
 use crate::format::geometry::OBJECT_BYTES;
-use crate::format::slot::ROUND_MAX;
 use crate::format::table::reach;
 use pagemesh_base::bytes::{field, get_u32, get_u64, put};
 use pagemesh_base::checksum::crc32c;
@@ -31,7 +30,7 @@ use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_pmem::{Media, UnfencedStores};
 use uuid::Uuid;
 
-/// The word of the entry that every operation checks: state, height, round, flags and epoch.
+/// The word of the entry that every operation checks: state, height, flags and epoch.
 pub(crate) const GATE_AT: usize = 8;
 pub(crate) const SLICE_AT: usize = 16;
 pub(crate) const SIZE_AT: usize = 32;
@@ -62,8 +61,6 @@ pub enum ObjectState {
 pub struct Object {
     /// The state.
     pub state: ObjectState,
-    /// The degraded round stamped on writes.
-    pub round: u8,
     /// The in-flight operations were too many to list.
     pub needs_compare: bool,
     /// The epoch, as a fencing number.
@@ -88,10 +85,6 @@ impl Gate {
         self.0 as u8 == 1
     }
 
-    pub(crate) fn round(self) -> u8 {
-        (self.0 >> 16) as u8 & ROUND_MAX
-    }
-
     pub(crate) fn epoch(self) -> Epoch {
         Epoch((self.0 >> 32) as u32)
     }
@@ -101,7 +94,6 @@ impl Object {
     /// No object.
     pub const FREE: Object = Object {
         state: ObjectState::Free,
-        round: 0,
         needs_compare: false,
         epoch: Epoch(0),
         slice: SliceId(Uuid::nil()),
@@ -111,7 +103,6 @@ impl Object {
     /// The entry as it lies on media, with an empty root slot.
     #[must_use]
     pub fn encode(&self) -> [u8; OBJECT_BYTES as usize] {
-        assert!(self.round <= ROUND_MAX, "round {}", self.round);
         let mut entry = [0; OBJECT_BYTES as usize];
         let state = match self.state {
             ObjectState::Free => 0,
@@ -121,7 +112,7 @@ impl Object {
         put(
             &mut entry,
             GATE_AT,
-            [state, HEIGHT, self.round, u8::from(self.needs_compare)],
+            [state, HEIGHT, 0, u8::from(self.needs_compare)],
         );
         put(&mut entry, 12, self.epoch.0.to_le_bytes());
         put(&mut entry, SLICE_AT, *self.slice.0.as_bytes());
@@ -186,7 +177,7 @@ impl Object {
         if entry[..HEAD_BYTES].iter().all(|&byte| byte == 0) {
             return Ok(Object::FREE);
         }
-        let [state, height, round, flags] = field(entry, GATE_AT);
+        let [state, height, reserved, flags] = field(entry, GATE_AT);
         let size_bytes = get_u64(entry, SIZE_AT);
         let state = match state {
             0 => ObjectState::Free,
@@ -196,7 +187,7 @@ impl Object {
         };
         let sound = crc32c(&entry[4..HEAD_BYTES]) == get_u32(entry, 0)
             && height == HEIGHT
-            && round <= ROUND_MAX
+            && reserved == 0
             && flags <= 1
             && size_bytes.is_multiple_of(PAGE_BYTES as u64)
             && size_bytes / PAGE_BYTES as u64 <= reach(HEIGHT);
@@ -205,7 +196,6 @@ impl Object {
         }
         Ok(Object {
             state,
-            round,
             needs_compare: flags == 1,
             epoch: Epoch(get_u32(entry, 12)),
             slice: SliceId(Uuid::from_bytes(field(entry, SLICE_AT))),
@@ -241,7 +231,6 @@ mod tests {
     fn object_round_trips_and_every_flipped_bit_is_found() {
         let object = Object {
             state: ObjectState::Live,
-            round: 15,
             needs_compare: true,
             epoch: Epoch(7),
             slice: SliceId(Uuid::from_u128(9)),
@@ -250,10 +239,7 @@ mod tests {
         let entry = object.encode();
         assert_eq!(Object::decode(&entry), Ok(object));
         let gate = Gate(get_u64(&entry, GATE_AT));
-        assert_eq!(
-            (gate.is_live(), gate.round(), gate.epoch()),
-            (true, 15, Epoch(7))
-        );
+        assert_eq!((gate.is_live(), gate.epoch()), (true, Epoch(7)));
         for bit in 0..HEAD_BYTES * 8 {
             let mut damaged = entry;
             damaged[bit / 8] ^= 1 << (bit % 8);

@@ -1,23 +1,20 @@
 //! A page-table entry, which maps one page of an object, or one node below another. It has eight
 //! bytes and is swapped as one word.
 
-use pagemesh_base::ids::FrameNo;
+use pagemesh_base::ids::{EPOCH_MAX, Epoch, FrameNo};
 use std::fmt;
 
 const FRAME_BITS: u32 = 36;
 const HOLE_BIT: u32 = 36;
-const ROUND_SHIFT: u32 = 40;
 const GENERATION_SHIFT: u32 = 44;
 const CHECK_SHIFT: u32 = 56;
 const GENERATION_MASK: u64 = 0xfff;
 const CHANGING_BIT: u32 = 37;
-/// Bits 38 (flash tier) and 39 are zero until something uses them.
-const RESERVED: u64 = 0b11 << 38;
+/// Bits 38 to 43 are zero until something uses them.
+const RESERVED: u64 = 0b11_1111 << 38;
 
 /// Frames a slot can name: 256 TiB of them.
 pub const FRAMES_MAX: u64 = 1 << FRAME_BITS;
-/// The largest degraded round; 0 is normal operation.
-pub const ROUND_MAX: u8 = 15;
 
 /// A slot that had right check bits when it was decoded or made.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
@@ -35,21 +32,18 @@ impl Slot {
     /// The slot that replaces this one and maps to `frame`.
     ///
     /// # Panics
-    /// When the frame or round is beyond its maximum.
+    /// When the frame is beyond its maximum.
     #[must_use]
-    pub fn map(self, frame: FrameNo, track: u8) -> Slot {
+    pub fn map(self, frame: FrameNo) -> Slot {
         assert!(frame.0 < FRAMES_MAX, "frame {frame} cannot be named");
-        self.next(frame.0, track)
+        self.next(frame.0)
     }
 
     /// The slot that replaces this one and reads as zeroes. Unlike [`Slot::EMPTY`] it has a
-    /// generation and a round.
-    ///
-    /// # Panics
-    /// When the round is beyond its maximum.
+    /// generation, and the birth of the hole: 0 if it is unknown, and at most the highest epoch.
     #[must_use]
-    pub fn unmap(self, track: u8) -> Slot {
-        self.next(1 << HOLE_BIT, track)
+    pub fn unmap(self, birth: Epoch) -> Slot {
+        self.next(1 << HOLE_BIT | u64::from(birth.0.min(EPOCH_MAX)))
     }
 
     /// The same slot, marked while bytes of its frame are changed in place. A reader that finds it,
@@ -75,14 +69,13 @@ impl Slot {
         Slot(bits | u64::from(check(bits)) << CHECK_SHIFT)
     }
 
-    fn next(self, target: u64, track: u8) -> Slot {
-        assert!(track <= ROUND_MAX, "track {track} is beyond {ROUND_MAX}");
+    fn next(self, target: u64) -> Slot {
         // Zero is skipped, so that no slot but EMPTY has all bits zero.
         let generation = match (self.generation() + 1) & GENERATION_MASK {
             0 => 1,
             generation => generation,
         };
-        Slot::with_check(target | u64::from(track) << ROUND_SHIFT | generation << GENERATION_SHIFT)
+        Slot::with_check(target | generation << GENERATION_SHIFT)
     }
 
     /// Reads a slot that came from media.
@@ -100,10 +93,10 @@ impl Slot {
     /// The slot with these bits; the check bits are right.
     fn of_checked(bits: u64) -> Result<Slot, DamagedSlot> {
         let slot = Slot(bits);
-        let empty_hole = slot.is_hole() && bits & (FRAMES_MAX - 1) != 0;
+        let framed_hole = slot.is_hole() && bits & (FRAMES_MAX - 1) > u64::from(EPOCH_MAX);
         let changing_hole = slot.is_hole() && slot.is_changing();
         let ungenerated = bits != 0 && slot.generation() == 0;
-        match bits & RESERVED == 0 && !empty_hole && !changing_hole && !ungenerated {
+        match bits & RESERVED == 0 && !framed_hole && !changing_hole && !ungenerated {
             true => Ok(slot),
             false => Err(DamagedSlot(bits)),
         }
@@ -137,10 +130,12 @@ impl Slot {
         mapped.then_some(FrameNo(self.0 & (FRAMES_MAX - 1)))
     }
 
-    /// The degraded round of the write that made this slot, 0 for none.
+    /// The birth of a hole. None if it is unknown, or if the slot is no hole: the frame table has
+    /// the birth of a page.
     #[must_use]
-    pub fn round(self) -> u8 {
-        (self.0 >> ROUND_SHIFT) as u8 & ROUND_MAX
+    pub fn hole_birth(self) -> Option<Epoch> {
+        let birth = Epoch(self.0 as u32 & EPOCH_MAX);
+        (self.is_hole() && birth.0 > 0).then_some(birth)
     }
 
     fn is_hole(self) -> bool {
@@ -156,7 +151,7 @@ impl fmt::Debug for Slot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Slot")
             .field("frame", &self.frame())
-            .field("track", &self.round())
+            .field("hole_birth", &self.hole_birth())
             .field("generation", &self.generation())
             .field("is_changing", &self.is_changing())
             .finish()
@@ -218,9 +213,9 @@ mod tests {
     fn swapped_slot_differs_with_same_frame() {
         let mut slot = Slot::EMPTY;
         for _ in 0..5000 {
-            let next = slot.map(FrameNo(7), 0);
+            let next = slot.map(FrameNo(7));
             assert_ne!(next, slot);
-            slot = next.unmap(0);
+            slot = next.unmap(Epoch(0));
             assert_ne!(slot, Slot::EMPTY);
             assert_eq!(slot.frame(), None);
         }
@@ -229,7 +224,7 @@ mod tests {
     #[test]
     fn frame_zero_is_not_a_hole() {
         assert_eq!(Slot::EMPTY.frame(), None);
-        assert_eq!(Slot::EMPTY.map(FrameNo(0), 0).frame(), Some(FrameNo(0)));
+        assert_eq!(Slot::EMPTY.map(FrameNo(0)).frame(), Some(FrameNo(0)));
     }
 
     #[test]
@@ -245,24 +240,25 @@ mod tests {
 
     proptest! {
         #[test]
-        fn slot_round_trips(frame in 0..FRAMES_MAX, track in 0..=ROUND_MAX, times in 1u32..5000) {
-            let old = (0..times).fold(Slot::EMPTY, |slot, _| slot.unmap(0));
-            let slot = old.map(FrameNo(frame), track);
+        fn slot_round_trips(frame in 0..FRAMES_MAX, birth in 1..=EPOCH_MAX, times in 1u32..5000) {
+            let old = (0..times).fold(Slot::EMPTY, |slot, _| slot.unmap(Epoch(0)));
+            let slot = old.map(FrameNo(frame));
             prop_assert_eq!(Slot::decode(slot.encode()), Ok(slot));
-            prop_assert_eq!((slot.frame(), slot.round()), (Some(FrameNo(frame)), track));
+            prop_assert_eq!((slot.frame(), slot.hole_birth()), (Some(FrameNo(frame)), None));
             let changing = slot.changing();
             prop_assert!(changing.is_changing() && !slot.is_changing());
             prop_assert_eq!(Slot::decode(changing.encode()), Ok(changing));
-            prop_assert_eq!((changing.frame(), changing.round()), (Some(FrameNo(frame)), track));
-            prop_assert_eq!(changing.map(FrameNo(frame), track), slot.map(FrameNo(frame), track));
-            let hole = slot.unmap(track);
+            prop_assert_eq!(changing.frame(), Some(FrameNo(frame)));
+            prop_assert_eq!(changing.map(FrameNo(frame)), slot.map(FrameNo(frame)));
+            let hole = slot.unmap(Epoch(birth));
             prop_assert_eq!(Slot::decode(hole.encode()), Ok(hole));
-            prop_assert_eq!((hole.frame(), hole.round()), (None, track));
+            prop_assert_eq!((hole.frame(), hole.hole_birth()), (None, Some(Epoch(birth))));
+            prop_assert_eq!(hole.unmap(Epoch(u32::MAX)).hole_birth(), Some(Epoch(EPOCH_MAX)));
         }
 
         #[test]
-        fn one_and_two_flipped_bits_are_found(frame in 0..FRAMES_MAX, track in 0..=ROUND_MAX) {
-            let slot = Slot::EMPTY.map(FrameNo(frame), track);
+        fn one_and_two_flipped_bits_are_found(frame in 0..FRAMES_MAX) {
+            let slot = Slot::EMPTY.map(FrameNo(frame));
             let bits = slot.encode();
             for one in 0..64 {
                 for two in 0..64 {

@@ -275,7 +275,7 @@ impl<M: Media> Pool<M> {
                 if let (0, Some(frame)) = (record.level, change.new.frame()) {
                     let at = self.mapping.geometry().frame_entry_at(frame);
                     pass.written.add_checksum_at(at);
-                    data.store(at, u64::from(change.sums.crc));
+                    data.store(at, record.frame_word(change));
                 }
             }
             pass.add(data.flush(at, record.changes.len() * 8));

@@ -334,7 +334,7 @@ impl<M: Media> Pool<M> {
         } = copy.slot;
         let change = [Change {
             old: copy.old,
-            new: copy.old.map(copy.to, copy.old.round()),
+            new: copy.old.map(copy.to),
             sums: NO_SUMS,
         }];
         let handle = self.mapping.handle(object, self.objects[&object].slice)?;

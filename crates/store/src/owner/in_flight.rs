@@ -1,22 +1,13 @@
-//! Operations that may be missing on other legs: their list, and the round that is stamped on their
-//! pages.
+//! The list of operations that may be missing on other legs. Their pages may be born before the loss
+//! of another leg, so a leg that returns gets them by this list.
 
 use super::error::ObjectError;
-use super::maintenance::OP_END_WAIT;
 use super::pool::{OWNER_SESSION, Pool};
 use crate::defect::{self, Defect};
 use crate::format::in_flight::{InFlightTableFull, JournaledOp, in_flight_of};
 use crate::format::journal::{JournalChunk, NextEntry};
-use crate::format::object::Object;
-use crate::format::record::{Change, Record};
-use crate::format::slot::Slot;
-use crate::format::table::SlotLocation;
-use crate::shared::control::{LOCK_WAIT_MAX, LockWords};
-use crate::shared::error::StoreError;
-use crate::shared::pool_mapping::Handle;
-use crate::shared::wait::Deadline;
-use pagemesh_base::checksum::PageChecksums;
-use pagemesh_base::ids::{ObjectId, PageNo};
+use crate::format::record::Record;
+use pagemesh_base::ids::ObjectId;
 use pagemesh_pmem::Media;
 use std::sync::atomic::Ordering;
 
@@ -127,84 +118,5 @@ impl<M: Media> Pool<M> {
             .store(committed, Ordering::Release);
         self.checkpoint()?;
         Ok(())
-    }
-
-    /// Stamps the round on the pages of an object's in-flight operations.
-    pub(crate) fn stamp_round(&mut self, object: ObjectId, round: u8) -> Result<(), ObjectError> {
-        let Object {
-            slice, size_bytes, ..
-        } = self.objects[&object];
-        let found: Vec<_> = self.in_flight_of(object, size_bytes).collect();
-        let handle = self.mapping.handle(object, slice)?;
-        for entry in found {
-            for page in entry.page.0..entry.page.0 + u64::from(entry.count) {
-                self.stamp_page(&handle, PageNo(page), round)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn stamp_page(&mut self, handle: &Handle, page: PageNo, round: u8) -> Result<(), ObjectError> {
-        let range = LockWords::of(handle.object, page, 1);
-        let control = &self.mapping.control;
-        let end = Deadline::after(LOCK_WAIT_MAX);
-        loop {
-            let before = control.lock_holder(&range);
-            if control
-                .lock_within(&range, OWNER_SESSION, OP_END_WAIT)
-                .is_ok()
-            {
-                break;
-            }
-            // The caller retires dead sessions. It needs the pool for that, and may have to end the
-            // holder.
-            if let Some((session, operation)) = before
-                && before == control.lock_holder(&range)
-            {
-                return Err(self.stuck_error(session, operation));
-            }
-            if end.is_over() {
-                return Err(StoreError::TimedOut.into());
-            }
-        }
-        let stamped = self.stamp_locked(handle, page, round);
-        self.mapping.control.unlock(&range);
-        stamped
-    }
-
-    fn stamp_locked(
-        &mut self,
-        handle: &Handle,
-        page: PageNo,
-        round: u8,
-    ) -> Result<(), ObjectError> {
-        let SlotLocation::At(at) = self.mapping.locate(handle.object, 0, page)? else {
-            return Ok(());
-        };
-        // Lists of dirty pages include a damaged slot for every round, so it counts as stamped.
-        let Ok(old) = self.mapping.slot(at, page) else {
-            return Ok(());
-        };
-        if old.round() == round || old == Slot::EMPTY {
-            return Ok(());
-        }
-        let (new, crc) = match old.frame() {
-            Some(frame) => {
-                let crc = self
-                    .mapping
-                    .meta
-                    .load(self.mapping.geometry().frame_entry_at(frame))
-                    as u32;
-                (old.map(frame, round), crc)
-            }
-            None => (old.unmap(round), 0),
-        };
-        let change = [Change {
-            old,
-            new,
-            // The commit adds the second sum where it is known.
-            sums: PageChecksums { crc, words: 0 },
-        }];
-        self.with_retry(|own| own.commit_changes(handle, 0, page, at, &change))
     }
 }

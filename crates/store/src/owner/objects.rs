@@ -182,18 +182,13 @@ impl<M: Media> Pool<M> {
         Ok(seq)
     }
 
-    /// Raises an object's epoch and sets the round stamped on its writes: a barrier. When it
+    /// Raises an object's epoch: a barrier. All later changes are born at this epoch or above. When it
     /// returns, the operations admitted earlier have ended, and those that may be missing on other
     /// legs are in the in-flight table.
     ///
     /// # Errors
     /// When the object is newer or a session is stuck.
-    pub fn raise_epoch(
-        &mut self,
-        slice: SliceId,
-        epoch: Epoch,
-        round: u8,
-    ) -> Result<(), ObjectError> {
+    pub fn raise_epoch(&mut self, slice: SliceId, epoch: Epoch) -> Result<(), ObjectError> {
         let (object, entry) = self.find(slice)?;
         if entry.epoch > epoch {
             return Err(ObjectError::StaleEpoch {
@@ -201,21 +196,11 @@ impl<M: Media> Pool<M> {
                 wanted: epoch,
             });
         }
-        if (entry.epoch, entry.round) != (epoch, round) {
-            self.commit_entry(
-                object,
-                Object {
-                    epoch,
-                    round,
-                    ..entry
-                },
-            )?;
+        if entry.epoch != epoch {
+            self.commit_entry(object, Object { epoch, ..entry })?;
         }
         self.wait_for_ops()?;
         self.collect_in_flight(Some(object))?;
-        if round != 0 {
-            self.stamp_round(object, round)?;
-        }
         Ok(())
     }
 

@@ -11,7 +11,7 @@ use crate::format::slot::Slot;
 use crate::format::table::NODE_SLOTS;
 use crate::shared::error::StoreError;
 use crate::shared::pool_mapping::Handle;
-use pagemesh_base::ids::{FrameNo, ObjectId, PageNo, Seq};
+use pagemesh_base::ids::{Epoch, FrameNo, ObjectId, PageNo, Seq};
 use pagemesh_pmem::Media;
 
 /// Steps of freeing a deleted object in one call, so that waiting sessions are served in between.
@@ -59,7 +59,8 @@ impl<M: Media> Pool<M> {
                 return Ok(false);
             };
             if level == 1
-                && let Some((first, changes)) = self.unmap_first_run(node, |slot| slot.unmap(0))
+                && let Some((first, changes)) =
+                    self.unmap_first_run(node, |slot| slot.unmap(Epoch(0)))
             {
                 let slots_at = frame_at(node) + first * 8;
                 let page = PageNo(page + first as u64);
@@ -87,7 +88,7 @@ impl<M: Media> Pool<M> {
                     let new = if at == root_at {
                         Slot::EMPTY
                     } else {
-                        old.unmap(0)
+                        old.unmap(Epoch(0))
                     };
                     let change = [Change {
                         old,

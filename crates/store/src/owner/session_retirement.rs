@@ -151,7 +151,7 @@ impl<M: Media> Pool<M> {
         for (i, change) in record.changes.iter().enumerate() {
             if let (0, Some(frame)) = (record.level, change.new.frame()) {
                 let at = self.mapping.geometry().frame_entry_at(frame);
-                self.mapping.meta.store(at, u64::from(change.sums.crc));
+                self.mapping.meta.store(at, record.frame_word(change));
             }
             // If the slot is swapped already, the session did it. A slot that does not check is
             // damaged, and another session may correct it at this time.

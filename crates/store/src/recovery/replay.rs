@@ -4,7 +4,7 @@ use super::error::PoolError;
 use crate::defect::{self, Defect};
 use crate::format::geometry::{Geometry, frame_at};
 use crate::format::object::{HEIGHT, ROOT_AT, store_entry};
-use crate::format::record::{JournalEntry, Record};
+use crate::format::record::{Change, JournalEntry, Record};
 use crate::format::slot::Slot;
 use crate::format::superblock::{COUNT_MAX, Superblock};
 use crate::format::table::{BadTable, PageTable, SlotLocation};
@@ -162,14 +162,8 @@ impl<'m, M: Media> Replay<'m, M> {
                 let (level, page) = (record.level, record.page);
                 return Err(BadTable::NoSuchFrame { level, page, frame }.into());
             }
-            self.apply_change(
-                record.level,
-                at + i * 8,
-                change.old,
-                change.new,
-                change.sums.crc,
-                ordered,
-            );
+            let word = record.frame_word(change);
+            self.apply_change(record.level, at + i * 8, change, word, ordered);
         }
         self.stores
             .push(self.media.flush(at, record.changes.len() * 8));
@@ -180,9 +174,8 @@ impl<'m, M: Media> Replay<'m, M> {
         &mut self,
         level: u8,
         at: usize,
-        old: Slot,
-        new: Slot,
-        data_crc: u32,
+        &Change { old, new, .. }: &Change,
+        frame_word: u64,
         ordered: bool,
     ) {
         // On a file, a record between the two may be lost. Then the frame that the slot really maps
@@ -206,7 +199,7 @@ impl<'m, M: Media> Replay<'m, M> {
         }
         if let (0, Some(frame)) = (level, new.frame()) {
             let entry = self.geometry.frame_entry_at(frame);
-            self.media.store(entry, u64::from(data_crc));
+            self.media.store(entry, frame_word);
             self.stores.push(self.media.flush(entry, 8));
         }
         self.media.store(at, new.encode());

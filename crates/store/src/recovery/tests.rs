@@ -46,7 +46,7 @@ fn page_is_corrected_only_by_last_record_of_its_frame() {
     let names = |seq: u64| {
         let change = Change {
             old: Slot::EMPTY,
-            new: Slot::EMPTY.map(frame, 0),
+            new: Slot::EMPTY.map(frame),
             sums: NO_SUMS,
         };
         JournalEntry::Map(Record {

@@ -92,10 +92,10 @@ fn clear_next_run<M: Media>(
     let handle = leg.handle;
     let session = &mut *leg.session;
     session.ensure_resources(0, lines(count as usize))?;
-    let gate = match session.begin_op(&handle, stamp.epoch) {
+    match session.begin_op(&handle, stamp.epoch) {
         Err(StoreError::TimedOut) => return Ok(page.0),
         entered => entered?,
-    };
+    }
     let at = match session.slot_at(&handle, page) {
         Ok(Some(at)) => at,
         other => {
@@ -106,16 +106,16 @@ fn clear_next_run<M: Media>(
     };
     lock_run(std::slice::from_mut(leg), page, count).map_err(|failure| failure.cause)?;
     let session = &mut *leg.session;
-    match session.load_unmap_changes(at, page, count, gate.round()) {
+    match session.load_unmap_changes(at, page, count, stamp.epoch) {
         Ok((skipped, 0)) => {
             unlock_and_end(leg);
             Ok(page.0 + skipped)
         }
         Ok((skipped, found)) => {
-            let slots = [(at + skipped as usize * 8, 0); 3];
+            let slots = [at + skipped as usize * 8; 3];
             let first = PageNo(page.0 + skipped);
             session.encode_record(&handle, 0, first, stamp, true);
-            session.flush_pending_slots(slots[0].0);
+            session.flush_pending_slots(slots[0]);
             let committed = commit(std::slice::from_mut(leg), first, slots, stamp, None);
             committed.map_err(|failure| failure.cause)?;
             Ok(first.0 + found)
@@ -125,6 +125,14 @@ fn clear_next_run<M: Media>(
             Err(cause)
         }
     }
+}
+
+/// Whether the slot is a hole that was born before this epoch. Such a hole is born anew: its clear may
+/// have been in flight at the loss of a leg, and is sent again under the epoch of the loss. Without a
+/// new birth the leg would keep its data.
+fn is_older_hole(slot: Slot, birth: Epoch) -> bool {
+    let is_older = slot.hole_birth().is_some_and(|before| before < birth);
+    is_older && !defect::is(Defect::HoleKeepsBirth)
 }
 
 impl<M: Media> Session<M> {
@@ -142,14 +150,14 @@ impl<M: Media> Session<M> {
         })
     }
 
-    /// Loads changes that unmap the first run of mapped or damaged pages of a range. Returns the
-    /// number of pages before the run, and its length.
+    /// Loads changes that make the first run of pages of a range holes of this birth: pages that are
+    /// mapped, damaged, or holes of earlier epochs. Returns the number of pages before the run, and its length.
     pub(crate) fn load_unmap_changes(
         &mut self,
         at: usize,
         page: PageNo,
         count: u64,
-        round: u8,
+        birth: Epoch,
     ) -> Result<(u64, u64), StoreError> {
         self.record.changes.clear();
         let mut skipped = 0;
@@ -165,10 +173,10 @@ impl<M: Media> Session<M> {
                 Err(_) => (Slot::EMPTY, true),
                 Ok(slot) => (self.mapping.check_frame(slot, page)?, false),
             };
-            if old.frame().is_some() || is_damaged {
+            if old.frame().is_some() || is_damaged || is_older_hole(old, birth) {
                 let change = Change {
                     old,
-                    new: old.unmap(round),
+                    new: old.unmap(birth),
                     sums: NO_SUMS,
                 };
                 self.record.changes.push(change);

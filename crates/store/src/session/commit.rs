@@ -8,6 +8,7 @@
 
 use super::operation::{FirstSlots, unlock_and_end};
 use super::{LegFailure, LegSession, Page, Session, defects};
+use crate::defect::{self, Defect};
 use crate::format::geometry::frame_at;
 use crate::format::record::{add_checksum, set_sums};
 use crate::format::slot::Slot;
@@ -15,21 +16,37 @@ use crate::shared::control::FrameRun;
 use crate::shared::error::{StoreError, damaged_page_error};
 use crate::shared::pool_mapping::Handle;
 use pagemesh_base::checksum::PageChecksums;
-use pagemesh_base::ids::{FrameNo, PageNo, Seq};
+use pagemesh_base::ids::{Epoch, FrameNo, PageNo, Seq};
 use pagemesh_base::slice::Stamp;
 use pagemesh_base::units::LINE_BYTES;
 use pagemesh_pmem::{Media, UnfencedStores};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
+/// The order of a record, and the birth of its pages.
+#[derive(Clone, Copy)]
+pub(crate) struct RecordStamp {
+    pub(crate) stamp: Stamp,
+    /// None if the record is their birth.
+    pub(crate) kept_birth: Option<Epoch>,
+}
+
+impl From<Stamp> for RecordStamp {
+    fn from(stamp: Stamp) -> RecordStamp {
+        let kept_birth = None;
+        RecordStamp { stamp, kept_birth }
+    }
+}
+
 /// Takes frames, journal room and a seq on every leg, and encodes the records.
 pub(super) fn encode_all<M: Media>(
     legs: &mut [LegSession<'_, M>],
     page: PageNo,
     count: usize,
-    stamp: Stamp,
+    stamp: impl Into<RecordStamp>,
     slots: &FirstSlots,
 ) {
+    let stamp = stamp.into();
     for leg in legs.iter_mut() {
         let session = &mut *leg.session;
         session.assign_frames(count);
@@ -43,7 +60,7 @@ impl<M: Media> Session<M> {
     pub(super) fn assign_frames(&mut self, count: usize) {
         self.take_frames(count as u64);
         for (change, &frame) in self.record.changes.iter_mut().zip(&self.frames) {
-            change.new = change.old.map(frame, self.round);
+            change.new = change.old.map(frame);
             // Without the prefetch the swap of the slot would wait for the store to that entry.
             self.mapping
                 .meta
@@ -89,7 +106,7 @@ impl<M: Media> Session<M> {
         handle: &Handle,
         level: u8,
         page: PageNo,
-        stamp: Stamp,
+        stamp: impl Into<RecordStamp>,
         is_summed: bool,
     ) {
         self.begin_record(handle, level, page, stamp, is_summed);
@@ -102,9 +119,10 @@ impl<M: Media> Session<M> {
         handle: &Handle,
         level: u8,
         page: PageNo,
-        stamp: Stamp,
+        stamp: impl Into<RecordStamp>,
         is_summed: bool,
     ) {
+        let RecordStamp { stamp, kept_birth } = stamp.into();
         self.reserve_journal(self.record.lines());
         self.take_seq();
         let record = &mut self.record;
@@ -114,6 +132,7 @@ impl<M: Media> Session<M> {
         record.page = page;
         record.op = stamp.op;
         record.open = stamp.open_ops;
+        record.kept_birth = kept_birth.filter(|_| !defect::is(Defect::CopyBornNow));
         record.has_second_sum = is_summed;
         self.encoded.clear();
     }
@@ -144,7 +163,7 @@ pub(super) fn flush_pending_slots_all<M: Media>(
     legs: &mut [LegSession<'_, M>],
     slots: &FirstSlots,
 ) {
-    for (leg, &(at, _)) in legs.iter_mut().zip(slots) {
+    for (leg, &at) in legs.iter_mut().zip(slots) {
         leg.session.flush_pending_slots(at);
     }
 }
@@ -271,7 +290,7 @@ fn publish_slots_all<M: Media>(
 ) -> Result<(), LegFailure> {
     let mut result = Ok(());
     for (index, leg) in legs.iter_mut().enumerate() {
-        if let Err(cause) = leg.session.publish_slots(slots[index].0, page) {
+        if let Err(cause) = leg.session.publish_slots(slots[index], page) {
             result = Err(LegFailure { leg: index, cause });
         }
     }
@@ -319,7 +338,8 @@ impl<M: Media> Session<M> {
         for change in &self.record.changes {
             if let Some(frame) = change.new.frame() {
                 let at = self.mapping.geometry().frame_entry_at(frame);
-                self.mapping.meta.store(at, u64::from(change.sums.crc));
+                let word = defects::frame_word(&self.mapping, &self.record, change);
+                self.mapping.meta.store(at, word);
             }
         }
         self.swap_slots(at, page)

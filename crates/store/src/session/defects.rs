@@ -3,8 +3,11 @@
 
 use super::{LegSession, Session};
 use crate::defect::{self, Defect};
+use crate::format::frame_word::FrameWord;
+use crate::format::record::{Change, Record};
 use crate::shared::control::SessionCells;
-use pagemesh_base::ids::Seq;
+use crate::shared::pool_mapping::PoolMapping;
+use pagemesh_base::ids::{Epoch, Seq};
 use pagemesh_base::slice::Stamp;
 use pagemesh_pmem::{Media, UnfencedStores};
 use std::sync::atomic::Ordering;
@@ -122,6 +125,26 @@ pub(super) fn settled_line(start: u64, end: u64) -> u64 {
     } else {
         start
     }
+}
+
+/// The word of the frame table for the page of a change.
+#[inline(always)]
+pub(super) fn frame_word<M: Media>(
+    mapping: &PoolMapping<M>,
+    record: &Record,
+    change: &Change,
+) -> u64 {
+    let frame = change
+        .new
+        .frame()
+        .filter(|_| defect::is(Defect::BirthNotStored));
+    frame.map_or_else(
+        || record.frame_word(change),
+        |frame| {
+            let before = mapping.frame_word(frame).birth();
+            FrameWord::new(change.sums.crc, before.unwrap_or(Epoch(1))).bits()
+        },
+    )
 }
 
 fn unlock_all<M: Media>(legs: &[LegSession<'_, M>]) {

@@ -79,7 +79,7 @@ impl<M: Media> Session<M> {
         self.record.changes.clear();
         self.record.changes.push(Change {
             old,
-            new: old.map(node, 0),
+            new: old.map(node),
             sums: NO_SUMS,
         });
         let first = page.0 & !((1 << (9 * u32::from(level))) - 1);

@@ -38,7 +38,7 @@ impl<M: Media> Session<M> {
         Ok(seq)
     }
 
-    /// Swaps slots without moving data: unmaps pages, stamps a round, unlinks nodes. `changes` are
+    /// Swaps slots without moving data: unmaps pages, unlinks nodes. `changes` are
     /// consecutive from `page`; its slot lies at byte `at`. For the owner, which takes the locks.
     pub(crate) fn commit_changes(
         &mut self,

@@ -71,9 +71,11 @@
 //! - The record does not fit before the end of the ring: [`Journal::reserve`] writes a pad and fences
 //!   it.
 
+mod births;
 mod clear;
 mod commit;
 pub mod consistent_read;
+mod copy_pages;
 mod defects;
 mod grants;
 pub(crate) mod leaf_cache;
@@ -132,8 +134,6 @@ pub struct Session<M> {
     leaf_cache: LeafCache,
     /// The state of journal and grants for which the doorbell was rung last.
     doorbell_state: Option<(u64, u64)>,
-    /// The round that the present operation stamps.
-    pub(crate) round: u8,
     ticket: u32,
     /// Whether it is the session of the owner itself, which must not wait for the owner.
     is_owner: bool,
@@ -218,7 +218,6 @@ impl<M: Media> Session<M> {
             open_ops: VecDeque::new(),
             leaf_cache: LeafCache::new(),
             doorbell_state: None,
-            round: 0,
             ticket: cells.asked().load(Ordering::Acquire) as u32,
             is_owner: false,
             owner_wait: OWNER_WAIT_MAX,

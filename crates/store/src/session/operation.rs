@@ -6,7 +6,6 @@
 
 use super::{LegFailure, LegSession, Session, defects};
 use crate::defect::{self, Defect};
-use crate::format::object::Gate;
 use crate::format::table::SlotLocation;
 use crate::shared::error::StoreError;
 use crate::shared::pool_mapping::Handle;
@@ -18,9 +17,8 @@ use std::sync::atomic::Ordering;
 /// answer freed.
 const OWNER_WAITS_MAX: u32 = 3;
 
-/// For each leg, the byte of the first slot of a run of pages, and the round that a change of the
-/// run stamps.
-pub(super) type FirstSlots = [(usize, u8); 3];
+/// For each leg, the byte of the first slot of a run of pages.
+pub(super) type FirstSlots = [usize; 3];
 
 /// The resources that an operation needs on every leg before it begins.
 #[derive(Clone, Copy, Debug)]
@@ -39,12 +37,12 @@ pub(super) fn begin_run<M: Media>(
     needs: OpRequirements,
     epoch: Epoch,
 ) -> Result<FirstSlots, LegFailure> {
-    let mut slots = [(0, 0); 3];
-    begin_all(legs, needs, epoch, |index, leg, gate| {
+    let mut slots = [0; 3];
+    begin_all(legs, needs, epoch, |index, leg| {
         let at = leg.session.slot_at(&leg.handle, page)?;
         Ok(match at {
             Some(at) => {
-                slots[index] = (at, gate.round());
+                slots[index] = at;
                 None
             }
             None => Some(page),
@@ -60,7 +58,7 @@ pub(crate) fn begin_all<M: Media>(
     legs: &mut [LegSession<'_, M>],
     needs: OpRequirements,
     epoch: Epoch,
-    mut find: impl FnMut(usize, &mut LegSession<'_, M>, Gate) -> Result<Option<PageNo>, StoreError>,
+    mut find: impl FnMut(usize, &mut LegSession<'_, M>) -> Result<Option<PageNo>, StoreError>,
 ) -> Result<(), LegFailure> {
     assert!((1..=3).contains(&legs.len()), "{} legs", legs.len());
     'again: loop {
@@ -72,8 +70,8 @@ pub(crate) fn begin_all<M: Media>(
         }
         for index in 0..legs.len() {
             let leg = &mut legs[index];
-            let entered = leg.session.begin_op(&leg.handle, epoch).and_then(|gate| {
-                let found = find(index, leg, gate);
+            let entered = leg.session.begin_op(&leg.handle, epoch).and_then(|()| {
+                let found = find(index, leg);
                 if found.is_err() {
                     leg.session.end_op();
                 }
@@ -200,7 +198,7 @@ impl<M: Media> Session<M> {
     }
 
     /// Begins an operation, and checks that the session is admitted.
-    pub(crate) fn begin_op(&mut self, handle: &Handle, epoch: Epoch) -> Result<Gate, StoreError> {
+    pub(crate) fn begin_op(&mut self, handle: &Handle, epoch: Epoch) -> Result<(), StoreError> {
         let cells = self.mapping.control.session_cells(self.number);
         self.active += 1;
         cells.active().swap(self.active, Ordering::SeqCst);
@@ -213,7 +211,7 @@ impl<M: Media> Session<M> {
 
     /// Checks that the session is not revoked, that the owner is there and has not recalled the
     /// grants, that the object is live, and that the epoch is not older than the object's.
-    fn check_admission(&self, handle: &Handle, epoch: Epoch) -> Result<Gate, StoreError> {
+    fn check_admission(&self, handle: &Handle, epoch: Epoch) -> Result<(), StoreError> {
         let cells = self.session_cells();
         if cells.revoked().load(Ordering::Acquire) != 0
             && !defect::is(Defect::RevokedBeginsOperation)
@@ -233,7 +231,7 @@ impl<M: Media> Session<M> {
                 current: gate.epoch(),
             })
         } else {
-            Ok(gate)
+            Ok(())
         }
     }
 

@@ -80,7 +80,7 @@ fn write_merged<M: Media>(
 ) -> Result<(), LegFailure> {
     // Everything that can fail comes before the seqs.
     let mut merged = [const { None }; 3];
-    for ((index, bytes), &(at, _)) in merged.iter_mut().enumerate().take(sources).zip(&slots) {
+    for ((index, bytes), &at) in merged.iter_mut().enumerate().take(sources).zip(&slots) {
         let LegSession { session, handle } = &mut legs[index];
         match session.merge_page(handle, (page, 0), at, part) {
             Ok(page) => *bytes = Some(page),
@@ -147,18 +147,8 @@ pub(super) fn cache_ends<M: Media>(
 
 impl<M: Media> Session<M> {
     /// Loads the slot of a page that is written in part. The caller holds the locks.
-    pub(super) fn load_slot(
-        &mut self,
-        page: PageNo,
-        (at, round): (usize, u8),
-    ) -> Result<(), StoreError> {
-        self.load_changes(page, 1, (at, round))?;
-        // A resyncing leg merges these bytes into stale ones. The page must still be copied, so its
-        // stamp stays.
-        if round == 0 {
-            self.round = self.record.changes[0].old.round();
-        }
-        Ok(())
+    pub(super) fn load_slot(&mut self, page: PageNo, at: usize) -> Result<(), StoreError> {
+        self.load_changes(page, 1, at)
     }
 
     /// Page number `index` of the present record, with a part of it replaced. Its slot lies at byte

@@ -94,9 +94,11 @@ pub(crate) fn stage<M: Media>(
 
 impl<M: Media> PoolMapping<M> {
     /// Whether the page of a slot may be changed in its frame. No other code decides that. On
-    /// `file-sync` pools a page may reach the disk before its record.
+    /// `file-sync` pools a page may reach the disk before its record. A page with wrong check bits in
+    /// the word of its frame has an unknown birth, so it is copied.
     fn may_change_in_place(&self, slot: Slot) -> bool {
-        slot.frame().is_some() && !slot.is_changing() && !self.has_overlay()
+        let is_sound = |frame| self.frame_word(frame).is_sound();
+        !slot.is_changing() && !self.has_overlay() && slot.frame().is_some_and(is_sound)
     }
 
     /// Copies the bytes of a committed patch into the page and publishes it; its slot lies at byte
@@ -113,7 +115,7 @@ impl<M: Media> PoolMapping<M> {
         let bytes_at = frame_at(frame) + record.patch.within;
         self.data.write(bytes_at, &record.patch.bytes);
         let entry_at = self.geometry().frame_entry_at(frame);
-        self.meta.store(entry_at, u64::from(change.sums.crc));
+        self.meta.store(entry_at, record.frame_word(change));
         self.meta.store(at, change.new.encode());
     }
 }
@@ -186,8 +188,7 @@ impl<M: Media> Session<M> {
     /// The checksum of page number `index` of the present record, before the record.
     pub(crate) fn checksum_before(&self, index: usize) -> u32 {
         let frame = self.record.changes[index].old.frame();
-        let entry_at = frame.map(|frame| self.mapping.geometry().frame_entry_at(frame));
-        entry_at.map_or(0, |at| self.mapping.meta.load(at) as u32)
+        frame.map_or(0, |frame| self.mapping.frame_word(frame).crc())
     }
 
     /// Computes the page's new slot and checksum. False if the page cannot be read.
@@ -211,7 +212,7 @@ impl<M: Media> Session<M> {
             *old ^= new;
         }
         let behind = PAGE_BYTES - patch.within - patch.len;
-        change.new = change.old.map(frame, self.round);
+        change.new = change.old.map(frame);
         change.sums.crc = crc32c_patched(crc, delta, behind);
         true
     }

@@ -1,8 +1,9 @@
 //! Moves pages to other frames of the same pool: off a device that leaves it.
 //!
-//! Invariant: a move keeps the bytes and the stamp of a page. Its record has no operation number, because other legs
+//! Invariant: a move keeps the bytes and the birth of a page, so its pages have one birth. Its record has no operation number, because other legs
 //! have nothing to move.
 
+use super::commit::RecordStamp;
 use super::operation::{lock_run, unlock_and_end};
 use super::{LegSession, Page, Session};
 use crate::format::geometry::frame_at;
@@ -86,11 +87,14 @@ impl<M: Media> Session<M> {
     ) -> Result<MovedPages, StoreError> {
         let mut bytes: Vec<Box<Page>> = Vec::new();
         let (mut skipped, mut damaged) = (0, 0);
+        let mut birth = None;
         self.record.changes.clear();
         for index in 0..count {
             let of_page = PageNo(page.0 + index);
             match self.load_leaving(at + index as usize * 8, of_page, &is_leaving) {
-                Ok(Some((change, page))) => {
+                Ok(Some((_, of_page, _))) if birth.is_some_and(|birth| birth != of_page) => break,
+                Ok(Some((change, of_page, page))) => {
+                    birth = Some(of_page);
                     self.record.changes.push(change);
                     bytes.push(page);
                 }
@@ -104,8 +108,9 @@ impl<M: Media> Session<M> {
         }
         let first = PageNo(page.0 + skipped);
         let moved = bytes.len() as u64;
-        if moved > 0 {
-            self.commit_move(handle, first, at + skipped as usize * 8, &bytes)?;
+        if let Some(birth) = birth {
+            let at = at + skipped as usize * 8;
+            self.commit_move(handle, (first, birth), at, &bytes)?;
         }
         Ok(MovedPages {
             next: PageNo(first.0 + moved),
@@ -114,42 +119,46 @@ impl<M: Media> Session<M> {
         })
     }
 
-    /// The change and the bytes of a page on a leaving frame. None for a page elsewhere.
+    /// The change, the birth and the bytes of a page on a leaving frame. An unknown birth is 0. None for a page elsewhere.
     fn load_leaving(
         &self,
         at: usize,
         page: PageNo,
         is_leaving: &impl Fn(FrameNo) -> bool,
-    ) -> Result<Option<(Change, Box<Page>)>, StoreError> {
+    ) -> Result<Option<(Change, Epoch, Box<Page>)>, StoreError> {
         let old = self.mapping.slot(at, page)?;
         let Some(frame) = old.frame().filter(|&frame| is_leaving(frame)) else {
             return Ok(None);
         };
         let mut bytes = Box::new([0; PAGE_BYTES]);
         self.mapping.copy_frame(frame, page, &mut bytes)?;
+        let birth = self.mapping.frame_word(frame).birth();
         let change = Change {
             old,
             new: old,
             sums: NO_SUMS,
         };
-        Ok(Some((change, bytes)))
+        Ok(Some((change, birth.unwrap_or(Epoch(0)), bytes)))
     }
 
     fn commit_move(
         &mut self,
         handle: &Handle,
-        first: PageNo,
+        (first, birth): (PageNo, Epoch),
         at: usize,
         bytes: &[Box<Page>],
     ) -> Result<(), StoreError> {
         self.take_frames(bytes.len() as u64);
         for (change, &frame) in self.record.changes.iter_mut().zip(&self.frames) {
-            change.new = change.old.map(frame, change.old.round());
+            change.new = change.old.map(frame);
         }
-        let stamp = Stamp {
-            epoch: Epoch(0),
-            op: 0,
-            open_ops: 0,
+        let stamp = RecordStamp {
+            stamp: Stamp {
+                epoch: Epoch(0),
+                op: 0,
+                open_ops: 0,
+            },
+            kept_birth: Some(birth),
         };
         self.encode_record(handle, 0, first, stamp, true);
         self.flush_pending_slots(at);

@@ -4,12 +4,13 @@
 //! Requests that only the owner of the pool can execute (epochs, in-flight operations) go back to
 //! the caller.
 
+use crate::session::copy_pages::copy_pages;
 use crate::session::transaction::transact;
 use crate::session::{LegFailure, LegSession, Session, clear, write};
 use crate::shared::pool_mapping::Handle;
-use pagemesh_base::ids::{Epoch, PageNo};
+use pagemesh_base::ids::Epoch;
 use pagemesh_base::slice::{
-    LIST_ENTRIES_MAX, PageRun, SLICE_IO_BYTES_MAX, SliceError, SliceReply, SliceRequest,
+    COPY_PAGES_MAX, LIST_ENTRIES_MAX, SLICE_IO_BYTES_MAX, SliceError, SliceReply, SliceRequest,
 };
 use pagemesh_base::space::{EXTENTS_MAX, Extent};
 use pagemesh_base::units::PAGE_BYTES;
@@ -18,8 +19,6 @@ use pagemesh_pmem::Media;
 const PAGE: u64 = PAGE_BYTES as u64;
 /// Bytes of one clear.
 pub const CLEAR_BYTES_MAX: u64 = 1 << 30;
-/// Pages that one request for dirty pages examines: 16 GiB.
-const DIRTY_SCAN_MAX: u64 = 1 << 22;
 
 type RequestResult = Result<SliceReply, SliceError>;
 
@@ -71,7 +70,26 @@ pub fn execute<M: Media>(
                 Ok(SliceReply::Checksums(sums))
             })
         }
-        SliceRequest::Dirty { round, from } => dirty(session, handle, epoch, round, from),
+        SliceRequest::Dirty { since, from } => {
+            let found = session.dirty(&handle, since, from, epoch);
+            let reply = found.map(|(runs, next)| SliceReply::Dirty { runs, next });
+            reply.map_err(Into::into)
+        }
+        SliceRequest::Births { page, count } => {
+            check_len(u64::from(count), LIST_ENTRIES_MAX as u64).and_then(|()| {
+                let births = session.births(&handle, page, count, epoch)?;
+                Ok(SliceReply::Births(births))
+            })
+        }
+        SliceRequest::Copy {
+            page,
+            births,
+            data,
+            stamp,
+        } => check_copy(births.len(), data.len()).and_then(|()| {
+            let leg = LegSession { session, handle };
+            done_reply(copy_pages(leg, page, &births, &data, stamp))
+        }),
         // The executor of the connection's requests keeps their order.
         SliceRequest::KeepOrder => Ok(SliceReply::Done),
         SliceRequest::InFlight | SliceRequest::ForgetInFlight | SliceRequest::RaiseEpoch { .. } => {
@@ -89,6 +107,16 @@ fn check_len(len: u64, max: u64) -> Result<(), SliceError> {
     match len <= max {
         true => Ok(()),
         false => Err(SliceError::OutOfRange(format!("{len} is more than {max}"))),
+    }
+}
+
+fn check_copy(births: usize, bytes: usize) -> Result<(), SliceError> {
+    check_len(births as u64, COPY_PAGES_MAX as u64)?;
+    match bytes == 0 || bytes == births * PAGE_BYTES {
+        true => Ok(()),
+        false => Err(SliceError::OutOfRange(format!(
+            "{bytes} bytes are not those of {births} pages"
+        ))),
     }
 }
 
@@ -139,32 +167,4 @@ fn extents<M: Media>(
         last.len -= stop - end;
     }
     Ok(SliceReply::Extents(extents))
-}
-
-fn dirty<M: Media>(
-    session: &mut Session<M>,
-    handle: Handle,
-    epoch: Epoch,
-    round: u8,
-    from: PageNo,
-) -> RequestResult {
-    let pages = session.mapping().size_bytes(&handle) / PAGE;
-    let end = pages.min(from.0.saturating_add(DIRTY_SCAN_MAX));
-    let start = from.0.min(end);
-    let mut runs: Vec<PageRun> = Vec::new();
-    let stop = session.visit_slots(&handle, start..end, epoch, |page, count, slot| {
-        // The round of a damaged slot is unknown: it counts as dirty.
-        if round == 0 || slot.is_some_and(|slot| slot.round() != round) {
-            return true;
-        }
-        let is_full = runs.len() == LIST_ENTRIES_MAX;
-        match runs.last_mut() {
-            Some(last) if last.page.0 + last.count == page.0 => last.count += count,
-            _ if is_full => return false,
-            _ => runs.push(PageRun { page, count }),
-        }
-        true
-    })?;
-    let next = (stop < pages).then_some(PageNo(stop));
-    Ok(SliceReply::Dirty { runs, next })
 }

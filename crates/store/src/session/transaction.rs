@@ -34,7 +34,6 @@
 //! dead session or removes its records. A checkpoint applies records one by one.
 
 use crate::format::geometry::frame_at;
-use crate::format::object::Gate;
 use crate::format::record::{GroupPosition, Record, add_checksum, lines, set_sums};
 use crate::format::table::NODE_SLOTS;
 use crate::session::commit::fence_all;
@@ -76,7 +75,6 @@ struct RecordGroup {
     /// Per run, the byte of its first slot. None if its leaf is not linked and the run is only
     /// cleared.
     slot_offsets: Vec<Option<usize>>,
-    round: u8,
     words: Vec<u16>,
     /// Empty if no page to be cleared is mapped.
     records: Vec<GroupRecord>,
@@ -121,7 +119,7 @@ pub fn transact_numbered<M: Media>(
     begin_all(legs, &runs, &mut groups, needs, epoch)?;
     lock_all(legs, &runs, &mut groups)?;
     for (index, leg) in legs.iter_mut().enumerate() {
-        if let Err(cause) = groups[index].load_slots(leg.session, &runs) {
+        if let Err(cause) = groups[index].load_slots(leg.session, &runs, epoch) {
             let leg = index;
             unlock_and_end_all(legs, &groups);
             return Err(LegFailure { leg, cause });
@@ -247,9 +245,8 @@ fn begin_all<M: Media>(
     needs: OpRequirements,
     epoch: Epoch,
 ) -> Result<(), LegFailure> {
-    operation::begin_all(legs, needs, epoch, |index, leg, gate: Gate| {
+    operation::begin_all(legs, needs, epoch, |index, leg| {
         let group = &mut groups[index];
-        group.round = gate.round();
         group.slot_offsets.clear();
         for run in runs {
             let page = PageNo(run.page);
@@ -303,11 +300,12 @@ fn record_complete_all<M: Media>(
 }
 
 impl RecordGroup {
-    /// Loads the slots that change. The caller holds the locks.
+    /// Loads the slots that change; holes are born at this epoch. The caller holds the locks.
     fn load_slots<M: Media>(
         &mut self,
         session: &mut Session<M>,
         runs: &[LeafRun<'_>],
+        birth: Epoch,
     ) -> Result<(), StoreError> {
         for (number, run) in runs.iter().enumerate() {
             let Some(at) = self.slot_offsets[number] else {
@@ -315,7 +313,7 @@ impl RecordGroup {
             };
             if run.data.is_some() {
                 let page = PageNo(run.page);
-                session.load_changes(page, run.count as usize, (at, self.round))?;
+                session.load_changes(page, run.count as usize, at)?;
                 let changes = (0..run.count as usize).map(|change| (self.records.len(), change));
                 self.written_changes.extend(changes);
                 self.add_record(session, page, at);
@@ -326,7 +324,7 @@ impl RecordGroup {
                 let at = at + done as usize * SLOT_BYTES;
                 let page = PageNo(run.page + done);
                 let (skipped, found) =
-                    session.load_unmap_changes(at, page, run.count - done, self.round)?;
+                    session.load_unmap_changes(at, page, run.count - done, birth)?;
                 if found > 0 {
                     let page = PageNo(page.0 + skipped);
                     self.add_record(session, page, at + skipped as usize * SLOT_BYTES);
@@ -365,7 +363,7 @@ impl RecordGroup {
         session.take_frames(self.written_changes.len() as u64);
         for (&(record, change), &frame) in self.written_changes.iter().zip(&session.frames) {
             let change = &mut self.records[record].record.changes[change];
-            change.new = change.old.map(frame, self.round);
+            change.new = change.old.map(frame);
             let entry_at = session.mapping.geometry().frame_entry_at(frame);
             session.mapping.meta.prefetch(entry_at);
         }

@@ -105,7 +105,7 @@ fn write_merging<M: Media>(
 /// record covers, of at most `pages_max` pages of one leaf.
 ///
 /// If all legs hold the same data, the record may begin and end with parts of pages. A leg that may
-/// lack bytes keeps the stamps of partly written pages, so each of those gets a record of its own.
+/// lack bytes may patch partly written pages, so each of those gets a record of its own.
 #[inline]
 fn record_len(pages_max: u64, merging: MergeSource, offset: u64, len: u64) -> u64 {
     const PAGE: u64 = PAGE_BYTES as u64;
@@ -153,7 +153,7 @@ fn write_pages<M: Media>(
     let early = defects::number_before_locks(stamp);
     lock_run(legs, page, count as u64)?;
     load_changes_all(legs, page, count, &slots)?;
-    let merged = match merge_ends(legs, page, slots[0].0, (within, data)) {
+    let merged = match merge_ends(legs, page, slots[0], (within, data)) {
         Ok(merged) => merged,
         Err(cause) => return abort_all(legs, 0, cause),
     };
@@ -169,7 +169,7 @@ fn write_pages<M: Media>(
 
 /// Loads each leg's slots of pages that are written as a whole; aborts the operation on all legs if
 /// that fails. The caller holds the locks.
-fn load_changes_all<M: Media>(
+pub(super) fn load_changes_all<M: Media>(
     legs: &mut [LegSession<'_, M>],
     page: PageNo,
     count: usize,
@@ -189,9 +189,8 @@ impl<M: Media> Session<M> {
         &mut self,
         page: PageNo,
         count: usize,
-        (at, round): (usize, u8),
+        at: usize,
     ) -> Result<(), StoreError> {
-        self.round = round;
         self.record.changes.clear();
         for i in 0..count {
             let at = at + i * 8;

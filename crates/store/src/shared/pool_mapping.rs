@@ -6,6 +6,7 @@
 //! leaves that lost a bit: it corrects them to their former value ([`crate::shared::slot_repair`]).
 
 use crate::defect::{self, Defect};
+use crate::format::frame_word::{FrameWord, PageBirth};
 use crate::format::geometry::{Geometry, frame_at, tolerate_unreadable_frames};
 use crate::format::object::{GATE_AT, Gate, HEIGHT, ROOT_AT, SIZE_AT, SLICE_AT};
 use crate::format::slot::Slot;
@@ -19,7 +20,7 @@ use pagemesh_base::ids::{FrameNo, Incarnation, ObjectId, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use uuid::Uuid;
@@ -282,6 +283,32 @@ impl<M: Media> PoolMapping<M> {
         }
     }
 
+    /// The word of a frame in its frame table.
+    #[inline]
+    pub(crate) fn frame_word(&self, frame: FrameNo) -> FrameWord {
+        FrameWord::from_bits(self.meta.load(self.geometry().frame_entry_at(frame)))
+    }
+
+    /// The birth of the page with its slot at byte `at`. It is unknown if the medium damaged the slot
+    /// or the word of the frame, and while the page changes.
+    pub(crate) fn birth(&self, at: usize, page: PageNo) -> PageBirth {
+        let Ok(slot) = self.slot(at, page) else {
+            return PageBirth::Unknown;
+        };
+        let birth = match slot.frame() {
+            Some(frame) => self.frame_word(frame).birth(),
+            None if slot == Slot::EMPTY => return PageBirth::NeverWritten,
+            None => slot.hole_birth(),
+        };
+        // The frame may have another page by now. Then the slot is another one, too.
+        fence(Ordering::Acquire);
+        let is_same = !slot.is_changing() && self.meta.load(at) == slot.encode();
+        match birth {
+            Some(birth) if is_same => PageBirth::At(birth),
+            _ => PageBirth::Unknown,
+        }
+    }
+
     /// Copies a page out of its frame, and returns its checksum if that is right. The caller loads
     /// the slot once more, even after an error: the page may have changed.
     #[inline]
@@ -291,7 +318,7 @@ impl<M: Media> PoolMapping<M> {
         page: PageNo,
         into: &mut [u8; PAGE_BYTES],
     ) -> Result<u32, StoreError> {
-        let expected = self.meta.load(self.geometry().frame_entry_at(frame)) as u32;
+        let expected = self.frame_word(frame).crc();
         let found = self.data.read_page(frame_at(frame), into);
         if found == expected {
             return Ok(found);

@@ -14,8 +14,7 @@
 //! A damaged slot of a data page is an error that names the page. A write of the whole page, as a
 //! repair from another leg makes it, treats the slot as empty and swaps in a new one. The old frame
 //! stays in use until `pool check --repair` finds it leaked. Until the slot is replaced, extents
-//! report the page as mapped, lists of dirty pages name it in every round, a new round skips it,
-//! and a clear replaces it as a write does.
+//! report the page as mapped, lists of dirty pages name it, and a clear replaces it as a write does.
 
 use crate::defect::{self, Defect};
 use crate::format::bitmap;

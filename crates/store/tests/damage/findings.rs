@@ -1,9 +1,10 @@
 //! The findings of the check, by the place of the damage: every kind of finding.
 
 use crate::pools::{DamageCase, LifeEnd, MediumKind, PAGE, PAGES, check_image, live_lines};
-use pagemesh_base::ids::{FrameNo, PageNo};
+use pagemesh_base::ids::{Epoch, FrameNo, PageNo};
 use pagemesh_pmem::{Image, Recorder};
 use pagemesh_store::check::{Finding, FindingKind, Remedy};
+use pagemesh_store::frame_word::FrameWord;
 use pagemesh_store::geometry::{Geometry, OBJECT_BYTES};
 use pagemesh_store::pool::Pool;
 use pagemesh_store::slot::{FRAMES_MAX, Slot};
@@ -105,6 +106,7 @@ fn kind_of(what: &FindingKind) -> &'static str {
         FindingKind::Shared { .. } => "Shared",
         FindingKind::BeyondEnd => "Beyond",
         FindingKind::Data { .. } => "Data",
+        FindingKind::FrameWord { .. } => "FrameWord",
         FindingKind::Flipped => "Flipped",
         FindingKind::UsedButFree(_) => "NotUsed",
         FindingKind::Leaked(_) => "Leaked",
@@ -213,8 +215,10 @@ fn check_flips(case: &DamageCase, expected: &mut FindingCoverage) {
         let found = map.check_with_flip(byte + 2048, 9);
         expected.check(&found, &[("Data", Remedy::Leg)], byte);
         let sum = (map.geometry.frame_table.start + frame.0 * 8) as usize;
-        let found = map.check_with_flip(sum, 9);
-        expected.check(&found, &[("Data", Remedy::Leg)], byte);
+        for bit in [9, 40, 62] {
+            let found = map.check_with_flip(sum, bit);
+            expected.check(&found, &[("FrameWord", Remedy::Pool)], sum);
+        }
     }
     for &entry in &map.free {
         let found = map.check_with_flip(entry + ROOT_AT, 3);
@@ -236,7 +240,7 @@ fn check_forgeries(case: &DamageCase, expected: &mut FindingCoverage) {
     // Leaked frames are reported only if every table can be read.
     let shared = map.check_with_words(&[(*two, map.image.word(*one))]);
     expected.check(&shared, &[("Shared", Remedy::Replace)], *two);
-    let nowhere = Slot::EMPTY.map(FrameNo(1 << 30), 0).encode();
+    let nowhere = Slot::EMPTY.map(FrameNo(1 << 30)).encode();
     let found = map.check_with_words(&[(*one, nowhere)]);
     expected.check(&found, &[("NoSuchFrame", Remedy::Replace)], *one);
     if let Some(at) = map
@@ -253,8 +257,9 @@ fn check_forgeries(case: &DamageCase, expected: &mut FindingCoverage) {
         .step_by(8)
         .flat_map(|at| map.image.word(at).to_le_bytes())
         .collect();
-    let sum = u64::from(pagemesh_base::checksum::crc32c(&bytes));
-    let slot = Slot::EMPTY.map(frame, 0).encode();
+    let sum = pagemesh_base::checksum::crc32c(&bytes);
+    let sum = FrameWord::new(sum, Epoch(1)).bits();
+    let slot = Slot::EMPTY.map(frame).encode();
     let unused = ("NotUsed", Remedy::Pool);
     let found = map.check_with_words(&[(*one, slot), (sum_at, sum)]);
     expected.check(&found, &[unused, leak], None);
@@ -313,6 +318,7 @@ fn every_finding_is_named_by_its_damage() {
         "Bitmap",
         "Data",
         "Flipped",
+        "FrameWord",
         "InFlight",
         "Leaked",
         "NoSuchFrame",

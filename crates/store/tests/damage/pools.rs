@@ -235,7 +235,7 @@ pub(crate) fn run_life(
                 model.remove(&name);
             }
             3 => {
-                let _old = pool.raise_epoch(name, Epoch(random.below(5) as u32), 2);
+                let _old = pool.raise_epoch(name, Epoch(random.below(5) as u32));
             }
             _ => {
                 let byte = random.next() as u8;
@@ -389,7 +389,7 @@ pub(crate) fn used_bytes(image: &Image, objects_end: u32) -> Vec<bool> {
             }
             if let Some(frame) = table.lookup(page).expect("a sound table").frame() {
                 add(frame.0 * PAGE, PAGE);
-                add(geometry.frame_table.start + frame.0 * 8, 4);
+                add(geometry.frame_table.start + frame.0 * 8, 8);
             }
         }
     }

@@ -4,8 +4,8 @@
 use super::harness::{CrashHarness, OpOutcome};
 use super::medium::{CrashMedium, ThreadDeath};
 use super::model::{
-    CheckFailure, Content, Effect, ExpectedInFlight, ObjectContents, PageBytes, PossibleRecord,
-    RecoveredContents, UNORDERED, apply, content, fail, record_open,
+    CheckFailure, Content, Effect, ExpectedInFlight, ObjectContents, PageBytes, PageWord,
+    PossibleRecord, RecoveredContents, UNORDERED, apply, content, fail, record_open,
 };
 use super::owner;
 use super::recover::{self, MediumKind};
@@ -118,6 +118,10 @@ impl CrashHarness<'_> {
         self.clients[client].died_in.is_none() && !pages.any(|it| self.is_locked(slice, it))
     }
 
+    fn epoch_of(&self, slice: SliceId) -> u32 {
+        self.oracle.certain[&slice].entry.epoch
+    }
+
     fn current_contents(&self, slice: SliceId) -> ObjectContents<Content> {
         let mut held = self.oracle.current();
         held.remove(&slice).expect("the model has it")
@@ -125,20 +129,20 @@ impl CrashHarness<'_> {
 
     /// The records of a write: one for each partial page, one for the whole pages of each leaf.
     fn write_effects(&self, slice: SliceId, offset: u64, data: &[u8]) -> Vec<Effect> {
-        let shown = self.current_contents(slice);
+        let (shown, birth) = (self.current_contents(slice), self.epoch_of(slice));
         let (mut at, mut rest, mut effects) = (offset, data, Vec::new());
         while !rest.is_empty() {
             let (page, within) = (at / PAGE_BYTES as u64, at as usize % PAGE_BYTES);
             let taken = if within != 0 || rest.len() < PAGE_BYTES {
                 let taken = rest.len().min(PAGE_BYTES - within);
-                let merged = merge_part(shown.pages.get(&page), within, &rest[..taken]);
+                let merged = merge_part(shown.pages.get(&page), within, &rest[..taken], birth);
                 effects.push(Effect::Pages(slice, vec![(page, Some(merged))]));
                 taken
             } else {
                 let in_leaf = NODE_PAGES - page % NODE_PAGES;
                 let count = (rest.len() / PAGE_BYTES).min(in_leaf as usize);
                 let chunks = rest.as_chunks::<PAGE_BYTES>().0[..count].iter();
-                let pages = (page..).zip(chunks.map(|bytes| Some(content(*bytes))));
+                let pages = (page..).zip(chunks.map(|bytes| Some(content(*bytes, birth))));
                 effects.push(Effect::Pages(slice, pages.collect()));
                 count * PAGE_BYTES
             };
@@ -150,7 +154,7 @@ impl CrashHarness<'_> {
 
     /// A transaction is atomic: the model treats all its records as one.
     fn transaction_effects(&self, slice: SliceId, parts: &[TransactionPart]) -> Vec<Effect> {
-        let shown = self.current_contents(slice);
+        let (shown, birth) = (self.current_contents(slice), self.epoch_of(slice));
         let mut pages = Vec::new();
         for part in parts {
             let (offset, len) = (part.offset(), part.len());
@@ -158,7 +162,7 @@ impl CrashHarness<'_> {
                 TransactionPart::Write { data, .. } => {
                     let chunks = data.as_chunks::<PAGE_BYTES>().0.iter();
                     let first = offset / PAGE_BYTES as u64;
-                    pages.extend((first..).zip(chunks.map(|bytes| Some(content(*bytes)))));
+                    pages.extend((first..).zip(chunks.map(|bytes| Some(content(*bytes, birth)))));
                 }
                 TransactionPart::Clear { .. } => {
                     let mapped = |page: &u64| shown.pages.contains_key(page);
@@ -175,13 +179,13 @@ impl CrashHarness<'_> {
 
     fn clear_effects(&self, slice: SliceId, offset: u64, len: u64) -> Vec<Effect> {
         let page_bytes = PAGE_BYTES as u64;
-        let shown = self.current_contents(slice);
+        let (shown, birth) = (self.current_contents(slice), self.epoch_of(slice));
         let mut effects = Vec::new();
         let mut part = |offset: u64, len: u64| {
             let page = offset / page_bytes;
             if let (Some(old), true) = (shown.pages.get(&page), len > 0) {
                 let within = (offset % page_bytes) as usize;
-                let merged = merge_part(Some(old), within, &vec![0; len as usize]);
+                let merged = merge_part(Some(old), within, &vec![0; len as usize], birth);
                 effects.push(Effect::Pages(slice, vec![(page, Some(merged))]));
             }
         };
@@ -222,8 +226,8 @@ impl CrashHarness<'_> {
         run: impl FnOnce(&mut [LegSession<'_, CrashMedium>; 1], Stamp) -> Result<(), LegFailure>,
     ) -> Result<Option<OpOutcome>, CheckFailure> {
         self.op += 1;
-        let (op, before) = (self.op, self.oracle.clone());
-        let epoch = Epoch(before.certain[&slice].entry.epoch);
+        let op = self.op;
+        let epoch = Epoch(self.epoch_of(slice));
         let stamp = Stamp {
             epoch,
             op,
@@ -313,7 +317,7 @@ impl CrashHarness<'_> {
     }
 
     pub(super) fn matches(&self, found: &RecoveredContents, slice: SliceId) -> bool {
-        let sums = |thing: ObjectContents<Content>| -> BTreeMap<u64, u32> {
+        let sums = |thing: ObjectContents<Content>| -> BTreeMap<u64, PageWord> {
             thing
                 .pages
                 .into_iter()
@@ -345,8 +349,8 @@ impl CrashHarness<'_> {
     }
 }
 
-fn merge_part(old: Option<&Content>, within: usize, part: &[u8]) -> Content {
+fn merge_part(old: Option<&Content>, within: usize, part: &[u8], birth: u32) -> Content {
     let mut bytes: PageBytes = old.map_or([0; PAGE_BYTES], |old| *old.1);
     bytes[within..][..part.len()].copy_from_slice(part);
-    content(bytes)
+    content(bytes, birth)
 }

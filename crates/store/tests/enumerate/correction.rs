@@ -67,7 +67,7 @@ fn prepare(
     for (client, page) in [(0, 1), (1, 2)] {
         fixed::write(&mut world, client, page, 1, page)?;
     }
-    ops::run(&mut world, &Op::RaiseEpoch(MAIN, 2), 0)?;
+    ops::run(&mut world, &Op::RaiseEpoch(MAIN), 0)?;
     fixed::write(&mut world, 0, 5, 1, 5)?;
     ops::run(&mut world, &Op::Maintain, 0)?;
     fixed::write(&mut world, 1, 36, 1, 36)?;

@@ -72,6 +72,16 @@ const DEFECTS: &[(Defect, Workload, &str)] = &[
         "reading",
     ),
     (
+        Defect::BirthNotStored,
+        Sequences(MediumKind::Memory, false),
+        "acknowledged writes",
+    ),
+    (
+        Defect::CopyBornNow,
+        Devices(MediumKind::Memory),
+        "acknowledged writes",
+    ),
+    (
         Defect::NearlyWholeKept,
         Sequences(MediumKind::Memory, false),
         "damage",

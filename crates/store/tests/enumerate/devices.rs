@@ -79,6 +79,9 @@ fn drained() -> Vec<Op> {
     let mut list: Vec<Op> = (0..WRITTEN_PAGES / 4)
         .map(|number| write(number * 4))
         .collect();
+    // Pages of three births, so that some move together and some alone.
+    list.insert(9, Op::RaiseEpoch(MAIN));
+    list.insert(5, Op::RaiseEpoch(MAIN));
     list.extend([write(LATE_PAGE), Op::Flush, Op::Delete(FILL)]);
     list.extend([const { Op::Maintain }; 12]);
     list.extend([

@@ -59,11 +59,7 @@ fn make_base(kind: MediumKind, is_full: bool) -> Result<BasePool, CheckFailure> 
     let image = recorder.visible_image();
     let mut world = CrashHarness::open(kind, image, Oracle::default(), 2, None, &mut tally)?;
     let create = |world: &mut CrashHarness<'_>, slice, pages| {
-        let entry = super::model::ObjectEntry {
-            pages,
-            epoch: 0,
-            round: 0,
-        };
+        let entry = super::model::ObjectEntry { pages, epoch: 0 };
         world.owner_op(
             true,
             Some(super::model::Effect::Put(slice, Some(entry))),
@@ -213,7 +209,7 @@ pub(super) fn all_ops() -> Vec<Op> {
         Op::Create,
         Op::Grow(MAIN),
         Op::Delete(MAIN),
-        Op::RaiseEpoch(MAIN, 2),
+        Op::RaiseEpoch(MAIN),
         Op::ClearInFlight(MAIN),
         Op::Maintain,
         Op::Flush,

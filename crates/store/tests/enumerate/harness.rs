@@ -3,7 +3,7 @@
 use super::CheckCounts;
 use super::budget::Budget;
 use super::medium::CrashMedium;
-use super::model::{CheckFailure, apply, content, fail, record_open};
+use super::model::{CheckFailure, PageWord, apply, fail, record_open};
 use super::model::{
     Content, Effect, ExpectedInFlight, ObjectContents, ObjectEntry, Oracle, PoolContents,
     PossibleRecord, RecoveredContents, UNORDERED,
@@ -11,7 +11,6 @@ use super::model::{
 use super::owner::SharedPool;
 use super::recover::{self, MediumKind};
 use pagemesh_base::layout::SliceId;
-use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{CrashPoint, Image};
 use pagemesh_store::pool_mapping::Handle;
 use pagemesh_store::session::Session;
@@ -40,7 +39,7 @@ pub(super) struct CrashHarness<'t> {
     pub(super) budget: Option<Budget>,
     pub(super) tally: &'t mut CheckCounts,
     /// Checksums of the objects that no operation touches; most images need not read them.
-    pub(super) unread_sums: BTreeMap<SliceId, BTreeMap<u64, u32>>,
+    pub(super) unread_sums: BTreeMap<SliceId, BTreeMap<u64, PageWord>>,
     /// Number of the last operation.
     pub(super) op: u64,
     /// The oracle after the first sync of the current operation.
@@ -111,9 +110,7 @@ impl<'t> CrashHarness<'t> {
 
     /// The recovered contents, with the bytes that the model knows for their checksums.
     fn contents_of(&self, before: &Oracle, found: &RecoveredContents) -> PoolContents {
-        let mut known: BTreeMap<u32, Content> = BTreeMap::new();
-        let zeroes = content([0; PAGE_BYTES]);
-        known.insert(zeroes.0, zeroes);
+        let mut known: BTreeMap<PageWord, Content> = BTreeMap::new();
         for thing in before.certain.values() {
             known.extend(
                 thing
@@ -128,7 +125,7 @@ impl<'t> CrashHarness<'t> {
                 known.extend(contents.map(|content| (content.0, content)));
             }
         }
-        let thing = |thing: &ObjectContents<u32>| ObjectContents {
+        let thing = |thing: &ObjectContents<PageWord>| ObjectContents {
             entry: thing.entry,
             pages: thing
                 .pages

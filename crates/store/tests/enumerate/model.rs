@@ -1,27 +1,30 @@
 //! The oracle: the contents that a pool must hold after a crash.
 //!
-//! Page contents are unique by checksum, so the recovered contents show for each record whether it
+//! Page contents are unique by checksum and birth, so the recovered contents show for each record whether it
 //! must be present and whether it must be absent. Contents are legal if they contradict neither,
 //! nor the order within a group.
 
 use pagemesh_base::checksum::crc32c;
+use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::InFlightOp;
 use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_store::frame_word::FrameWord;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 pub(super) type PageBytes = [u8; PAGE_BYTES];
 
-/// A page: its checksum and bytes.
-pub(super) type Content = (u32, Arc<PageBytes>);
+/// The identity of a page: the word of its frame, with checksum and birth. 0 for a hole.
+pub(super) type PageWord = u64;
+/// A page: its word and bytes.
+pub(super) type Content = (PageWord, Arc<PageBytes>);
+/// The word of a hole.
+pub(super) const HOLE: PageWord = 0;
 
-pub(super) fn content(bytes: PageBytes) -> Content {
-    (crc32c(&bytes), Arc::new(bytes))
-}
-
-pub(super) fn sum_of_zeroes() -> u32 {
-    crc32c(&[0; PAGE_BYTES])
+pub(super) fn content(bytes: PageBytes, birth: u32) -> Content {
+    let word = FrameWord::new(crc32c(&bytes), Epoch(birth));
+    (word.bits(), Arc::new(bytes))
 }
 
 /// The first line of an object's entry.
@@ -29,7 +32,6 @@ pub(super) fn sum_of_zeroes() -> u32 {
 pub(super) struct ObjectEntry {
     pub(super) pages: u64,
     pub(super) epoch: u32,
-    pub(super) round: u8,
 }
 
 /// An object; absent pages are holes.
@@ -112,7 +114,7 @@ pub(super) struct ExpectedInFlight {
 /// The contents of a recovered pool.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RecoveredContents {
-    pub(super) objects: BTreeMap<SliceId, ObjectContents<u32>>,
+    pub(super) objects: BTreeMap<SliceId, ObjectContents<PageWord>>,
     /// Operations in flight; none: too many to list.
     pub(super) in_flight: BTreeMap<SliceId, Option<Vec<InFlightOp>>>,
 }
@@ -213,18 +215,17 @@ impl Oracle {
         &self,
         slice: SliceId,
         thing: &ObjectContents<Content>,
-        found: &ObjectContents<u32>,
+        found: &ObjectContents<PageWord>,
         is_in: &mut BTreeSet<usize>,
         is_out: &mut BTreeSet<usize>,
     ) -> Result<(), CheckFailure> {
-        let zeroes = sum_of_zeroes();
-        let mut writers: BTreeMap<u64, Vec<(usize, u32)>> = BTreeMap::new();
+        let mut writers: BTreeMap<u64, Vec<(usize, PageWord)>> = BTreeMap::new();
         for (index, step) in self.possible.iter().enumerate() {
             if let Effect::Pages(of, pages) = &step.effect
                 && *of == slice
             {
                 for (page, content) in pages {
-                    let sum = content.as_ref().map_or(zeroes, |content| content.0);
+                    let sum = content.as_ref().map_or(HOLE, |content| content.0);
                     writers.entry(*page).or_default().push((index, sum));
                 }
             }
@@ -233,8 +234,8 @@ impl Oracle {
         pages.extend(found.pages.keys());
         pages.extend(writers.keys());
         for page in pages {
-            let base = thing.pages.get(&page).map_or(zeroes, |content| content.0);
-            let sum = found.pages.get(&page).copied().unwrap_or(zeroes);
+            let base = thing.pages.get(&page).map_or(HOLE, |content| content.0);
+            let sum = found.pages.get(&page).copied().unwrap_or(HOLE);
             let of_page = writers.get(&page).map_or(&[][..], Vec::as_slice);
             let sources = of_page.iter().filter(|(_, written)| *written == sum);
             match (sources.clone().count(), base == sum) {

@@ -58,7 +58,7 @@ pub(super) enum Op {
     Create,
     Grow(SliceId),
     Delete(SliceId),
-    RaiseEpoch(SliceId, u8),
+    RaiseEpoch(SliceId),
     ClearInFlight(SliceId),
     Maintain,
     Checkpoint,
@@ -179,7 +179,6 @@ pub(super) fn run(world: &mut CrashHarness<'_>, op: &Op, tag: u64) -> Result<(),
                 let entry = ObjectEntry {
                     pages: OTHER_PAGES,
                     epoch: 0,
-                    round: 0,
                 };
                 put_entry(world, OTHER, Some(entry), |pool| {
                     pool.create(OTHER, OTHER_PAGES * PAGE)
@@ -203,17 +202,13 @@ pub(super) fn run(world: &mut CrashHarness<'_>, op: &Op, tag: u64) -> Result<(),
                 world.forget_leaves();
             }
         }
-        Op::RaiseEpoch(slice, round) => {
+        Op::RaiseEpoch(slice) => {
             if let Some(entry) = world.entry(slice) {
                 retire_dead_clients(world)?;
                 let epoch = entry.epoch + 1;
-                let raised = ObjectEntry {
-                    epoch,
-                    round,
-                    ..entry
-                };
+                let raised = ObjectEntry { epoch, ..entry };
                 put_entry(world, slice, Some(raised), |pool| {
-                    pool.raise_epoch(slice, Epoch(epoch), round)
+                    pool.raise_epoch(slice, Epoch(epoch))
                 })?;
             }
         }

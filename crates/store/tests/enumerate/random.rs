@@ -116,7 +116,10 @@ fn random_op(rng: &mut Rng, plan: SequencePlan) -> Op {
         25 => Op::Create,
         26 => Op::Grow(slice),
         27 => Op::Delete(OTHER),
-        28 => Op::RaiseEpoch(slice, rng.below(3) as u8),
+        28 => {
+            rng.below(3);
+            Op::RaiseEpoch(slice)
+        }
         29..=30 => Op::ClearInFlight(slice),
         31..=33 => Op::Maintain,
         34 => Op::Checkpoint,

@@ -1,13 +1,16 @@
 //! The steps of a crash image: opened, read, used again, emptied.
 
 use super::medium::CrashMedium;
-use super::model::{CheckFailure, ObjectContents, ObjectEntry, PageBytes, RecoveredContents, fail};
+use super::model::{
+    CheckFailure, ObjectContents, ObjectEntry, PageBytes, PageWord, RecoveredContents, fail,
+};
 use super::owner::{self, SharedPool};
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::Stamp;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{Image, Recorder};
+use pagemesh_store::frame_word::FrameWord;
 use pagemesh_store::pool::Pool;
 use pagemesh_store::pool_mapping::Handle;
 use pagemesh_store::pool_mapping::StoreError;
@@ -85,7 +88,7 @@ pub(super) fn session(pool: &SharedPool) -> Session<CrashMedium> {
 pub(super) fn read_contents(
     pool: &SharedPool,
     session: &mut Session<CrashMedium>,
-    unread: &BTreeMap<SliceId, BTreeMap<u64, u32>>,
+    unread: &BTreeMap<SliceId, BTreeMap<u64, PageWord>>,
 ) -> Result<RecoveredContents, CheckFailure> {
     let mut found = RecoveredContents::default();
     let objects: Vec<_> = pool.borrow().list().collect();
@@ -94,7 +97,6 @@ pub(super) fn read_contents(
         let entry = ObjectEntry {
             pages: object.size_bytes / PAGE_BYTES as u64,
             epoch: object.epoch.0,
-            round: object.round,
         };
         let pages = match unread.get(&object.slice) {
             Some(pages) => pages.clone(),
@@ -113,7 +115,7 @@ fn read(
     session: &mut Session<CrashMedium>,
     handle: &Handle,
     pages: u64,
-) -> Result<BTreeMap<u64, u32>, CheckFailure> {
+) -> Result<BTreeMap<u64, PageWord>, CheckFailure> {
     let mut mapped = Vec::new();
     let visited = session.visit_slots(handle, 0..pages, LAST_EPOCH, |page, _, slot| {
         if slot.is_none_or(|slot| slot.frame().is_some()) {
@@ -126,8 +128,10 @@ fn read(
     }
     let mut found = BTreeMap::new();
     for page in mapped {
+        let births = session.births(handle, PageNo(page), 1, LAST_EPOCH);
+        let births = births.or_else(|cause| fail("reading", cause.to_string()))?;
         match session.checksums(handle, PageNo(page), 1, LAST_EPOCH) {
-            Ok(sums) => found.insert(page, sums[0]),
+            Ok(sums) => found.insert(page, FrameWord::new(sums[0], births[0]).bits()),
             Err(cause) => return fail("reading", cause.to_string()),
         };
     }
@@ -138,7 +142,7 @@ fn read(
 pub(super) fn recover(
     kind: MediumKind,
     image: Image,
-    unread: &BTreeMap<SliceId, BTreeMap<u64, u32>>,
+    unread: &BTreeMap<SliceId, BTreeMap<u64, PageWord>>,
 ) -> Result<RecoveredContents, CheckFailure> {
     let (_, pool) = open(kind, Recorder::unrecorded(image))?;
     read_use_and_empty(&pool, unread)
@@ -147,7 +151,7 @@ pub(super) fn recover(
 /// Reads a pool, uses it again and empties it; returns its contents.
 pub(super) fn read_use_and_empty(
     pool: &SharedPool,
-    unread: &BTreeMap<SliceId, BTreeMap<u64, u32>>,
+    unread: &BTreeMap<SliceId, BTreeMap<u64, PageWord>>,
 ) -> Result<RecoveredContents, CheckFailure> {
     let mut one = session(pool);
     let found = read_contents(pool, &mut one, unread)?;

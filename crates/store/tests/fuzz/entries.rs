@@ -13,7 +13,7 @@ use pagemesh_store::record::{
     Change, GroupPosition, JournalEntry, ObjectRecord, PAGES_MAX, Patch, Record, RecordAddress,
     add_checksum, encode_pad, is_pad,
 };
-use pagemesh_store::slot::{ROUND_MAX, Slot};
+use pagemesh_store::slot::Slot;
 use pagemesh_store::superblock::{BadSuperblock, Features, Superblock};
 use std::mem::discriminant;
 use uuid::Uuid;
@@ -112,10 +112,10 @@ fn flat(lines: &[[u8; LINE_BYTES]]) -> Vec<u8> {
 
 fn map(pages: usize, level: u8) -> Vec<u8> {
     let change = |index: usize| {
-        let old = Slot::EMPTY.map(FrameNo(100 + index as u64), 0);
+        let old = Slot::EMPTY.map(FrameNo(100 + index as u64));
         Change {
             old,
-            new: old.map(FrameNo(900 + index as u64), 3),
+            new: old.map(FrameNo(900 + index as u64)),
             sums: PageChecksums {
                 crc: index as u32,
                 words: 0x0101 * index as u16,
@@ -131,6 +131,7 @@ fn map(pages: usize, level: u8) -> Vec<u8> {
         op: 9,
         open: 1,
         group_position: GroupPosition::default(),
+        kept_birth: None,
         has_second_sum: pages > 4,
         changes: (0..pages).map(change).collect(),
         patch: Patch::default(),
@@ -146,7 +147,7 @@ fn patch(within: usize, len: usize) -> Vec<u8> {
     let alone = map(1, 0);
     let (lines, _) = alone.as_chunks();
     record.decode_from(lines, &place()).expect("a record");
-    record.changes[0].new = record.changes[0].old.map(FrameNo(100), 3);
+    record.changes[0].new = record.changes[0].old.map(FrameNo(100));
     record.patch = Patch {
         within,
         len,
@@ -175,7 +176,6 @@ fn group() -> Vec<u8> {
 fn object(state: ObjectState) -> [u8; OBJECT_BYTES as usize] {
     let object = Object {
         state,
-        round: 3,
         needs_compare: true,
         epoch: Epoch(7),
         slice: SliceId(Uuid::from_u128(9)),
@@ -263,7 +263,6 @@ fn fuzz_object() {
             let mut entry = [0; OBJECT_BYTES as usize];
             entry[..bytes.len()].copy_from_slice(bytes);
             let object = Object::decode(&entry).ok()?;
-            assert!(object.round <= ROUND_MAX);
             assert_eq!(object.size_bytes % PAGE_BYTES as u64, 0);
             if entry != [0; OBJECT_BYTES as usize] {
                 assert_eq!(Object::decode(&object.encode()), Ok(object));
@@ -278,11 +277,16 @@ fn fuzz_object() {
 
 #[test]
 fn fuzz_slot() {
-    let mapped = Slot::EMPTY.map(FrameNo(77), 3);
+    let mapped = Slot::EMPTY.map(FrameNo(77));
     target("slot")
         .seeds(
-            [mapped, mapped.changing(), mapped.unmap(0), Slot::EMPTY]
-                .map(|slot| slot.encode().to_le_bytes().to_vec()),
+            [
+                mapped,
+                mapped.changing(),
+                mapped.unmap(Epoch(9)),
+                Slot::EMPTY,
+            ]
+            .map(|slot| slot.encode().to_le_bytes().to_vec()),
         )
         .cases(50_000)
         .bytes_max(8)
@@ -290,7 +294,7 @@ fn fuzz_slot() {
             let bits = u64::from_le_bytes(*bytes.first_chunk()?);
             let slot = Slot::decode(bits).ok()?;
             assert_eq!(slot.encode(), bits);
-            assert!(slot.round() <= ROUND_MAX);
+            assert!(slot.hole_birth().is_none() || slot.frame().is_none());
             let flipped = |bit: u32| Slot::decode(bits ^ 1 << bit).is_ok();
             assert!(!(0..64).any(flipped), "{bits:#x}: a flipped bit");
             assert!(!slot.is_changing() || slot.frame().is_some());

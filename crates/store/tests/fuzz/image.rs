@@ -125,7 +125,7 @@ fn bases() -> Vec<pagemesh_pmem::Image> {
     bases.push(media.crash_point().all_persisted());
     put(&mut two, other, 0, &page(8).repeat(8), stamp(30)).expect("a write");
     bases.push(media.crash_point().sample_recorder(5).visible_image());
-    pool.raise_epoch(OLD, Epoch(2), 3).expect("a barrier");
+    pool.raise_epoch(OLD, Epoch(2)).expect("a barrier");
     drop((one, two));
     pool.close_session(1).expect("a sound pool");
     pool.delete(OTHER).expect("the object");
@@ -427,7 +427,7 @@ fn change_slice(
     let mut members = [LegSession { session, handle }];
     let cleared = clear(&mut members, 8192, 3 * 4096, stamp);
     steps.push(cleared.map_err(|failed| failed.cause).into());
-    let raised = pool.raise_epoch(slice, Epoch(object.epoch.0.saturating_add(1)), 2);
+    let raised = pool.raise_epoch(slice, Epoch(object.epoch.0.saturating_add(1)));
     steps.push(raised.map_or_else(StepResult::from, |()| StepResult::Done));
     steps.push(
         pool.clear_in_flight(slice)

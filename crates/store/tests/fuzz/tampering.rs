@@ -12,7 +12,7 @@
 
 use super::entries::reseal_superblock;
 use pagemesh_base::checksum::crc32c;
-use pagemesh_base::ids::FrameNo;
+use pagemesh_base::ids::{Epoch, FrameNo};
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_store::geometry::{Geometry, IN_FLIGHT_BYTES, OBJECT_BYTES, Region};
 use pagemesh_store::record::{JournalEntry, RecordAddress, add_checksum, claimed_lines};
@@ -171,8 +171,8 @@ impl TamperedImage {
         };
         let slot = match value >> 48 & 7 {
             0 => Slot::EMPTY,
-            1 => Slot::EMPTY.map(FrameNo(frame), 0).unmap(3),
-            _ => Slot::EMPTY.map(FrameNo(frame), (value >> 40 & 15) as u8),
+            1 => Slot::EMPTY.map(FrameNo(frame)).unmap(Epoch(3)),
+            _ => Slot::EMPTY.map(FrameNo(frame)),
         };
         self.put(at, slot.encode());
     }

@@ -8,7 +8,7 @@ use super::model_pool::{
     ModelPool, PAGES, WRITTEN, initial_byte, read_page, write_bytes, write_page,
 };
 use pagemesh_base::defect::Defect;
-use pagemesh_base::ids::PageNo;
+use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_models::{Model, assert_finds, run_threads};
 use pagemesh_store::control::FrameRun;
@@ -28,8 +28,8 @@ fn slot(world: &ModelPool, page: u64) -> Slot {
 /// Whether `new` is the slot after this many swaps: its generation counts them.
 fn is_swapped_by(old: Slot, new: Slot, swaps: u32) -> bool {
     let frame = new.frame().expect("a page");
-    let next = (1..swaps).fold(old, |slot, _| slot.unmap(0));
-    next.map(frame, new.round()) == new
+    let next = (1..swaps).fold(old, |slot, _| slot.unmap(Epoch(0)));
+    next.map(frame) == new
 }
 
 /// Two sessions change the halves of one page; a third reads it.

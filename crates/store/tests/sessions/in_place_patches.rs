@@ -100,6 +100,12 @@ impl PatchFixture {
         read.map(|()| bytes)
     }
 
+    fn births(&mut self, page: u64, count: u32) -> Vec<Epoch> {
+        let (session, page) = (&mut self.session, PageNo(page));
+        let births = session.births(&self.handle, page, count, self.epoch);
+        births.expect("sound")
+    }
+
     fn slot(&self, page: u64) -> Slot {
         let view = self.pool.mapping();
         match view.locate(self.handle.object(), 0, PageNo(page)) {
@@ -154,22 +160,40 @@ fn flushed_patch_bytes_are_not_read_again() {
     );
 }
 
-/// A leg that lacks bytes merges a partial write into stale bytes. Such a page must still be
-/// resynced.
+/// A leg that was lost before a patch must get the page, so a patch is a birth.
 #[test]
-fn partial_page_write_keeps_round_stamp() {
+fn patch_is_a_birth() {
     let mut world = PatchFixture::new();
-    world.pool.raise_epoch(SLICE, Epoch(2), 3).expect("sound");
+    world.pool.raise_epoch(SLICE, Epoch(2)).expect("sound");
     world.epoch = Epoch(2);
     world.write(0, &[1; 4 * PAGE_BYTES]);
-    assert_eq!([0, 1, 2, 3].map(|page| world.slot(page).round()), [3; 4]);
-    world.pool.raise_epoch(SLICE, Epoch(3), 0).expect("sound");
+    assert_eq!(world.births(0, 4), [2; 4].map(Epoch));
+    let frame = world.frame(1);
+    world.pool.raise_epoch(SLICE, Epoch(3)).expect("sound");
     world.epoch = Epoch(3);
-    world.write(100, &[2; 2 * PAGE_BYTES]);
-    assert_eq!(
-        [0, 1, 2, 3].map(|page| world.slot(page).round()),
-        [3, 0, 3, 3]
-    );
+    world.write(PAGE + 100, &[2; 200]);
+    assert_eq!(world.frame(1), frame, "a patch");
+    assert_eq!(world.births(0, 4), [2, 3, 2, 2].map(Epoch));
+}
+
+/// A wrong check leaves the birth unknown. The page is copied instead of patched, and its new word is
+/// sound.
+#[test]
+fn page_with_damaged_frame_word_is_not_patched() {
+    for bit in 32..64 {
+        let mut world = PatchFixture::new();
+        world.write(0, &[1; PAGE_BYTES]);
+        let frame = world.frame(0);
+        let view = world.pool.mapping().clone();
+        let at = view.geometry().frame_entry_at(frame);
+        view.media().store(at, view.media().load(at) ^ 1 << bit);
+        assert_eq!(world.births(0, 1), [Epoch(0)], "bit {bit}");
+        world.write(100, &[2; 200]);
+        assert_ne!(world.frame(0), frame, "bit {bit}");
+        assert_eq!(world.births(0, 1), [world.epoch], "bit {bit}");
+        let expected = patched_page(100, 200);
+        assert_eq!(world.read_page(0), Ok(expected), "bit {bit}");
+    }
 }
 
 #[test]
@@ -187,7 +211,7 @@ fn only_patch_keeps_the_frame() {
         assert_ne!(fresh.frame(), before.frame());
         world.write(within, &vec![2; len]);
         let frame = fresh.frame().expect("it is mapped");
-        assert_eq!(world.slot(0), fresh.map(frame, 0), "{len} at {within}");
+        assert_eq!(world.slot(0), fresh.map(frame), "{len} at {within}");
         let expected = patched_page(within as usize, len);
         assert_eq!(world.read_page(0), Ok(expected), "{len} at {within}");
         world.pool.maintain().expect("sound");

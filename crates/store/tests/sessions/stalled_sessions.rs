@@ -242,31 +242,3 @@ fn reader_of_changing_page_reports_stalled_session() {
     let read = reader.join().expect("no panic").expect("sound");
     assert_eq!(read, [7; PAGE_BYTES]);
 }
-
-/// The operation began after the barrier, so the owner did not wait for it earlier.
-#[test]
-fn round_stamp_reports_stalled_lock_holder() {
-    let (mut pool, still, mut session) = pool_with_stalled_session(4);
-    let handle = pool.handle(SLICE).expect("the object");
-    put(&mut session, handle, 1, 7, 1, 0);
-    let view = pool.mapping().clone();
-    let leave = || {
-        view.control()
-            .session_cells(still)
-            .active()
-            .fetch_add(1, Ordering::SeqCst)
-    };
-    leave();
-    let word = LockWords::of(handle.object(), PageNo(1), 1);
-    view.control().lock(&word, still).expect("free");
-    let stuck = pool.raise_epoch(SLICE, Epoch(1), 3);
-    assert!(
-        matches!(stuck, Err(ObjectError::SessionStuck { session, .. }) if session == still),
-        "{stuck:?}"
-    );
-    view.control().unlock(&word);
-    pool.raise_epoch(SLICE, Epoch(1), 3).expect("called again");
-    let at = session.slot_at(&handle, PageNo(1));
-    let at = at.expect("sound").expect("a leaf");
-    assert_eq!(view.slot(at, PageNo(1)).expect("sound").round(), 3);
-}

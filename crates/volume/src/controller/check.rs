@@ -1,7 +1,7 @@
 //! The check: compares the legs of a volume while it is in use.
 
 use super::compare::{compare_page, differing_ranges, differs};
-use super::copy::{self, HolePolicy, LegConnection, chunks};
+use super::copy::{self, CopyKind, LegConnection, chunks};
 use super::leg_errors::lose_leg_if_gone;
 use super::replication_sender;
 use super::state::{ControllerState, RangeGuard};
@@ -234,7 +234,7 @@ pub(super) async fn compare_replica(
                 let offset = state.shared.snapshot().1.volume_offset(column, at);
                 tracing::error!(volume = %state.name, offset, "a page of the asynchronous replica differed from the data that was sent to it");
             }
-            let outcome = rewrite_page(state, column, (&sources, to), (at, len), damaged).await?;
+            let outcome = rewrite_page(state, column, (&sources, to), (at, len)).await?;
             report.pages_damaged += 1;
             let wrong = LegSet::of(follower.leg);
             record_repair(state, column, (at, wrong), outcome, report);
@@ -258,7 +258,7 @@ async fn repair_page(
         parties.ok_or("a leg was lost meanwhile")
     };
     let (from, to) = (parties(legs.difference(bad))?, parties(bad)?);
-    rewrite_page(state, column, (&from, &to), place, bad).await
+    rewrite_page(state, column, (&from, &to), place).await
 }
 
 async fn rewrite_page(
@@ -266,13 +266,8 @@ async fn rewrite_page(
     column: usize,
     (from, to): (&[LegConnection], &[LegConnection]),
     place: (u64, u64),
-    bad: LegSet,
 ) -> Result<Result<(), String>, String> {
-    let mut repaired = copy::copy_chunk(state, from, to, place, HolePolicy::Clear).await;
-    if matches!(&repaired, Err(failure) if failure.is_damage() && bad.contains(failure.leg)) {
-        // The page is a hole with a damaged slot.
-        repaired = copy::copy_chunk(state, from, to, place, HolePolicy::WriteZeroes).await;
-    }
+    let repaired = copy::copy_chunk(state, from, to, place, CopyKind::KeepBirths).await;
     let Err(failure) = repaired else {
         return Ok(Ok(()));
     };

@@ -1,16 +1,17 @@
 //! Copies between the legs of a column.
 //!
 //! Invariants: a page that no source can read is never skipped silently. Holes are copied as
-//! holes.
+//! holes. A page that is copied for another reason than an operation in flight keeps its birth.
 
 use super::control::ControlConnection;
 use super::state::ControllerState;
 use crate::limits::RESYNC_CHUNK_BYTES;
 use crate::snapshot::LegSet;
 use bytes::Bytes;
-use pagemesh_base::ids::PageNo;
+use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::slice::{
-    PageRun, SLICE_IO_BYTES_MAX, SliceError, SliceReply, SliceRequest, Stamp, TransactionPart,
+    COPY_PAGES_MAX, PageRun, SLICE_IO_BYTES_MAX, SliceError, SliceReply, SliceRequest, Stamp,
+    TransactionPart,
 };
 use pagemesh_base::space::Extent;
 use pagemesh_base::units::PAGE_BYTES;
@@ -18,6 +19,8 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::Poll;
+
+const _: () = assert!(RESYNC_CHUNK_BYTES <= (COPY_PAGES_MAX * PAGE_BYTES) as u64);
 
 /// The error of a copy, and its leg.
 pub(super) struct CopyError {
@@ -41,20 +44,18 @@ pub(super) struct LegConnection {
     pub control: Rc<ControlConnection>,
 }
 
-/// The handling of pages that are holes on the source.
+/// The handling of births and holes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum HolePolicy {
-    /// They are cleared.
-    Clear,
-    /// They are cleared, and carry the round's stamp even if they are holes on the target, too.
-    /// Otherwise the clear would leave no trace. A leg that is still stale may hold data there,
-    /// and the target may later be its only source.
-    ClearAndStamp,
-    /// They are cleared, and nothing else is copied. That frees space.
+pub(super) enum CopyKind {
+    /// Pages and holes keep the births of the source.
+    KeepBirths,
+    /// They are born now. Pages that are holes on both stay as they are.
+    BornNow,
+    /// They are born now, holes too. Otherwise the clear would leave no trace. A leg that is still
+    /// stale may hold data there, and the target may later be its only source.
+    BornNowWithHoles,
+    /// Holes are cleared, and nothing else is copied. That frees space.
     ClearOnly,
-    /// They are written as zeroes. A clear needs to read the slot, which fails for a damaged
-    /// one. A write of a whole page does not.
-    WriteZeroes,
 }
 
 /// The connections to these legs; none if one of them has none.
@@ -115,12 +116,12 @@ pub(super) async fn copy_chunk(
     from: &[LegConnection],
     to: &[LegConnection],
     (offset, len): (u64, u64),
-    holes: HolePolicy,
+    kind: CopyKind,
 ) -> Result<(), CopyError> {
     debug_assert!(len <= RESYNC_CHUNK_BYTES && len <= u64::from(SLICE_IO_BYTES_MAX));
     let mut last = None;
     for source in from {
-        match copy_from_leg(state, source, to, (offset, len), holes).await {
+        match copy_from_leg(state, source, to, (offset, len), kind).await {
             Err(failure) if failure.is_damage_of(source.leg) => last = Some(failure),
             other => return other,
         }
@@ -140,7 +141,7 @@ pub(super) async fn copy_chunk(
         });
         for source in from {
             let one = (at, page.min(offset + len - at));
-            done = copy_from_leg(state, source, to, one, holes).await;
+            done = copy_from_leg(state, source, to, one, kind).await;
             if !matches!(&done, Err(failure) if failure.is_damage_of(source.leg)) {
                 break;
             }
@@ -155,44 +156,129 @@ async fn copy_from_leg(
     from: &LegConnection,
     to: &[LegConnection],
     (offset, len): (u64, u64),
-    holes: HolePolicy,
+    kind: CopyKind,
 ) -> Result<(), CopyError> {
+    let (mut at, end) = (offset, offset + len);
+    while at < end {
+        for extent in extents(state, from, at, end).await? {
+            let range = (at, extent.len.min(end - at));
+            match (extent.mapped, kind) {
+                _ if range.1 == 0 => {}
+                (true, CopyKind::ClearOnly) => {}
+                (true, _) => copy_data(state, from, to, range, kind).await?,
+                (false, _) => copy_holes(state, from, to, range, kind).await?,
+            }
+            at += range.1;
+        }
+    }
+    Ok(())
+}
+
+/// Copies a range of mapped pages.
+async fn copy_data(
+    state: &ControllerState,
+    from: &LegConnection,
+    to: &[LegConnection],
+    (offset, len): (u64, u64),
+    kind: CopyKind,
+) -> Result<(), CopyError> {
+    // Both answers are on their way together.
+    let births = request_births(state, from, (offset, len), kind);
+    let request = SliceRequest::Read {
+        offset,
+        len: len as u32,
+    };
+    let reply = from.control.call(state, request).await;
+    let births = take_births(state, from, births).await?;
     let fail = |error| CopyError {
         leg: from.leg,
         error,
     };
-    let (mut at, end) = (offset, offset + len);
-    while at < end {
-        for extent in extents(state, from, at, end).await? {
-            let len = extent.len.min(end - at);
-            if extent.mapped && holes == HolePolicy::ClearOnly {
-                // A `ClearOnly` pass copies no data.
-            } else if (extent.mapped || holes == HolePolicy::WriteZeroes) && len > 0 {
-                let request = SliceRequest::Read {
-                    offset: at,
-                    len: len as u32,
-                };
-                let reply = from.control.call(state, request).await.map_err(fail)?;
-                let SliceReply::Data(data) = reply else {
-                    return Err(fail(SliceError::Refused("it returns no data".into())));
-                };
-                let data = Bytes::from(data);
-                let write = |stamp| SliceRequest::Write {
-                    offset: at,
-                    data: data.clone(),
-                    stamp,
-                };
-                apply_change(state, to, write).await?;
-            } else if len > 0 {
-                if holes == HolePolicy::ClearAndStamp {
-                    fill_holes(state, to, at, at + len).await?;
-                }
-                clear(state, to, at, len).await?;
-            }
-            at += len;
+    let SliceReply::Data(data) = reply.map_err(fail)? else {
+        return Err(fail(SliceError::Refused("it returns no data".into())));
+    };
+    let data = Bytes::from(data);
+    apply_change(state, to, |stamp| match &births {
+        Some(births) => SliceRequest::Copy {
+            page: PageNo(offset / PAGE_BYTES as u64),
+            births: births.clone(),
+            data: data.clone(),
+            stamp,
+        },
+        None => SliceRequest::Write {
+            offset,
+            data: data.clone(),
+            stamp,
+        },
+    })
+    .await
+}
+
+/// Copies a range of pages that are holes on the source.
+async fn copy_holes(
+    state: &ControllerState,
+    from: &LegConnection,
+    to: &[LegConnection],
+    (offset, len): (u64, u64),
+    kind: CopyKind,
+) -> Result<(), CopyError> {
+    let births = request_births(state, from, (offset, len), kind);
+    let births = take_births(state, from, births).await?;
+    let pages = len.div_ceil(PAGE_BYTES as u64) as usize;
+    apply_change(state, to, |stamp| {
+        let births = match kind {
+            CopyKind::BornNowWithHoles => Some(vec![stamp.epoch; pages]),
+            _ => births.clone(),
+        };
+        match births {
+            Some(births) => SliceRequest::Copy {
+                page: PageNo(offset / PAGE_BYTES as u64),
+                births,
+                data: Bytes::new(),
+                stamp,
+            },
+            None => SliceRequest::Clear { offset, len, stamp },
         }
+    })
+    .await
+}
+
+/// Requests the births of a range, if the copy keeps them. The births of a part of a page are not
+/// kept: only the end of a slice could be one.
+fn request_births(
+    state: &ControllerState,
+    from: &LegConnection,
+    (offset, len): (u64, u64),
+    kind: CopyKind,
+) -> Option<u64> {
+    const PAGE: u64 = PAGE_BYTES as u64;
+    let is_whole = offset.is_multiple_of(PAGE) && len.is_multiple_of(PAGE);
+    (kind == CopyKind::KeepBirths && is_whole).then(|| {
+        let request = SliceRequest::Births {
+            page: PageNo(offset / PAGE),
+            count: (len / PAGE) as u32,
+        };
+        from.control.submit(state, request)
+    })
+}
+
+/// Takes the answer to [`request_births`].
+async fn take_births(
+    state: &ControllerState,
+    from: &LegConnection,
+    tag: Option<u64>,
+) -> Result<Option<Vec<Epoch>>, CopyError> {
+    let Some(tag) = tag else {
+        return Ok(None);
+    };
+    let fail = |error| CopyError {
+        leg: from.leg,
+        error,
+    };
+    match from.control.answer(state, tag).await.map_err(fail)? {
+        SliceReply::Births(births) => Ok(Some(births)),
+        _ => Err(fail(SliceError::Refused("it lists no births".into()))),
     }
-    Ok(())
 }
 
 /// Reads a page of this leg as a part of a transaction.
@@ -306,35 +392,6 @@ pub(super) async fn extents(
         SliceReply::Extents(extents) if extents.iter().any(|e| e.len > 0) => Ok(extents),
         _ => Err(fail(SliceError::Refused("it lists no extents".into()))),
     }
-}
-
-/// Writes zeroes to the holes of the targets, so that a clear leaves a stamp. This affects few
-/// pages: those written and discarded again while two legs were away.
-async fn fill_holes(
-    state: &ControllerState,
-    to: &[LegConnection],
-    offset: u64,
-    end: u64,
-) -> Result<(), CopyError> {
-    for party in to {
-        let mut at = offset;
-        while at < end {
-            for extent in extents(state, party, at, end).await? {
-                let len = extent.len.min(end - at);
-                if !extent.mapped && len > 0 {
-                    let data = Bytes::from(vec![0; len as usize]);
-                    let write = |stamp| SliceRequest::Write {
-                        offset: at,
-                        data: data.clone(),
-                        stamp,
-                    };
-                    apply_change(state, std::slice::from_ref(party), write).await?;
-                }
-                at += len;
-            }
-        }
-    }
-    Ok(())
 }
 
 async fn clear(

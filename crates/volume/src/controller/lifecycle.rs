@@ -5,8 +5,8 @@
 //! 1. [`attach`]: the manager raises the epoch.
 //! 2. Each column connects its in-sync legs, and at most one syncing leg.
 //! 3. Unreachable legs become stale, by compare-and-swap at the manager, before anything is served.
-//! 4. Each written leg raises its epoch. The brick lets older operations end, lists their changes,
-//!    and marks their pages if there is a round. The previous client is fenced from here on.
+//! 4. Each written leg raises its epoch. The brick lets older operations end, and lists those that
+//!    another leg may miss. The previous client is fenced from here on.
 //! 5. [`recover_in_flight`](super::recover_in_flight) makes the legs equal.
 //! 6. Every channel connects, and the controller publishes the snapshot ([`reconfigure`]).
 //!

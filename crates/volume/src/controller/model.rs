@@ -28,8 +28,8 @@ pub(super) struct LegEntry {
     pub control: Option<Rc<ControlConnection>>,
     /// The serial of its connections. It rises with each loss and return.
     pub serial: u64,
-    /// The last epoch and round that were announced to it.
-    pub last_barrier: Option<(Epoch, u8)>,
+    /// The last epoch that was announced to it.
+    pub last_barrier: Option<Epoch>,
     pub last_error: Option<String>,
     /// The state that it is ready for.
     pub requested_state: Option<LegState>,
@@ -88,8 +88,8 @@ pub(super) struct ColumnEntry {
     pub number: usize,
     /// The bytes of its slices.
     pub bytes: u64,
-    /// The degraded round, as in the layout.
-    pub round: u8,
+    /// The epoch of the oldest loss of a leg that is still behind, as in the layout.
+    pub lost_since: Epoch,
     pub legs: Vec<LegEntry>,
     pub gate: ColumnGate,
     pub down_since: Option<Duration>,
@@ -108,14 +108,6 @@ impl ColumnEntry {
 
     pub(super) fn has_stale(&self) -> bool {
         self.legs.iter().any(|leg| leg.leg.state == LegState::Stale)
-    }
-
-    /// The round that is announced to its slices.
-    pub(super) fn barrier_round(&self) -> u8 {
-        match self.has_stale() && !defect::is(Defect::RoundNotStamped) {
-            true => self.round,
-            false => 0,
-        }
     }
 
     pub(super) fn sources(&self) -> LegSet {
@@ -161,7 +153,7 @@ impl VolumeModel {
                         segment: segment_number,
                         number: column_number,
                         bytes: segment.slice_bytes(),
-                        round: column.round,
+                        lost_since: column.lost_since.into(),
                         legs: column.legs.iter().map(LegEntry::new).collect(),
                         gate: ColumnGate::Down,
                         down_since: Some(now),
@@ -296,7 +288,7 @@ impl VolumeModel {
 
 impl ColumnEntry {
     fn adopt(&mut self, column: &pagemesh_base::layout::Column) {
-        self.round = column.round;
+        self.lost_since = column.lost_since.into();
         for (number, leg) in column.legs.iter().enumerate() {
             let Some(keep) = self.legs.get_mut(number) else {
                 self.legs.push(LegEntry::new(leg));

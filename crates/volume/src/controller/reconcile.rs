@@ -321,14 +321,11 @@ fn written_legs(state: &ControllerState) -> Option<Vec<LegConnection>> {
 /// Raises the barrier. After it each brick has retired the sessions of clients that died
 /// before.
 async fn raise_barrier(state: &ControllerState, written: &[LegConnection]) -> bool {
-    let (epoch, round) = {
-        let model = state.model();
-        (model.epoch(), model.columns[DIRECT_COLUMN].barrier_round())
-    };
+    let epoch = state.model().epoch();
     // The epoch may be so new that no leg has heard of it.
     state.shared.hold_epoch(epoch);
     let asked = written.iter().map(|party| {
-        let raise = SliceRequest::RaiseEpoch { epoch, round };
+        let raise = SliceRequest::RaiseEpoch { epoch };
         (party, party.control.submit(state, raise))
     });
     let asked: Vec<_> = asked.collect();

@@ -10,7 +10,7 @@
 //!    another leg. It reports the loss to the controller. A leg without room, while another leg took the write,
 //!    is lost in the same way.
 //! 2. [`send_leg_changes`] asks the manager until it answers. Reads and other columns proceed.
-//! 3. [`raise_epoch_on_all`] fences the survivors and starts the round. [`connect_channels`]
+//! 3. [`raise_epoch_on_all`] fences the survivors: later changes are born at the epoch of the loss or above. [`connect_channels`]
 //!    connects all channels anew.
 //! 4. [`verify_incarnations`] checks over the controller's older connections that no brick has
 //!    restarted in between: it may have lost unflushed writes. Then the snapshot is published.
@@ -136,15 +136,14 @@ fn is_due(state: &ControllerState) -> bool {
     state.channels_opened.get() || model.snapshot() != *state.shared.snapshot().1
 }
 
-/// Whether a leg has yet to hear of the present epoch and round.
+/// Whether a leg has yet to hear of the present epoch.
 fn needs_barrier(column: &ColumnEntry, epoch: Epoch) -> bool {
-    let told = (epoch, column.barrier_round());
     if defect::is(Defect::NoBarrier) {
         return false;
     }
     let written = column.legs.iter().filter(|leg| leg.is_written());
     let mut connected = written.filter(|leg| leg.control.is_some());
-    connected.any(|leg| leg.last_barrier != Some(told))
+    connected.any(|leg| leg.last_barrier != Some(epoch))
 }
 
 /// The operations in flight on a leg are known only after the barrier. A leg that was connected
@@ -253,7 +252,7 @@ fn schedule_retry(state: &ControllerState, error: &AuthorityError) {
     model.retry_at = now + model.retry_wait;
 }
 
-/// Raises the barrier: announces the epoch and round to every written leg.
+/// Raises the barrier: announces the epoch to every written leg.
 async fn raise_epoch_on_all(state: &ControllerState) -> bool {
     let mut asked = vec![];
     {
@@ -261,15 +260,14 @@ async fn raise_epoch_on_all(state: &ControllerState) -> bool {
         let epoch = model.epoch();
         state.shared.hold_epoch(epoch);
         for (number, column) in model.columns.iter().enumerate() {
-            let round = column.barrier_round();
             for (leg, keep) in column.legs.iter().enumerate() {
                 let Some(control) = keep.control.as_ref().filter(|_| keep.is_written()) else {
                     continue;
                 };
-                if keep.last_barrier != Some((epoch, round)) && !defect::is(Defect::NoBarrier) {
-                    let request = SliceRequest::RaiseEpoch { epoch, round };
+                if keep.last_barrier != Some(epoch) && !defect::is(Defect::NoBarrier) {
+                    let request = SliceRequest::RaiseEpoch { epoch };
                     let tag = control.submit(state, request);
-                    asked.push((number, leg, (epoch, round), Rc::clone(control), tag));
+                    asked.push((number, leg, epoch, Rc::clone(control), tag));
                 }
             }
         }

@@ -14,7 +14,7 @@ pub(super) fn status(state: &ControllerState) -> VolumeStatus {
     let column = |column: &ColumnEntry| ColumnStatus {
         segment: column.segment,
         column: column.number,
-        round: column.round,
+        lost_since: column.lost_since.0,
         legs: column
             .legs
             .iter()

@@ -222,8 +222,13 @@ impl Authority for Manager {
             column.legs[change.leg].state = change.to;
         }
         let whole = column.legs.iter().all(|leg| leg.state == LegState::InSync);
-        column.round = if whole { 0 } else { column.round.max(1) };
         layout.epoch.0 += 1;
+        let column = &mut layout.segments[0].columns[0];
+        column.lost_since = match column.lost_since.0 {
+            _ if whole => EpochNumber(0),
+            0 => layout.epoch,
+            lost_since => EpochNumber(lost_since),
+        };
         Ok(layout.clone())
     }
 
@@ -277,7 +282,7 @@ impl MappedCluster {
         });
         let column = Column {
             legs: legs.collect(),
-            round: 0,
+            lost_since: EpochNumber(0),
         };
         let layout = Layout {
             volume: Uuid::nil(),

@@ -4,9 +4,9 @@
 
 use super::encode::RecordAddress;
 use super::layout::{
-    BYTES_BEFORE_KIND, COUNT_BITS, FIRST_AT, FRAME_MASK, GROUP_CONTINUES, KIND_MAP, KIND_OBJECT,
-    KIND_OLDER_PATCH, KIND_PAD, KIND_PATCH, KIND_SUMMED_MAP, NEW_AT, OBJECT_LINES, Words,
-    change_at, is_patch_head, page_count,
+    BYTES_BEFORE_KIND, COUNT_BITS, FIRST_AT, FRAME_MASK, GROUP_CONTINUES, KIND_KEPT_BIRTH,
+    KIND_MAP, KIND_OBJECT, KIND_OLDER_PATCH, KIND_PAD, KIND_PATCH, KIND_SUMMED_MAP, NEW_AT,
+    OBJECT_LINES, Words, change_at, is_patch_head, page_count,
 };
 use super::patch::patch_lines;
 use super::{
@@ -42,7 +42,7 @@ impl Record {
         let [.., kind, packed_level, low, high] = get_u64(head, 0).to_le_bytes();
         let packed = u16::from_le_bytes([low, high]);
         let (level, count) = (packed_level & !GROUP_CONTINUES, page_count(packed));
-        let is_map = matches!(kind, KIND_MAP | KIND_SUMMED_MAP);
+        let is_map = matches!(kind, KIND_MAP | KIND_SUMMED_MAP | KIND_KEPT_BIRTH);
         if !is_map || level > LEVELS_MAX || !(1..=PAGES_MAX).contains(&count) {
             return Err(InvalidRecord::Malformed);
         }
@@ -51,7 +51,7 @@ impl Record {
         if address.checksum(record) != get_u32(head, 0) {
             return Err(InvalidRecord::Checksum);
         }
-        self.has_second_sum = kind == KIND_SUMMED_MAP;
+        self.has_second_sum = kind != KIND_MAP;
         self.changes.clear();
         self.changes
             .push(get_change(head, FIRST_AT, self.has_second_sum)?);
@@ -65,7 +65,11 @@ impl Record {
             lines_before: (packed >> COUNT_BITS) as u8,
             is_continued: packed_level != level,
         };
-        self.decode_head_fields(head, level)
+        self.decode_head_fields(head, level)?;
+        if kind == KIND_KEPT_BIRTH {
+            self.kept_birth = Some(Epoch(std::mem::take(&mut self.open)));
+        }
+        Ok(())
     }
 
     /// As [`Record::decode_from`], from the head alone, for a record of one line or a patch. A
@@ -98,6 +102,7 @@ impl Record {
         self.page = PageNo(head[3]);
         self.op = head[7];
         self.open = (head[6] >> 32) as u32;
+        self.kept_birth = None;
         let end = self.page.0.saturating_add(self.changes.len() as u64);
         match end <= reach(LEVELS_MAX) {
             true => Ok(()),
@@ -205,7 +210,9 @@ pub fn claimed_lines(line: &Line) -> usize {
     let [.., kind, _, low, high] = get_u64(line, 0).to_le_bytes();
     let packed = u16::from_le_bytes([low, high]);
     match (kind, page_count(packed), usize::from(packed)) {
-        (KIND_MAP | KIND_SUMMED_MAP, count, _) if count <= PAGES_MAX => lines(count),
+        (KIND_MAP | KIND_SUMMED_MAP | KIND_KEPT_BIRTH, count, _) if count <= PAGES_MAX => {
+            lines(count)
+        }
         (KIND_PATCH, _, bytes) if bytes < PAGE_BYTES => patch_lines(bytes),
         (KIND_OBJECT, ..) => OBJECT_LINES,
         _ => 1,

@@ -4,9 +4,9 @@
 //! Invariant: an encoded entry is valid at one address only.
 
 use super::layout::{
-    COUNT_BITS, DATA_CRC_AT, GROUP_CONTINUES, KIND_MAP, KIND_OBJECT, KIND_PAD, KIND_PATCH,
-    KIND_SUMMED_MAP, NEW_AT, OBJECT_LINES, change_at, first_word, is_patch_head, pack_u32s,
-    to_line, with_patch_sum, with_sum,
+    COUNT_BITS, DATA_CRC_AT, GROUP_CONTINUES, KIND_KEPT_BIRTH, KIND_MAP, KIND_OBJECT, KIND_PAD,
+    KIND_PATCH, KIND_SUMMED_MAP, NEW_AT, OBJECT_LINES, change_at, first_word, is_patch_head,
+    pack_u32s, to_line, with_patch_sum, with_sum,
 };
 use super::{
     Change, GROUP_LINES_MAX, GroupPosition, JournalEntry, LEVELS_MAX, Line, ObjectRecord,
@@ -33,6 +33,10 @@ impl Record {
             return;
         }
         let count = self.changes.len();
+        assert!(
+            self.kept_birth.is_none() || (self.has_second_sum && self.open == 0),
+            "a record that keeps a birth has second sums and no open operations"
+        );
         assert!(
             (1..=PAGES_MAX).contains(&count),
             "{count} pages in a record"
@@ -69,7 +73,7 @@ impl Record {
             self.page.0,
             old,
             new,
-            pack_u32s(self.changes[0].sums.crc, self.open),
+            pack_u32s(self.changes[0].sums.crc, self.open_or_birth()),
             self.op,
         ])
     }
@@ -93,11 +97,16 @@ impl Record {
         } = self.group_position;
         let level = self.level | if is_continued { GROUP_CONTINUES } else { 0 };
         let count = self.changes.len() as u16 | u16::from(lines_before) << COUNT_BITS;
-        let kind = match self.has_second_sum {
-            true => KIND_SUMMED_MAP,
-            false => KIND_MAP,
+        let kind = match (self.kept_birth, self.has_second_sum) {
+            (Some(_), _) => KIND_KEPT_BIRTH,
+            (None, true) => KIND_SUMMED_MAP,
+            (None, false) => KIND_MAP,
         };
         first_word(kind, level, count)
+    }
+
+    fn open_or_birth(&self) -> u32 {
+        self.kept_birth.map_or(self.open, |birth| birth.0)
     }
 }
 

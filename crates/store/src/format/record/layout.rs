@@ -23,6 +23,9 @@ pub(super) const KIND_OLDER_PATCH: u8 = 5;
 /// The record's own sum covers the head alone, so a reader that does not need the bytes does not
 /// read them.
 pub(super) const KIND_PATCH: u8 = 6;
+/// A map with second sums that keeps a birth: the pages that it writes were born before, on another
+/// leg or in another frame. The birth takes the place of `open`, which is 0.
+pub(super) const KIND_KEPT_BIRTH: u8 = 7;
 /// The byte of those lines in the place of the kind. It is no kind, and no single flipped bit makes
 /// it one. So user bytes are never decoded as a record.
 pub(super) const KIND_BYTES: u8 = 0xf0;

@@ -16,6 +16,7 @@ mod patch;
 #[cfg(test)]
 mod tests;
 
+use crate::format::frame_word::FrameWord;
 use crate::format::geometry::OBJECT_BYTES;
 use crate::format::slot::{DamagedSlot, Slot};
 pub use decode::{claimed_lines, is_damaged_pad, is_older_patch, is_pad};
@@ -86,6 +87,9 @@ pub struct Record {
     pub open: u32,
     /// Its position in a group of records.
     pub group_position: GroupPosition,
+    /// The birth of the pages, if they were born before: on another leg, or in another frame of this
+    /// pool. Such a record has second sums, and no operation before its own is incomplete.
+    pub kept_birth: Option<Epoch>,
     /// Whether changes have a second sum. One sum cannot tell a flipped bit from data that was
     /// never written.
     pub has_second_sum: bool,
@@ -154,10 +158,26 @@ impl Record {
             op: 0,
             open: 0,
             group_position: GroupPosition::default(),
+            kept_birth: None,
             has_second_sum: false,
             changes: Vec::new(),
             patch: Patch::default(),
         }
+    }
+
+    /// The word of the frame table for the page of a change.
+    #[inline]
+    #[must_use]
+    pub fn frame_word(&self, change: &Change) -> u64 {
+        FrameWord::new(change.sums.crc, self.birth()).bits()
+    }
+
+    /// The birth of the pages that the record writes. A patch is a birth as well: a leg that was lost
+    /// before must get the page.
+    #[inline]
+    #[must_use]
+    pub fn birth(&self) -> Epoch {
+        self.kept_birth.unwrap_or(self.epoch)
     }
 
     /// Whether the record changes a page in place.

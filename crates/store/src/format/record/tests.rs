@@ -14,10 +14,10 @@ pub(super) fn place() -> RecordAddress {
 
 pub(super) fn record(pages: usize) -> Record {
     let change = |i: u64| {
-        let old = Slot::EMPTY.map(FrameNo(i), 0);
+        let old = Slot::EMPTY.map(FrameNo(i));
         Change {
             old,
-            new: old.map(FrameNo(i + 1000), 5),
+            new: old.map(FrameNo(i + 1000)),
             sums: PageChecksums {
                 crc: i as u32,
                 words: 0,
@@ -33,6 +33,7 @@ pub(super) fn record(pages: usize) -> Record {
         op: u64::MAX,
         open: 16,
         group_position: GroupPosition::default(),
+        kept_birth: None,
         has_second_sum: false,
         changes: (0..pages as u64).map(change).collect(),
         patch: Patch::default(),
@@ -43,8 +44,8 @@ pub(super) fn record(pages: usize) -> Record {
 pub(super) fn patch(within: usize, len: usize) -> Record {
     let mut record = record(1);
     let change = &mut record.changes[0];
-    change.old = Slot::EMPTY.map(FrameNo(77), 0);
-    change.new = change.old.map(FrameNo(77), 3);
+    change.old = Slot::EMPTY.map(FrameNo(77));
+    change.new = change.old.map(FrameNo(77));
     let bytes: Vec<u8> = (0..len).map(|at| at as u8 ^ 0x5a).collect();
     record.patch.set(within, &bytes);
     record

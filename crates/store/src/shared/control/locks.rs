@@ -268,19 +268,6 @@ impl Control {
         }
     }
 
-    /// A session that holds a word of the range, and the count of its operations.
-    pub(crate) fn lock_holder(&self, range: &LockWords) -> Option<(u32, u64)> {
-        let session = range.iter().find_map(|&word| {
-            let held = self.lock_atomic(word).load(Ordering::Acquire) & !WAITERS;
-            held.checked_sub(1)
-                .filter(|&session| session < self.session_count)
-        })?;
-        Some((
-            session,
-            self.session_cells(session).active().load(Ordering::SeqCst),
-        ))
-    }
-
     /// Reports the holders of the range's words to the owner: a session waits for them.
     #[cold]
     pub(crate) fn report_lock_holders(&self, range: &LockWords) {

@@ -37,7 +37,9 @@ use crate::shared::wait::{self, Deadline};
 pub(crate) use cells::SessionCells;
 use cells::{ANSWERED_AT, SESSION_BYTES};
 pub use cells::{FrameRun, GRANT_RUNS};
-pub(crate) use locks::{LOCK_POLL_INTERVAL, LOCK_WAIT_MAX};
+pub(crate) use locks::LOCK_POLL_INTERVAL;
+#[cfg(test)]
+pub(crate) use locks::LOCK_WAIT_MAX;
 pub use locks::{LOCKS, LockTimeout, LockWords};
 use pagemesh_base::ids::{FrameNo, Incarnation, Seq};
 use pagemesh_base::units::PAGE_BYTES;

@@ -122,7 +122,7 @@ fn base() -> &'static ([Image; 2], Arc<[u8]>) {
             let media = Arc::new(media);
             let (mut pool, _) = Pool::open(media.clone(), media.clone()).expect("a pool");
             pool.create(SLICE, bytes.len() as u64).expect("an object");
-            pool.raise_epoch(SLICE, EPOCH, 0).expect("an epoch");
+            pool.raise_epoch(SLICE, EPOCH).expect("an epoch");
             let number = pool.open_session(1, 1).expect("a session");
             let mut session = Session::new(pool.mapping().clone(), number);
             let handle = pool.handle(SLICE).expect("the slice");

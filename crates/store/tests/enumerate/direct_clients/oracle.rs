@@ -7,6 +7,7 @@ use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::InFlightOp;
 use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_store::frame_word::FrameWord;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -161,7 +162,9 @@ impl RecoveredLeg {
     pub(super) fn new(mut found: RecoveredContents, slice: SliceId, pages: usize) -> RecoveredLeg {
         let thing = &found.objects[&slice];
         let zeroes = crc32c(&[0; PAGE_BYTES]);
-        let sum = |page| *thing.pages.get(&(page as u64)).unwrap_or(&zeroes);
+        let word = |page| thing.pages.get(&(page as u64));
+        let crc = |word: &u64| FrameWord::from_bits(*word).crc();
+        let sum = |page| word(page).map_or(zeroes, crc);
         let sums = (0..pages).map(sum).collect();
         let listed = found.in_flight.remove(&slice).flatten();
         RecoveredLeg {

@@ -16,9 +16,7 @@
 mod divergence;
 
 use crate::controller::compare::differing_ranges;
-use crate::controller::copy::{
-    self, CopyError, HolePolicy, LegConnection, chunks, leg_connections,
-};
+use crate::controller::copy::{self, CopyError, CopyKind, LegConnection, chunks, leg_connections};
 use crate::controller::leg_errors::handle_leg_error;
 use crate::controller::replication_sender;
 use crate::controller::state::ControllerState;
@@ -74,8 +72,8 @@ pub(super) async fn recover_in_flight(
     if settling.connections.len() > 1 && !defect::is(Defect::NotRecovered) {
         settling.equalize_all(tables).await?;
     }
-    // A stale leg may lack the operations in flight here. The tables stay for its return, in
-    // addition to the stamps of the pages.
+    // A stale leg may lack the operations in flight here. They are older than its loss, so the
+    // births of their pages do not tell. The tables stay for its return.
     settling.finish(!stale).await?;
     let mut model = state.model_mut();
     let keep = &mut model.columns[column];
@@ -226,7 +224,7 @@ impl ColumnRecovery<'_> {
         let targets = self.connections_of(unequal.outdated);
         for range in chunks(start, stop.min(self.bytes())) {
             let copied =
-                copy::copy_chunk(self.state, &winner, &targets, range, HolePolicy::Clear).await;
+                copy::copy_chunk(self.state, &winner, &targets, range, CopyKind::BornNow).await;
             match copied {
                 Err(failure) if failure.is_damage_of(unequal.winner) => {
                     self.equalize_pages(unequal, range).await?;
@@ -257,7 +255,7 @@ impl ColumnRecovery<'_> {
             for &source in &sources {
                 let from = self.connections_of(LegSet::of(source));
                 let to = self.connections_of(all.difference(LegSet::of(source)));
-                copied = copy::copy_chunk(self.state, &from, &to, one, HolePolicy::Clear).await;
+                copied = copy::copy_chunk(self.state, &from, &to, one, CopyKind::BornNow).await;
                 let damaged = |failure: &CopyError| failure.is_damage_of(source);
                 if !copied.as_ref().is_err_and(damaged) {
                     break;
@@ -281,7 +279,7 @@ impl ColumnRecovery<'_> {
         for (offset, len) in chunks(0, self.bytes()) {
             for range in differing_ranges(self.state, first, &targets, offset, len).await {
                 let copied =
-                    copy::copy_chunk(self.state, &sources, &targets, range, HolePolicy::Clear)
+                    copy::copy_chunk(self.state, &sources, &targets, range, CopyKind::BornNow)
                         .await;
                 self.count_recovered(range.1);
                 copied.map_err(|failure| self.copy_failed(failure))?;

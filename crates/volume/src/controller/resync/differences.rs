@@ -1,12 +1,12 @@
-//! The pages on which a returning leg may differ from its source: pages of operations in flight,
-//! pages with the round's stamp, or all mapped ones.
+//! The pages on which a returning leg may differ from its source: pages of operations in flight at the
+//! loss, pages born since, or all mapped ones.
 
 use super::paced_copy::CopyMode;
 use super::{LegResync, needs_full_resync};
-use crate::controller::copy::{self, HolePolicy, LegConnection};
+use crate::controller::copy::{self, LegConnection};
 use crate::controller::runs::{merge, without};
 use pagemesh_base::defect::{self, Defect};
-use pagemesh_base::ids::PageNo;
+use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::LegState;
 use pagemesh_base::slice::{PageRun, SliceReply, SliceRequest};
 use pagemesh_base::units::PAGE_BYTES;
@@ -29,11 +29,11 @@ impl LegResync<'_> {
                 self.copy_mapped(CopyMode::Compare).await?;
                 // Legs that are still away must hear of holes, too, which no table of mapped
                 // pages lists.
-                if self.hole_policy() == HolePolicy::ClearAndStamp {
-                    self.copy_stamped(CopyMode::Copy).await?;
+                if self.is_other_stale() {
+                    self.copy_born(CopyMode::CopyBorn).await?;
                 }
             }
-            false => self.copy_stamped(CopyMode::Copy).await?,
+            false => self.copy_born(CopyMode::CopyBorn).await?,
         }
         self.call(SliceRequest::Flush).await?;
         // Without this, the next barrier would list the last copy as in flight.
@@ -52,7 +52,7 @@ impl LegResync<'_> {
                 page: PageNo(0),
                 count: self.bytes().div_ceil(PAGE_BYTES as u64),
             };
-            return self.copy_unstamped(&[whole], CopyMode::Compare).await;
+            return self.copy_born_before(&[whole], CopyMode::Compare).await;
         }
         let mut runs = vec![];
         for table in tables {
@@ -64,15 +64,14 @@ impl LegResync<'_> {
                 count: u64::from(entry.count),
             }));
         }
-        self.copy_unstamped(&merge(runs), CopyMode::Copy).await
+        self.copy_born_before(&merge(runs), CopyMode::Copy).await
     }
 
-    /// Copies runs, except for pages that carry the round's stamp: those are copied later. With
-    /// more than one in-sync leg all runs are copied. The source may be lost with its stamps
-    /// before the later copy, and another source does not have the stamps of operations that
-    /// were in flight on the lost one alone. An in-sync leg out of reach counts, too: it may be
-    /// the later source, and lack the stamped pages.
-    async fn copy_unstamped(&self, runs: &[PageRun], pass: CopyMode) -> Result<(), String> {
+    /// Copies runs, except for pages born since the loss: those are copied later. With more than one
+    /// in-sync leg all runs are copied. The source may be lost before the later copy, and another
+    /// source does not have the births of operations that were in flight on the lost one alone. An
+    /// in-sync leg out of reach counts, too: it may be the later source, and lack those pages.
+    async fn copy_born_before(&self, runs: &[PageRun], pass: CopyMode) -> Result<(), String> {
         let sources = self.sources()?;
         let in_sync = {
             let model = self.state.model();
@@ -85,10 +84,10 @@ impl LegResync<'_> {
         };
         let mut from = PageNo(0);
         while !runs.is_empty() {
-            let (stamped, next) = self.stamped_runs(source, from).await?;
+            let (born, next) = self.born_runs(source, from).await?;
             let end = next.map_or(u64::MAX, |next| next.0);
-            let unstamped = without(runs, &stamped, from.0..end);
-            self.copy_runs(&unstamped, pass).await?;
+            let before = without(runs, &born, from.0..end);
+            self.copy_runs(&before, pass).await?;
             match next {
                 Some(next) => from = next,
                 None => break,
@@ -97,17 +96,18 @@ impl LegResync<'_> {
         Ok(())
     }
 
-    /// The stamped pages of a source from a page on, and the page to go on from.
-    async fn stamped_runs(
+    /// The pages of a source that were born since the loss, from a page on, and the page to go on
+    /// from.
+    async fn born_runs(
         &self,
         source: &LegConnection,
         from: PageNo,
     ) -> Result<(Vec<PageRun>, Option<PageNo>), String> {
-        let round = self.state.model().columns[self.column].round;
-        if round == 0 {
-            return Err("the layout names no round in which changes were tracked".into());
+        let since = self.state.model().columns[self.column].lost_since;
+        if since == Epoch(0) {
+            return Err("the layout names no epoch at which the leg was lost".into());
         }
-        let request = SliceRequest::Dirty { round, from };
+        let request = SliceRequest::Dirty { since, from };
         let SliceReply::Dirty { runs, next } = self.call_source(source, request).await? else {
             return Err("the source does not list its changes".into());
         };
@@ -115,11 +115,11 @@ impl LegResync<'_> {
         Ok((runs, next.filter(|next| *next > from)))
     }
 
-    pub(super) async fn copy_stamped(&self, pass: CopyMode) -> Result<(), String> {
+    pub(super) async fn copy_born(&self, pass: CopyMode) -> Result<(), String> {
         let mut from = PageNo(0);
         loop {
             let sources = self.sources()?;
-            let (runs, next) = self.stamped_runs(&sources[0], from).await?;
+            let (runs, next) = self.born_runs(&sources[0], from).await?;
             let skipped = usize::from(defect::is(Defect::RegionNotResynced)).min(runs.len());
             self.copy_runs(&runs[skipped..], pass).await?;
             match next {

@@ -1,10 +1,10 @@
 //! The resync of a stale leg by difference.
 //!
 //! 1. While the leg is still stale, the operations in flight on it or on its source are
-//!    copied, and it forgets its table. From then on it differs only in pages that carry the
-//!    round's stamp on the source.
+//!    copied, and it forgets its table. Some of them are older than its loss. From then on it differs
+//!    only in pages that were born on the source at the epoch of its loss or later.
 //! 2. The leg becomes syncing: every write goes to it, too.
-//! 3. The stamped pages are copied, paced, under range locks. A leg that needs a full resync
+//! 3. The pages born since are copied with their births, paced, under range locks. A leg that needs a full resync
 //!    has unknown contents. Pages that only it or only its source holds are copied. Pages that
 //!    both hold are compared, and copied if they differ.
 //! 4. The leg becomes in-sync.
@@ -103,8 +103,8 @@ pub(super) async fn resync(state: Rc<ControllerState>, column: usize, leg: usize
 }
 
 /// Whether the leg may start: one leg of a column resyncs at a time. While another leg is
-/// stale, copied pages carry the round's stamp, so this leg can later be the source for the
-/// other one. If both were syncing, the copies would carry no stamp.
+/// stale, copied pages are born since its loss, so this leg can later be the source for the other
+/// one. If both were syncing, copies of pages in flight would keep older births.
 fn may_start(state: &ControllerState, column: usize, leg: usize) -> bool {
     let model = state.model();
     let mut legs = model.columns[column].legs.iter().enumerate();
@@ -186,7 +186,7 @@ async fn start_replication(
         Rc::clone(state),
         route,
     )));
-    // All changes before this snapshot carry the round's stamp by now.
+    // All changes before this snapshot were born since the loss, or are in flight.
     way.wait_until(|| state.shared.snapshot().1.replica_serial() == serial)
         .await?;
     // A direct operation that began before the lease named a replica does not record its
@@ -238,17 +238,14 @@ async fn connect_and_prepare(
         .await
         .map_err(|e| e.to_string())?;
     let way = LegResync::new(state, column, leg, state.control(connection));
-    let (epoch, round) = {
-        let model = state.model();
-        (model.epoch(), model.columns[column].barrier_round())
-    };
-    way.call(SliceRequest::RaiseEpoch { epoch, round }).await?;
+    let epoch = state.model().epoch();
+    way.call(SliceRequest::RaiseEpoch { epoch }).await?;
     // A leg that was left out because it was full must first free the pages that are holes by
-    // now. The stamps stay, so these pages are looked at again later.
+    // now. The births stay, so these pages are looked at again later.
     if state.model().columns[column].legs[leg].full {
         match needs_full_resync(state, column, leg) {
             true => way.copy_mapped(CopyMode::FreeSpace).await?,
-            false => way.copy_stamped(CopyMode::FreeSpace).await?,
+            false => way.copy_born(CopyMode::FreeSpace).await?,
         }
         way.set_full(false);
     }

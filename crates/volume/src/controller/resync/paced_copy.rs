@@ -5,7 +5,7 @@
 
 use super::LegResync;
 use crate::controller::compare::differing_ranges;
-use crate::controller::copy::{self, HolePolicy, chunks};
+use crate::controller::copy::{self, CopyKind, chunks};
 use crate::controller::model::LegEntry;
 use crate::limits::{RESYNC_BUSY_BYTES_PER_S, RESYNC_BUSY_FOR, RESYNC_CHUNKS_MAX};
 use crate::status::Count;
@@ -17,7 +17,9 @@ use std::time::Duration;
 /// The handling of pages that may differ.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum CopyMode {
-    /// They are copied.
+    /// They were born since the loss, or freed. They are copied.
+    CopyBorn,
+    /// They are copied. Some may be born before the loss.
     Copy,
     /// They are compared, and copied if they differ.
     Compare,
@@ -26,15 +28,25 @@ pub(super) enum CopyMode {
 }
 
 impl LegResync<'_> {
-    /// The handling of holes. While another leg is stale, this one may become its source, so
-    /// holes are stamped, too.
-    pub(super) fn hole_policy(&self) -> HolePolicy {
+    /// Whether another leg of the column is stale. This leg may become its only source. Then all
+    /// pages that the other leg misses must be born since its loss on this one.
+    pub(super) fn is_other_stale(&self) -> bool {
         let model = self.state.model();
         let mut legs = model.columns[self.column].legs.iter().enumerate();
         let is_stale = |keep: &LegEntry| keep.leg.state == LegState::Stale;
-        match legs.any(|(other, keep)| other != self.leg && is_stale(keep)) {
-            true => HolePolicy::ClearAndStamp,
-            false => HolePolicy::Clear,
+        legs.any(|(other, keep)| other != self.leg && is_stale(keep))
+    }
+
+    /// The handling of births. The list of operations in flight, which tells the pages that were
+    /// born before the loss, stays on the source. So another leg could not learn of them from this
+    /// one.
+    fn copy_kind(&self, pass: CopyMode) -> CopyKind {
+        match pass {
+            CopyMode::FreeSpace => CopyKind::ClearOnly,
+            CopyMode::Copy | CopyMode::Compare if self.is_other_stale() => {
+                CopyKind::BornNowWithHoles
+            }
+            CopyMode::CopyBorn | CopyMode::Copy | CopyMode::Compare => CopyKind::KeepBirths,
         }
     }
 
@@ -83,19 +95,16 @@ impl LegResync<'_> {
         {
             let _turn = self.state.lock(self.column, offset, len).await;
             let (sources, target) = (self.sources()?, self.target());
-            // Equal pages that are not written get no stamp, and a leg that is still stale may
-            // differ there from both.
-            let compare = pass == CopyMode::Compare && self.hole_policy() == HolePolicy::Clear;
+            // Equal pages that are not written keep their births, and a leg that is still stale
+            // may differ there from both.
+            let compare = pass == CopyMode::Compare && !self.is_other_stale();
             let places = match compare {
                 true => differing_ranges(self.state, &sources[0], &target, offset, len).await,
                 false => vec![(offset, len)],
             };
             for place in places {
-                let holes = match pass {
-                    CopyMode::FreeSpace => HolePolicy::ClearOnly,
-                    CopyMode::Copy | CopyMode::Compare => self.hole_policy(),
-                };
-                let copied = copy::copy_chunk(self.state, &sources, &target, place, holes).await;
+                let kind = self.copy_kind(pass);
+                let copied = copy::copy_chunk(self.state, &sources, &target, place, kind).await;
                 copied.map_err(|failure| {
                     self.handle_source_error(failure.leg, &failure.error);
                     let full = failure.leg == self.leg && failure.error == SliceError::NoSpace;

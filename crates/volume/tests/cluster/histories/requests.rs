@@ -477,7 +477,7 @@ impl Scenario {
         let view = self.world.client.shared.snapshot().1;
         let columns = layout.segments.iter().flat_map(|s| &s.columns);
         for (number, column) in columns.enumerate() {
-            assert_eq!(column.round, 0);
+            assert_eq!(column.lost_since.0, 0);
             let first = bricks
                 .slice(column.legs[0].brick, column.legs[0].slice)
                 .pages();

@@ -1,5 +1,6 @@
 //! Scenarios written by hand, by subject.
 
+mod births;
 mod direct_replication;
 mod durability;
 mod fencing;

@@ -9,7 +9,6 @@ use pagemesh_base::poison;
 use pagemesh_volume::{
     Authority, AuthorityError, BrickAddress, CopyReport, LegChange, ResolvedLayout,
 };
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use uuid::Uuid;
 
@@ -29,8 +28,6 @@ pub(crate) struct ManagerState {
     pub durability: String,
     /// The last report about copies.
     pub last_report: CopyReport,
-    /// The last round of each segment and column.
-    rounds: BTreeMap<(usize, usize), u8>,
     attachment: Epoch,
 }
 
@@ -55,7 +52,7 @@ pub(crate) fn segment(number: usize, columns: usize, copies: usize, bytes: u64) 
     };
     let column = |column| Column {
         legs: (0..copies).map(|copy| leg(column, copy)).collect(),
-        round: 0,
+        lost_since: EpochNumber(0),
     };
     Segment {
         bytes,
@@ -76,7 +73,6 @@ impl Manager {
             mode: ManagerMode::Up,
             durability: durability.into(),
             last_report: CopyReport::default(),
-            rounds: BTreeMap::new(),
             attachment: Epoch(0),
         })))
     }
@@ -104,11 +100,7 @@ impl Manager {
             asynchronous,
             empty: true,
         });
-        if column.round == 0 {
-            column.round = 1;
-            store.rounds.insert((0, 0), 1);
-        }
-        store.layout.epoch.0 += 1;
+        store.advance_epoch();
     }
 
     /// An operator promotes a copy of the only column.
@@ -124,9 +116,7 @@ impl Manager {
                 false => LegState::Stale,
             };
         }
-        column.round = 1;
-        store.rounds.insert((0, 0), 1);
-        store.layout.epoch.0 += 1;
+        store.advance_epoch();
         store.attachment = Epoch(0);
     }
 
@@ -184,15 +174,19 @@ impl ManagerState {
             .filter(|leg| leg.state == LegState::InSync)
             .count();
         assert!(in_sync > 0, "the last in-sync leg was left out");
-        let last = self
-            .rounds
-            .entry((change.segment, change.column))
-            .or_default();
-        if column.legs.iter().all(is_whole) {
-            column.round = 0;
-        } else if column.round == 0 {
-            *last = *last % 15 + 1;
-            column.round = *last;
+    }
+
+    /// Advances the epoch, and sets the epochs of new losses.
+    fn advance_epoch(&mut self) {
+        self.layout.epoch.0 += 1;
+        let epoch = self.layout.epoch;
+        let columns = self.layout.segments.iter_mut();
+        for column in columns.flat_map(|segment| &mut segment.columns) {
+            if column.legs.iter().all(is_whole) {
+                column.lost_since = EpochNumber(0);
+            } else if column.lost_since == EpochNumber(0) {
+                column.lost_since = epoch;
+            }
         }
     }
 }
@@ -231,7 +225,7 @@ impl Authority for Manager {
             return Err(AuthorityError::Conflict { current });
         }
         changes.iter().for_each(|change| store.change(change));
-        store.layout.epoch.0 += 1;
+        store.advance_epoch();
         if heard {
             Ok(store.layout.clone())
         } else {

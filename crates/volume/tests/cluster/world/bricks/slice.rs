@@ -1,4 +1,4 @@
-//! The model of a slice: pages, stamps, epoch, round, and the table of operations in flight.
+//! The model of a slice: pages, births, epoch, and the table of operations in flight.
 
 use super::{Connection, PAGE};
 use pagemesh_base::ids::{Epoch, PageNo};
@@ -19,9 +19,9 @@ pub(crate) type Page = Option<Box<[u8; 4096]>>;
 #[derive(Clone, Default)]
 struct SliceState {
     pages: Vec<Page>,
-    stamps: Vec<u8>,
+    /// The epochs of the changes; 0 for pages that were never written.
+    births: Vec<u32>,
     epoch: u32,
-    round: u8,
     table_max: usize,
     /// The in-flight table; none once it had too many entries.
     table: Option<Vec<InFlightOp>>,
@@ -59,7 +59,7 @@ impl Slice {
         let pages = bytes.div_ceil(PAGE) as usize;
         let kept = SliceState {
             pages: vec![None; pages],
-            stamps: vec![0; pages],
+            births: vec![0; pages],
             table_max: table_max.unwrap_or(TABLE_MAX),
             table: Some(vec![]),
             ..SliceState::default()
@@ -81,6 +81,10 @@ impl Slice {
 
     pub(crate) fn pages(&self) -> &[Page] {
         &self.current.pages
+    }
+
+    pub(crate) fn births(&self) -> &[u32] {
+        &self.current.births
     }
 
     pub(crate) fn epoch(&self) -> u32 {
@@ -160,14 +164,24 @@ impl Slice {
             }
             SliceRequest::Extents { offset, len } => Ok(self.extents(offset, len)),
             SliceRequest::Checksums { page, count } => self.checksums(page.0, count),
-            SliceRequest::Dirty { round, from } => Ok(self.dirty(round, from.0)),
+            SliceRequest::Dirty { since, from } => Ok(self.dirty(since, from.0)),
+            SliceRequest::Births { page, count } => Ok(self.listed_births(page.0, count)),
+            SliceRequest::Copy {
+                page,
+                births,
+                data,
+                stamp,
+            } => {
+                self.check_epoch(stamp)?;
+                self.copy(connection, room, (page.0, &births, &data), stamp)
+            }
             SliceRequest::InFlight => Ok(SliceReply::InFlight(self.in_flight())),
             SliceRequest::ForgetInFlight => {
                 self.current.table = Some(vec![]);
                 self.durable.table = Some(vec![]);
                 Ok(SliceReply::Done)
             }
-            SliceRequest::RaiseEpoch { epoch, round } => self.raise(epoch, round),
+            SliceRequest::RaiseEpoch { epoch } => self.raise(epoch),
             SliceRequest::KeepOrder => Ok(SliceReply::Done),
         }
     }
@@ -187,6 +201,7 @@ impl Slice {
                 | SliceRequest::Extents { .. }
                 | SliceRequest::Checksums { .. }
                 | SliceRequest::Dirty { .. }
+                | SliceRequest::Births { .. }
                 | SliceRequest::ForgetInFlight
         );
         if looks && connection.epoch.0 < self.current.epoch {
@@ -204,29 +219,19 @@ impl Slice {
         Ok(())
     }
 
-    fn raise(&mut self, epoch: Epoch, round: u8) -> Result<SliceReply, SliceError> {
+    fn raise(&mut self, epoch: Epoch) -> Result<SliceReply, SliceError> {
         if epoch.0 < self.current.epoch {
             let current = Epoch(self.current.epoch);
             return Err(SliceError::StaleEpoch { current });
         }
         self.current.epoch = epoch.0;
-        self.current.round = round;
         let in_flight = self.in_flight();
         if in_flight.is_none() {
-            // There are too many entries to stamp. All pages are compared when the leg returns.
+            // There are too many entries. All pages are compared when the leg returns.
             self.current.table = None;
-        }
-        if round != 0 {
-            for entry in in_flight.iter().flatten() {
-                for page in entry.page.0..entry.page.0 + u64::from(entry.count) {
-                    self.current.stamps[page as usize] = round;
-                    self.durable.stamps[page as usize] = round;
-                }
-            }
         }
         // The barrier itself becomes durable, and no earlier write.
         self.durable.epoch = self.current.epoch;
-        self.durable.round = self.current.round;
         self.durable.table = self.current.table.clone();
         self.durable.open_by_connection = self.current.open_by_connection.clone();
         Ok(SliceReply::Done)
@@ -298,17 +303,49 @@ impl Slice {
         Ok(SliceReply::Data(data))
     }
 
-    /// Stamps one page by the rule of the round.
-    fn stamp(&mut self, page: u64, whole: bool) {
-        let round = self.current.round;
-        if whole || round != 0 {
-            self.current.stamps[page as usize] = round;
+    /// Replaces pages, or makes them holes, and sets their births.
+    fn copy(
+        &mut self,
+        connection: u64,
+        room: &mut u64,
+        (page, births, data): (u64, &[Epoch], &[u8]),
+        stamp: Stamp,
+    ) -> Result<SliceReply, SliceError> {
+        for (at, birth) in births.iter().enumerate() {
+            let page = page + at as u64;
+            let bytes = data.as_chunks::<{ PAGE as usize }>().0.get(at);
+            let is_known = birth.0 > 0;
+            let is_hole = self.current.pages[page as usize].is_none();
+            if bytes.is_none() && !is_known && is_hole && !self.damaged.contains(&page) {
+                continue;
+            }
+            if bytes.is_some() {
+                *room = match *room {
+                    u64::MAX => u64::MAX,
+                    room => room.checked_sub(1).ok_or(SliceError::NoSpace)?,
+                };
+            }
+            let kept = &mut self.current;
+            kept.pages[page as usize] = bytes.map(|bytes| Box::new(*bytes));
+            kept.births[page as usize] = if is_known { birth.0 } else { stamp.epoch.0 };
+            self.damaged.remove(&page);
+            self.record_in_flight(connection, page * PAGE, PAGE, stamp);
         }
+        Ok(SliceReply::Done)
+    }
+
+    fn listed_births(&self, page: u64, count: u32) -> SliceReply {
+        let pages = page..page + u64::from(count);
+        let birth = |page: u64| match self.damaged.contains(&page) {
+            true => Epoch(0),
+            false => Epoch(self.current.births[page as usize]),
+        };
+        SliceReply::Births(pages.map(birth).collect())
     }
 
     /// Makes a change as a pool does. A part of a page is one record, and so is a run of whole
     /// pages. The first failure ends the change, and earlier records stay. A record without
-    /// effect is neither recorded nor stamped.
+    /// effect is not recorded, and is no birth.
     pub(crate) fn change(
         &mut self,
         connection: u64,
@@ -329,7 +366,7 @@ impl Slice {
                 end.min((page + 1) * PAGE)
             };
             let data = data.map(|data| &data[(at - offset) as usize..(to - offset) as usize]);
-            if self.change_record(room, at, to, data)? {
+            if self.change_record(room, at, to, data, stamp.epoch)? {
                 self.record_in_flight(connection, at, to - at, stamp);
             }
             at = to;
@@ -388,16 +425,23 @@ impl Slice {
         from: u64,
         to: u64,
         data: Option<&[u8]>,
+        birth: Epoch,
     ) -> Result<bool, SliceError> {
         let pages = from / PAGE..to.div_ceil(PAGE);
         let whole = (to - from).is_multiple_of(PAGE);
         let mapped = |slice: &Slice, page: u64| slice.current.pages[page as usize].is_some();
+        // A hole of an earlier epoch is born anew.
+        let born_anew = |slice: &Slice, page: u64| {
+            let before = slice.current.births[page as usize];
+            !mapped(slice, page) && (1..birth.0).contains(&before)
+        };
         // If no page is mapped, the damage is in the slot. Only a write of the whole page
         // replaces it without a read.
         if data.is_none() {
             self.check_slots(pages.clone())?;
         }
-        if data.is_none() && !pages.clone().any(|page| mapped(self, page)) {
+        let changes = |page| mapped(self, page) || whole && born_anew(self, page);
+        if data.is_none() && !pages.clone().any(changes) {
             return Ok(false);
         }
         if !whole && self.damaged.contains(&pages.start) {
@@ -415,9 +459,10 @@ impl Slice {
             let start = page * PAGE;
             let (first, last) = (from.max(start), to.min(start + PAGE));
             let within = (first - start) as usize..(last - start) as usize;
+            let anew = born_anew(self, page);
             let slot = &mut self.current.pages[page as usize];
             match data {
-                None if whole && slot.is_none() => continue,
+                None if whole && slot.is_none() && !anew => continue,
                 None if whole => *slot = None,
                 _ => {
                     let bytes = slot.get_or_insert_with(|| Box::new([0; 4096]));
@@ -432,7 +477,7 @@ impl Slice {
             if whole {
                 self.damaged.remove(&page);
             }
-            self.stamp(page, whole);
+            self.current.births[page as usize] = birth.0;
         }
         Ok(true)
     }
@@ -478,10 +523,11 @@ impl Slice {
         Ok(SliceReply::Checksums(sums))
     }
 
-    fn dirty(&self, round: u8, from: u64) -> SliceReply {
+    fn dirty(&self, since: Epoch, from: u64) -> SliceReply {
         let mut runs: Vec<PageRun> = vec![];
-        for page in from..self.current.stamps.len() as u64 {
-            if self.current.stamps[page as usize] != round {
+        for page in from..self.current.births.len() as u64 {
+            let birth = self.current.births[page as usize];
+            if (birth == 0 || birth < since.0) && !self.damaged.contains(&page) {
                 continue;
             }
             let full = runs.len() == 3;

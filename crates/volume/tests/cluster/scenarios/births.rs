@@ -1,0 +1,71 @@
+//! The births of pages after a loss: which of them a returning leg gets, and that it keeps them.
+
+use crate::world::cluster::{PAGE, TestCluster};
+use pagemesh_base::poison;
+use pagemesh_base::space::{Reply, Request};
+use pagemesh_volume::limits::MANAGER_RETRY_MAX;
+use std::time::Duration;
+
+/// The births of the pages of a leg of the only column.
+fn births(world: &TestCluster, leg: usize) -> Vec<u32> {
+    let layout = world.manager.layout();
+    let leg = &layout.segments[0].columns[0].legs[leg];
+    let bricks = poison::lock(&world.fabric.0);
+    bricks.slice(leg.brick, leg.slice).births().to_vec()
+}
+
+#[test]
+fn returned_leg_has_births_of_its_source() {
+    let mut world = TestCluster::mirror(2);
+    world.write(0, 6 * PAGE, 1);
+    world.kill(1);
+    world.write(PAGE, 2 * PAGE, 2);
+    world.discard(3 * PAGE, PAGE);
+    world.write(4 * PAGE + 512, 1024, 3);
+    let source = births(&world, 0);
+    assert!(source[1] > source[0], "a loss raises the epoch: {source:?}");
+    assert_eq!(source[1..5], [source[1]; 4]);
+    assert_eq!(source[5], source[0]);
+    world.restore_and_compare();
+    assert!(world.manager.layout().epoch.0 > source[1]);
+    assert_eq!(
+        births(&world, 0),
+        source,
+        "nothing is written to the source"
+    );
+    assert_eq!(births(&world, 1), source);
+}
+
+/// The discard was made on the remaining leg before the loss. When it is sent again, the page is a
+/// hole there.
+#[test]
+fn discard_in_flight_at_loss_reaches_returned_leg() {
+    let mut world = TestCluster::mirror(2);
+    world.write(0, 4 * PAGE, 1);
+    world.set_frozen(1, true);
+    let (offset, len) = (PAGE, PAGE);
+    let token = world.submit(0, Request::Discard { offset, len });
+    assert_eq!(world.result_of(token), None, "one leg has it");
+    assert!(world.page_bytes(0, 0, 1).is_empty());
+    world.kill(1);
+    world.advance_time(MANAGER_RETRY_MAX);
+    assert_eq!(world.result_of(token), Some(Ok(Reply::Done)));
+    world.restore_and_compare();
+    world.assert_holds(PAGE, PAGE, 0);
+}
+
+/// A slot had four bits for the number of a loss. Page n is written during loss n alone.
+#[test]
+fn losses_are_not_limited() {
+    let mut world = TestCluster::mirror(2);
+    for loss in 0..40 {
+        world.kill(1);
+        world.write(loss * PAGE, PAGE, loss + 1);
+        let before = world.counters().bytes_resynced;
+        world.restart(1);
+        world.advance_time(Duration::from_secs(20));
+        world.assert_legs_equal();
+        let copied = world.counters().bytes_resynced - before;
+        assert_eq!(copied, PAGE, "loss {loss}");
+    }
+}
