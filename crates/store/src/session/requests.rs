@@ -8,7 +8,7 @@ use crate::session::copy_pages::copy_pages;
 use crate::session::transaction::transact;
 use crate::session::{LegFailure, LegSession, Session, clear, write};
 use crate::shared::pool_mapping::Handle;
-use pagemesh_base::ids::Epoch;
+use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::slice::{
     COPY_PAGES_MAX, LIST_ENTRIES_MAX, SLICE_IO_BYTES_MAX, SliceError, SliceReply, SliceRequest,
 };
@@ -70,17 +70,8 @@ pub fn execute<M: Media>(
                 Ok(SliceReply::Checksums(sums))
             })
         }
-        SliceRequest::Dirty { since, from } => {
-            let found = session.dirty(&handle, since, from, epoch);
-            let reply = found.map(|(runs, next)| SliceReply::Dirty { runs, next });
-            reply.map_err(Into::into)
-        }
-        SliceRequest::Births { page, count } => {
-            check_len(u64::from(count), LIST_ENTRIES_MAX as u64).and_then(|()| {
-                let births = session.births(&handle, page, count, epoch)?;
-                Ok(SliceReply::Births(births))
-            })
-        }
+        SliceRequest::Dirty { since, from } => dirty(session, handle, epoch, since, from),
+        SliceRequest::Births { page, count } => births(session, handle, epoch, page, count),
         SliceRequest::Copy {
             page,
             births,
@@ -108,6 +99,29 @@ fn check_len(len: u64, max: u64) -> Result<(), SliceError> {
         true => Ok(()),
         false => Err(SliceError::OutOfRange(format!("{len} is more than {max}"))),
     }
+}
+
+fn dirty<M: Media>(
+    session: &mut Session<M>,
+    handle: Handle,
+    epoch: Epoch,
+    since: Epoch,
+    from: PageNo,
+) -> RequestResult {
+    let (runs, next) = session.dirty(&handle, since, from, epoch)?;
+    Ok(SliceReply::Dirty { runs, next })
+}
+
+fn births<M: Media>(
+    session: &mut Session<M>,
+    handle: Handle,
+    epoch: Epoch,
+    page: PageNo,
+    count: u32,
+) -> RequestResult {
+    check_len(u64::from(count), LIST_ENTRIES_MAX as u64)?;
+    let births = session.births(&handle, page, count, epoch)?;
+    Ok(SliceReply::Births(births))
 }
 
 fn check_copy(births: usize, bytes: usize) -> Result<(), SliceError> {
