@@ -36,7 +36,7 @@ pub use disk_figures::{DiskFigures, ResidentCheck};
 pub use durability::{Durability, StatedClass, UnknownDurability};
 pub use map_error::MapError;
 pub use mapped_media::MappedMedia;
-pub use media::{FenceProof, Media, UnfencedStores};
+pub use media::{FenceProof, Media, NewDevice, UnfencedStores};
 pub use read_mapping::ReadMapping;
 pub use recorder::{CrashImages, CrashPoint, Image, Recorder};
 pub use shared_segment::SharedSegment;

@@ -39,6 +39,24 @@ pub enum MapError {
         /// The medium's own.
         medium: Durability,
     },
+    /// A medium without further devices.
+    #[error(
+        "this pool was opened without further devices and takes none; start its brick with --device, or create the pool on a disk"
+    )]
+    NoFurtherDevices,
+    /// No device begins at the byte.
+    #[error("no device of the pool begins at byte {0}")]
+    NoDeviceAt(usize),
+    /// A device cannot lie there.
+    #[error("a device cannot have the bytes {start} to {end} of its pool with a head of {head_len}")]
+    BadDevicePlace {
+        /// Its first byte.
+        start: usize,
+        /// The byte behind its last.
+        end: usize,
+        /// Bytes before its frames.
+        head_len: usize,
+    },
     /// A character device has neither fdatasync nor private mappings.
     #[error(
         "a character device cannot be synced, so class file-sync is not possible; use another class, or a file on it"

@@ -5,6 +5,19 @@ use crate::disk_figures::{DiskFigures, ResidentCheck};
 use crate::map_error::MapError;
 use pagemesh_base::checksum::{PageChecksums, crc32c};
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
+use std::fs::File;
+use std::ops::Range;
+
+/// A file or block device that joins a medium.
+#[derive(Debug)]
+pub struct NewDevice {
+    /// The open file. Its lock (flock(2)) lasts until the device is detached and its requests have ended.
+    pub file: File,
+    /// Its bytes in the medium, whole pages, behind those of every device that has not left.
+    pub bytes: Range<usize>,
+    /// Bytes at its start that stay in memory: all before its frames.
+    pub head_len: usize,
+}
 
 /// Stores that the next fence of this thread makes persistent.
 #[must_use = "streamed or flushed bytes are not persistent before a fence"]
@@ -173,6 +186,24 @@ pub trait Media {
     /// When the system refuses.
     fn async_io(&self) -> Result<Option<Box<dyn AsyncIo>>, MapError> {
         Ok(None)
+    }
+
+    /// Extends the medium by a device. Views of the same medium reach there as well.
+    ///
+    /// # Errors
+    /// When the device is too short or cannot be used, or the medium takes none.
+    fn attach_device(&self, _device: NewDevice) -> Result<(), MapError> {
+        Err(MapError::NoFurtherDevices)
+    }
+
+    /// Takes a device out of the medium and closes its file. Changes of it that were not written are dropped. Its bytes
+    /// read as [`PATTERN`](crate::unreadable::PATTERN) from then on, and nothing may be stored there. The length of the
+    /// medium does not change.
+    ///
+    /// # Errors
+    /// When no device begins at the byte.
+    fn detach_device(&self, _first_byte: usize) -> Result<(), MapError> {
+        Err(MapError::NoFurtherDevices)
     }
 
     /// Makes all stores so far durable on media where a fence does not (`file-sync`). Blocks;

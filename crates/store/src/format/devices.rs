@@ -91,6 +91,18 @@ impl Device {
         self.first_page + self.pages
     }
 
+    /// Its bytes in the pool.
+    #[must_use]
+    pub fn bytes(&self) -> Range<usize> {
+        self.first_page as usize * PAGE_BYTES..self.end_page() as usize * PAGE_BYTES
+    }
+
+    /// Bytes before its frames: header, bitmap and frame table.
+    #[must_use]
+    pub fn head_len(&self) -> usize {
+        self.starts[2] as usize * PAGE_BYTES
+    }
+
     /// Its frames' numbers.
     #[must_use]
     pub fn frames(&self) -> Range<u64> {
