@@ -1,9 +1,7 @@
 //! A pool's file or device as a disk, reached by requests.
 
 use crate::file::{Allocation, FileError, read_superblock_of, system};
-use pagemesh_pmem::{
-    Device, Disk, DiskMedia, DiskOptions, MapError, MappedMedia, Media, RequestLimits,
-};
+use pagemesh_pmem::{Disk, DiskMedia, DiskOptions, MappedMedia, Media, NewDevice, RequestLimits};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -51,19 +49,19 @@ pub(crate) fn start(
     // A mapping would hold pages of the kernel's cache that requests to the disk change below it.
     drop(mapped);
     let block = read_superblock_of(path, &file)?;
-    let options = DiskOptions {
-        len,
+    let first = NewDevice {
+        file,
+        bytes: 0..len,
         head_len: block.geometry.frames.start as usize,
+    };
+    let options = DiskOptions {
         cache_bytes: options.memory_budget,
         limits: options.request_limits,
     };
-    let started = || -> Result<[DiskMedia; 2], MapError> {
-        let device = Device::open(&file)?;
-        let disk = Arc::new(Disk::start(device, options, file)?);
-        Ok([disk.data(), disk.overlay()?])
-    };
-    started().map_err(|cause| FileError::Map {
+    let started = Disk::start(Some(first), options).map(Arc::new);
+    let disk = started.map_err(|cause| FileError::Map {
         path: path.into(),
         cause,
-    })
+    })?;
+    Ok([disk.data(), disk.overlay()])
 }

@@ -239,7 +239,8 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
             }
             // Checksums tell of the device, not of the memory in front of it.
             if matches!(request, SliceRequest::Checksums { .. }) && loads == 0 {
-                let places = self.places_of_pages(number, &request, |_| true);
+                let media = self.session.mapping().media().clone();
+                let places = self.places_of_pages(number, &request, |at| media.is_on_disk(at));
                 if !places.is_empty() {
                     return Err(device.reload(step(request, 1), &places));
                 }

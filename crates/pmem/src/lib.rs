@@ -27,11 +27,11 @@ pub mod test_api;
 pub mod unreadable;
 
 pub use async_io::AsyncIo;
-pub use disk::{
-    Device, DeviceFacts, Disk, DiskMedia, DiskOptions, RequestLimits, WriteCache, io_uring_refusal,
-};
 #[cfg(feature = "test-api")]
 pub use disk::{DeviceEvent, DeviceFault, DeviceLog, DevicePlan, PlannedRequest};
+pub use disk::{
+    DeviceFacts, Disk, DiskMedia, DiskOptions, RequestLimits, WriteCache, io_uring_refusal,
+};
 pub use disk_figures::{DiskFigures, ResidentCheck};
 pub use durability::{Durability, StatedClass, UnknownDurability};
 pub use map_error::MapError;

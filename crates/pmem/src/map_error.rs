@@ -47,8 +47,13 @@ pub enum MapError {
     /// No device begins at the byte.
     #[error("no device of the pool begins at byte {0}")]
     NoDeviceAt(usize),
+    /// Too many devices have joined since the opening.
+    #[error("too many devices have joined this pool since its opening; restart its brick")]
+    TooManyJoins,
     /// A device cannot lie there.
-    #[error("a device cannot have the bytes {start} to {end} of its pool with a head of {head_len}")]
+    #[error(
+        "a device cannot have the bytes {start} to {end} of its pool with a head of {head_len}"
+    )]
     BadDevicePlace {
         /// Its first byte.
         start: usize,

@@ -163,6 +163,11 @@ pub trait Media {
         true
     }
 
+    /// Whether the page of this byte lies on a device below, which [`AsyncIo::reload`](crate::AsyncIo::reload) reads.
+    fn is_on_disk(&self, _offset: usize) -> bool {
+        false
+    }
+
     /// Whether a change does not wait for the medium to write earlier ones.
     fn has_room(&self) -> bool {
         true

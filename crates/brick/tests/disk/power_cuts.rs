@@ -92,14 +92,14 @@ impl CutDevice {
 
     fn apply(&mut self, event: &DeviceEvent) {
         match event {
-            DeviceEvent::Write { offset, bytes } => {
+            DeviceEvent::Write { offset, bytes, .. } => {
                 let first = *offset as usize / SECTOR;
                 for (number, sector) in bytes.chunks(SECTOR).enumerate() {
                     let versions = self.pending.entry(first + number).or_default();
                     versions.push(sector.to_vec());
                 }
             }
-            DeviceEvent::Flush => {
+            DeviceEvent::Flush { .. } => {
                 for (sector, versions) in std::mem::take(&mut self.pending) {
                     let last = versions.last().expect("a version");
                     self.durable[sector * SECTOR..][..SECTOR].copy_from_slice(last);
@@ -132,7 +132,7 @@ impl CutDevice {
 /// Writes and flushes with a log of the device. Returns the log and the contents of the pages.
 fn run_history(seed: u64, path: &Path) -> (Arc<DeviceLog>, PageHistory) {
     let mut rng = SplitMix64::new(seed);
-    let log = DeviceLog::of_next_device();
+    let log = DeviceLog::of_next_devices(1);
     let (brick, _maintenance) = open(path);
     let mut client = Client::new(&brick, 2);
     let mut model = client.read_all();
@@ -196,7 +196,7 @@ fn cut_power(seed: u64) {
     let events = log.events();
     let flushes = events
         .iter()
-        .filter(|it| **it == DeviceEvent::Flush)
+        .filter(|it| matches!(it, DeviceEvent::Flush { .. }))
         .count();
     assert!(flushes > 5, "{flushes} of {} requests", events.len());
     let mut rng = SplitMix64::new(seed ^ 0x5eed);

@@ -15,6 +15,7 @@ use pagemesh_base::checksum::PageChecksums;
 use pagemesh_base::poison::lock;
 use pagemesh_base::units::PAGE_BYTES;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
@@ -290,6 +291,14 @@ impl PageCache {
             .for_each(|part| lock(part).has_failed = true);
     }
 
+    /// Drops the pages of a range, also with changes, and the results of loads that have begun. No page is being written.
+    pub(super) fn discard(&self, pages: &Range<usize>) {
+        for part in &self.parts {
+            let dropped = lock(part).discard(pages);
+            self.dirty.fetch_sub(dropped, Ordering::Relaxed);
+        }
+    }
+
     /// Moves the numbers of all dirty pages to `into`.
     pub(super) fn take_dirty(&self, into: &mut Vec<usize>) {
         for part in &self.parts {
@@ -340,6 +349,24 @@ pub(super) enum LoadEnd {
 }
 
 impl Part {
+    /// Drops the pages of a range. Returns how many of them were dirty. Their slots are evicted in their turn.
+    fn discard(&mut self, pages: &Range<usize>) -> usize {
+        let in_range = |(page, _): &(&usize, &mut Load)| pages.contains(page);
+        for (_, load) in self.loads.iter_mut().filter(in_range) {
+            load.is_stale = true;
+        }
+        let dropped = self.slots.extract_if(|page, _| pages.contains(page));
+        let dropped: Vec<u32> = dropped.map(|(_, slot)| slot).collect();
+        let mut dirty = 0;
+        for slot in dropped {
+            let entry = self.entry(slot);
+            dirty += usize::from(entry.is_dirty) + usize::from(entry.is_being_written);
+            *entry = Entry::clean(usize::MAX);
+        }
+        self.dirty.retain(|page| !pages.contains(page));
+        dirty
+    }
+
     fn begin_load(&mut self, page: usize) {
         let slot = self.slots.get(&page).copied();
         let is_newer = slot.is_some_and(|slot| {

@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The write cache of a device, by its own report (`queue/write_cache`, Documentation/ABI/stable/sysfs-block).
@@ -37,17 +38,20 @@ pub struct DeviceFacts {
 }
 
 /// A file or block device, open for requests of whole pages.
-pub struct Device {
+pub(super) struct Device {
     file: File,
     /// For messages.
     name: String,
     facts: DeviceFacts,
-    watched: WatchedRequests,
+    /// The requests to all devices of the disk.
+    watched: Arc<WatchedRequests>,
+    /// Its first byte in the disk.
+    first_byte: u64,
     has_warned: AtomicBool,
     #[cfg(feature = "test-api")]
-    log: Option<std::sync::Arc<super::device_log::DeviceLog>>,
+    log: Option<super::device_log::LoggedDevice>,
     #[cfg(feature = "test-api")]
-    plan: Option<std::sync::Arc<super::device_plan::DevicePlan>>,
+    plan: Option<Arc<super::device_plan::DevicePlan>>,
 }
 
 impl Device {
@@ -56,7 +60,7 @@ impl Device {
     ///
     /// # Errors
     /// When the system refuses.
-    pub fn open(file: &File) -> Result<Device, MapError> {
+    pub(super) fn open(file: &File) -> Result<Device, MapError> {
         let link = format!("/proc/self/fd/{}", file.as_raw_fd());
         let name = std::fs::read_link(&link).unwrap_or_else(|_| link.into());
         let file = file.try_clone().map_err(system("share the medium"))?;
@@ -86,10 +90,11 @@ impl Device {
             file,
             name: name.display().to_string(),
             facts,
-            watched: WatchedRequests::new(),
+            watched: Arc::new(WatchedRequests::new()),
+            first_byte: 0,
             has_warned: AtomicBool::new(false),
             #[cfg(feature = "test-api")]
-            log: super::device_log::DeviceLog::take_next(),
+            log: super::device_log::LoggedDevice::take_next(),
             #[cfg(feature = "test-api")]
             plan: super::device_plan::DevicePlan::take_next(),
         };
@@ -122,8 +127,7 @@ impl Device {
     }
 
     /// What the device says of itself.
-    #[must_use]
-    pub fn facts(&self) -> DeviceFacts {
+    pub(super) fn facts(&self) -> DeviceFacts {
         self.facts
     }
 
@@ -132,9 +136,18 @@ impl Device {
         &self.name
     }
 
-    /// The requests in flight.
-    pub(super) fn watched(&self) -> &WatchedRequests {
-        &self.watched
+    /// The same device at a byte of a disk whose requests are watched.
+    pub(super) fn placed_at(self, first_byte: usize, watched: &Arc<WatchedRequests>) -> Device {
+        Device {
+            first_byte: first_byte as u64,
+            watched: watched.clone(),
+            ..self
+        }
+    }
+
+    /// The disk's byte of a byte of the device.
+    pub(super) fn byte_in_disk(&self, offset: u64) -> u64 {
+        self.first_byte + offset
     }
 
     /// Waits until the writes that have ended survive power loss.
@@ -142,11 +155,11 @@ impl Device {
     /// # Errors
     /// When the device fails.
     pub(super) fn flush(&self) -> Result<(), MapError> {
-        let flushed = self.watched.watch(0, || self.fdatasync());
+        let flushed = self.watched.watch(self.first_byte, || self.fdatasync());
         flushed.map_err(system("flush the medium (fdatasync)"))?;
         #[cfg(feature = "test-api")]
         if let Some(log) = &self.log {
-            log.push(super::device_log::DeviceEvent::Flush);
+            log.push_flush();
         }
         Ok(())
     }
@@ -171,7 +184,7 @@ impl Device {
     /// # Errors
     /// When the device fails.
     pub(super) fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
-        self.watched.watch(offset, || {
+        self.watched.watch(self.byte_in_disk(offset), || {
             #[cfg(feature = "test-api")]
             match self.planned_result(super::PlannedRequest::Read, offset, bytes.len()) {
                 None => {}
@@ -218,14 +231,12 @@ impl Device {
     #[cfg(feature = "test-api")]
     pub(super) fn note_write(&self, offset: u64, bytes: impl FnOnce() -> Vec<u8>) {
         if let Some(log) = &self.log {
-            let bytes = bytes();
-            log.push(super::device_log::DeviceEvent::Write { offset, bytes });
+            log.push_write(offset, bytes());
         }
     }
 
     /// The open file.
-    #[must_use]
-    pub fn file(&self) -> &File {
+    pub(super) fn file(&self) -> &File {
         &self.file
     }
 }

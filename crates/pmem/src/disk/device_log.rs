@@ -1,17 +1,18 @@
-//! The requests that changed a device, for tests that cut its power.
+//! The requests that changed the devices of a disk, for tests that cut their power.
 
 use pagemesh_base::poison::lock;
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 thread_local! {
-    static NEXT: RefCell<Option<Arc<DeviceLog>>> = const { RefCell::new(None) };
+    static NEXT: RefCell<VecDeque<LoggedDevice>> = const { RefCell::new(VecDeque::new()) };
 }
 
-/// The requests to a device in the order of their start.
+/// The requests to devices in the order of their start.
 ///
-/// A power cut after any entry leaves the writes before the last [`DeviceEvent::Flush`], and of each 512 bytes of the
-/// writes after it some version since then.
+/// A power cut after any entry leaves the writes before the last [`DeviceEvent::Flush`] of their device, and of each 512
+/// bytes of the writes after it some version since then.
 #[derive(Default)]
 pub struct DeviceLog {
     events: Mutex<Vec<DeviceEvent>>,
@@ -22,31 +23,62 @@ pub struct DeviceLog {
 pub enum DeviceEvent {
     /// A write is about to start.
     Write {
+        /// The number of the device, in the order in which they were opened.
+        device: usize,
         /// The first byte.
         offset: u64,
         /// The bytes.
         bytes: Vec<u8>,
     },
-    /// A FLUSH has ended. All writes before it had ended when it began.
-    Flush,
+    /// A FLUSH of a device has ended. All writes of it before had ended when it began.
+    Flush {
+        /// The number of the device.
+        device: usize,
+    },
     /// The test's own note.
     Mark(u64),
 }
 
+/// A device with a log.
+pub(super) struct LoggedDevice {
+    log: Arc<DeviceLog>,
+    device: usize,
+}
+
+impl LoggedDevice {
+    pub(super) fn take_next() -> Option<LoggedDevice> {
+        NEXT.with_borrow_mut(VecDeque::pop_front)
+    }
+
+    pub(super) fn push_write(&self, offset: u64, bytes: Vec<u8>) {
+        let device = self.device;
+        self.log.push(DeviceEvent::Write {
+            device,
+            offset,
+            bytes,
+        });
+    }
+
+    pub(super) fn push_flush(&self) {
+        let device = self.device;
+        self.log.push(DeviceEvent::Flush { device });
+    }
+}
+
 impl DeviceLog {
-    /// A log of the next device that this thread opens.
+    /// A log of the next devices that this thread opens.
     #[must_use]
-    pub fn of_next_device() -> Arc<DeviceLog> {
+    pub fn of_next_devices(count: usize) -> Arc<DeviceLog> {
         let log = Arc::new(DeviceLog::default());
-        NEXT.set(Some(log.clone()));
+        let logged = (0..count).map(|device| LoggedDevice {
+            log: log.clone(),
+            device,
+        });
+        NEXT.with_borrow_mut(|next| next.extend(logged));
         log
     }
 
-    pub(super) fn take_next() -> Option<Arc<DeviceLog>> {
-        NEXT.take()
-    }
-
-    pub(super) fn push(&self, event: DeviceEvent) {
+    fn push(&self, event: DeviceEvent) {
         lock(&self.events).push(event);
     }
 

@@ -3,12 +3,13 @@
 use super::requests::RequestKind;
 use pagemesh_base::poison::{lock, recover};
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
 thread_local! {
-    static NEXT: RefCell<Option<Arc<DevicePlan>>> = const { RefCell::new(None) };
+    static NEXT: RefCell<VecDeque<Arc<DevicePlan>>> = const { RefCell::new(VecDeque::new()) };
 }
 
 /// The kind of a request to a device.
@@ -60,16 +61,16 @@ pub struct DevicePlan {
 }
 
 impl DevicePlan {
-    /// A plan without faults for the next device that this thread opens.
+    /// A plan without faults for the next device that this thread opens and that has none.
     #[must_use]
     pub fn of_next_device() -> Arc<DevicePlan> {
         let plan = Arc::new(DevicePlan::default());
-        NEXT.set(Some(plan.clone()));
+        NEXT.with_borrow_mut(|next| next.push_back(plan.clone()));
         plan
     }
 
     pub(super) fn take_next() -> Option<Arc<DevicePlan>> {
-        NEXT.take()
+        NEXT.with_borrow_mut(VecDeque::pop_front)
     }
 
     /// The next `count` requests of a kind that touch these bytes have a fault. A flush touches all bytes.

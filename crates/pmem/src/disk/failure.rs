@@ -1,6 +1,8 @@
 //! The end of a disk: what it holds is unknown, so nothing is written any more, and its pool must be recovered.
 
-use super::media::DiskParts;
+use super::parts::DiskParts;
+use super::writer::WriteFailure;
+use crate::map_error::MapError;
 use crate::unreadable::PAGES_MAX;
 use pagemesh_base::poison::lock;
 use pagemesh_base::units::PAGE_BYTES;
@@ -48,8 +50,11 @@ impl DiskParts {
 
     /// A page cannot be read: a damaged page of a frame, or the end of the disk.
     pub(super) fn note_unreadable(&self, page: usize, cause: &io::Error) {
-        let (at, name) = (page * PAGE_BYTES, self.device.name());
-        if self.is_in_head(at) {
+        let Some(device) = self.devices.device_of(page * PAGE_BYTES) else {
+            return;
+        };
+        let (at, name) = (device.byte_of(page * PAGE_BYTES), device.device.name());
+        if device.is_in_head(page) {
             self.fail(format!(
                 "byte {at} of {name} cannot be read: {cause}; it is of the pool's journals or tables, so replace the brick; \
                  other copies go on"
@@ -72,23 +77,36 @@ impl DiskParts {
     }
 
     /// A write or a FLUSH has failed.
-    pub(super) fn note_unwritten(&self, cause: &crate::map_error::MapError) {
+    pub(super) fn note_unwritten(&self, failure: &WriteFailure) {
+        let WriteFailure { first_byte, cause } = failure;
         let hint = match cause {
-            crate::map_error::MapError::System { cause, .. } => way_out(cause),
+            MapError::System { cause, .. } => way_out(cause),
             _ => CHECK_DISK,
         };
-        let name = self.device.name();
+        let device = first_byte.and_then(|at| self.devices.device_of(at));
+        let device = device.or(self.devices.iter().next());
+        let name = device.map_or("the disk", |device| device.device.name());
         self.fail(format!("{name}: {cause}; what it holds is unknown; {hint}"));
     }
 
     /// A part of a page that cannot be read would be changed.
     pub(super) fn check_change(&self, offset: usize) {
-        if self.is_unreadable(offset) {
-            let name = self.device.name();
+        if self.is_unreadable(offset)
+            && let Some(device) = self.devices.device_of(offset)
+        {
+            let (at, name) = (device.byte_of(offset), device.device.name());
             self.fail(format!(
-                "byte {offset} of {name} cannot be read, and a part of its page would be changed; {CHECK_DISK}"
+                "byte {at} of {name} cannot be read, and a part of its page would be changed; {CHECK_DISK}"
             ));
         }
+    }
+
+    /// A page of a device that has left would be changed: the pool still names it.
+    pub(super) fn fail_change_of_left(&self, offset: usize) {
+        self.fail(format!(
+            "byte {offset} of the pool would be changed, and its device has left the pool; this is a defect of pagemesh: \
+             please report it; the brick recovers the pool when it is started again"
+        ));
     }
 }
 

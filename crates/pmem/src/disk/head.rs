@@ -1,4 +1,4 @@
-//! The head of the data view: the pages before the frames, in memory as a whole.
+//! The head of a device: the pages before its frames, in memory as a whole. Pages and offsets are of the device.
 //!
 //! Invariants: a page is loaded from the device before its first access. A store marks its page dirty after
 //! it, and the writer takes the mark before it copies the page: a later store marks it again.
@@ -13,10 +13,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Locks of pages that are being loaded.
 const LOAD_LOCKS: usize = 64;
 
-/// Pages that are loaded at their first access.
+/// Pages that are loaded at their first access. They reserve addresses for all pages, and memory for those that were
+/// loaded and for a bit of each page.
 pub(super) struct LoadedPages {
     pub(super) memory: Memory,
-    loaded: Vec<AtomicU64>,
+    /// A bit per page.
+    loaded: Memory,
     loading: [Mutex<()>; LOAD_LOCKS],
 }
 
@@ -24,7 +26,7 @@ impl LoadedPages {
     pub(super) fn new(len: usize) -> Result<LoadedPages, MapError> {
         Ok(LoadedPages {
             memory: Memory::new(len)?,
-            loaded: bits(len),
+            loaded: Memory::new((len / PAGE_BYTES).div_ceil(64) * 8)?,
             loading: [const { Mutex::new(()) }; LOAD_LOCKS],
         })
     }
@@ -47,13 +49,19 @@ impl LoadedPages {
     }
 
     fn is_loaded(&self, page: usize) -> bool {
-        self.loaded[page / 64].load(Ordering::Acquire) >> (page % 64) & 1 == 1
+        let word = self.loaded.word(page / 64 * 8);
+        word.load(Ordering::Acquire) >> (page % 64) & 1 == 1
+    }
+
+    /// Gives the memory back. The pages read as zeroes.
+    pub(super) fn discard(&self) {
+        self.memory.discard();
     }
 
     #[cold]
     fn load_page(&self, page: usize, load: &impl Fn(usize, &mut [u8; PAGE_BYTES])) {
         let _loading = lock(&self.loading[page % LOAD_LOCKS]);
-        let (word, bit) = (&self.loaded[page / 64], 1 << (page % 64));
+        let (word, bit) = (self.loaded.word(page / 64 * 8), 1 << (page % 64));
         if word.load(Ordering::Acquire) & bit != 0 {
             return;
         }
@@ -64,7 +72,7 @@ impl LoadedPages {
     }
 }
 
-/// The resident pages of the data view.
+/// The resident pages of a device in the data view.
 pub(super) struct Head {
     pages: LoadedPages,
     dirty: Vec<AtomicU64>,
@@ -74,12 +82,19 @@ impl Head {
     pub(super) fn new(len: usize) -> Result<Head, MapError> {
         Ok(Head {
             pages: LoadedPages::new(len)?,
-            dirty: bits(len),
+            dirty: (0..(len / PAGE_BYTES).div_ceil(64))
+                .map(|_| AtomicU64::new(0))
+                .collect(),
         })
     }
 
     pub(super) fn len(&self) -> usize {
         self.pages.memory.len()
+    }
+
+    /// Gives the memory back.
+    pub(super) fn discard(&self) {
+        self.pages.discard();
     }
 
     /// The memory, with a range of it loaded.
@@ -110,15 +125,15 @@ impl Head {
         self.pages.is_loaded(page) && !is_dirty
     }
 
-    /// Takes the marks of all dirty pages, in rising order.
-    pub(super) fn take_dirty(&self, into: &mut Vec<usize>) {
+    /// Takes the marks of all dirty pages, in rising order. `first` is added to their numbers.
+    pub(super) fn take_dirty(&self, first: usize, into: &mut Vec<usize>) {
         for (number, word) in self.dirty.iter().enumerate() {
             if word.load(Ordering::Relaxed) == 0 {
                 continue;
             }
             let mut taken = word.swap(0, Ordering::AcqRel);
             while taken != 0 {
-                into.push(number * 64 + taken.trailing_zeros() as usize);
+                into.push(first + number * 64 + taken.trailing_zeros() as usize);
                 taken &= taken - 1;
             }
         }
@@ -128,9 +143,4 @@ impl Head {
     pub(super) fn copy_page(&self, page: usize, into: &mut [u8]) {
         self.pages.memory.read(page * PAGE_BYTES, into);
     }
-}
-
-fn bits(len: usize) -> Vec<AtomicU64> {
-    let words = (len / PAGE_BYTES).div_ceil(64);
-    (0..words).map(|_| AtomicU64::new(0)).collect()
 }

@@ -1,6 +1,6 @@
 //! A user's requests to the disk: loads on a ring of its own, and syncs by the writer.
 //!
-//! Invariants: neighbouring pages are loaded by one request. A buffer belongs to a request until its
+//! Invariants: neighbouring pages of a device are loaded by one request. A buffer belongs to a request until its
 //! completion was reaped, also while the user ends.
 
 use super::cache::{PageCache, ReservedSlot};
@@ -107,7 +107,8 @@ impl LoadSlots {
 
 impl DiskIo {
     pub(super) fn new(disk: Arc<Disk>) -> Result<DiskIo, MapError> {
-        let ring = RequestRing::new(&disk.parts().device, REQUESTS_MAX)?;
+        let parts = disk.parts();
+        let ring = RequestRing::new(&parts.watched, &parts.devices, REQUESTS_MAX)?;
         let written = EventFd::new().map_err(system("make an event descriptor"))?;
         Ok(DiskIo {
             disk,
@@ -139,9 +140,15 @@ impl DiskIo {
             let memory = self.slots[buffer].begin(&parts.cache, run);
             let memory =
                 memory.unwrap_or_else(|| RequestMemory::Run(self.buffers.address(bytes_at, len)));
+            // After the loads were announced: a device that leaves later makes them stale.
+            let Some(device) = parts.devices.device_of(run.first * PAGE_BYTES) else {
+                self.end_run(buffer, run, 0);
+                self.free.push(buffer);
+                continue;
+            };
             let read = DeviceRequest {
                 kind: RequestKind::Read,
-                offset: (run.first * PAGE_BYTES) as u64,
+                offset: device.byte_of(run.first * PAGE_BYTES),
                 memory,
                 len,
                 buffer,
@@ -149,7 +156,7 @@ impl DiskIo {
             self.in_flight[buffer] = Some(run);
             // SAFETY: the buffer, or the slots, belong to this request until its completion is reaped; `drop` waits for
             // all, and the disk outlives `self`.
-            unsafe { self.ring.push(&parts.device, read) };
+            unsafe { self.ring.push(&device.device, read) };
         }
     }
 
@@ -191,14 +198,19 @@ impl DiskIo {
                 }
                 parts.cache.release(page, slot);
                 let mut bytes = [0; PAGE_BYTES];
-                parts.read_device(page, &mut bytes);
-                parts.cache.end_load(page, &bytes, false);
+                match parts.read_device(page, &mut bytes) {
+                    true => drop(parts.cache.end_load(page, &bytes, false)),
+                    false => parts.cache.cancel_load(page),
+                }
                 continue;
             }
             let mut bytes = [0; PAGE_BYTES];
             if (number + 1) * PAGE_BYTES <= read {
                 let at = (buffer * REQUEST_PAGES_MAX + number) * PAGE_BYTES;
                 self.buffers.read(at, &mut bytes);
+            } else if parts.devices.device_of(page * PAGE_BYTES).is_none() {
+                parts.cache.cancel_load(page);
+                continue;
             } else if run.replaces_clean && parts.try_read_device(page, &mut bytes).is_err() {
                 // The memory may have the last good copy: it is written again.
                 let is_cached = parts.cache.mark_for_rewrite(page);
@@ -238,7 +250,14 @@ impl DiskIo {
         let mut runs = 0;
         let mut rest = &pages[..];
         while let Some(&first) = rest.first() {
-            let numbered = rest.iter().enumerate().take(REQUEST_PAGES_MAX);
+            let device = self.disk.parts().devices.device_of(first * PAGE_BYTES);
+            let Some(device) = device else {
+                // The page is of no frame in use: nothing is loaded.
+                rest = &rest[1..];
+                continue;
+            };
+            let pages_max = REQUEST_PAGES_MAX.min(device.end_page() - first);
+            let numbered = rest.iter().enumerate().take(pages_max);
             let count = numbered.take_while(|&(i, &page)| page == first + i).count();
             rest = &rest[count..];
             self.waiting.push_back(PageRun {

@@ -49,6 +49,16 @@ impl Memory {
         self.len
     }
 
+    /// Gives the memory back. It reads as zeroes until the next store.
+    pub(super) fn discard(&self) {
+        // SAFETY: our own mapping. Anonymous memory is replaced by zeroes, which readers of shared words must expect.
+        let given =
+            unsafe { libc::madvise(self.base.as_ptr().cast(), self.len, libc::MADV_DONTNEED) };
+        if given != 0 {
+            tracing::warn!(cause = %io::Error::last_os_error(), "memory of a device is not given back");
+        }
+    }
+
     /// The address of a range, for a request to the kernel.
     pub(super) fn address(&self, offset: usize, len: usize) -> *mut u8 {
         check_range(self.len, offset, len, 1);

@@ -3,7 +3,8 @@
 //! Invariant: a request that was pushed is in the clock until its completion is taken.
 
 use super::device::Device;
-use super::watch::RequestClock;
+use super::device_map::DeviceMap;
+use super::watch::{RequestClock, WatchedRequests};
 use crate::map_error::MapError;
 use crate::mapped_media::system;
 use io_uring::{IoUring, opcode, types};
@@ -31,6 +32,7 @@ pub(super) enum RequestMemory {
 #[derive(Clone, Copy)]
 pub(super) struct DeviceRequest {
     pub(super) kind: RequestKind,
+    /// The byte of the device.
     pub(super) offset: u64,
     pub(super) memory: RequestMemory,
     pub(super) len: usize,
@@ -38,7 +40,7 @@ pub(super) struct DeviceRequest {
     pub(super) buffer: usize,
 }
 
-/// A user's requests in flight.
+/// A user's requests in flight, to all devices of a disk.
 pub(super) struct RequestRing {
     /// None: the system refuses io_uring.
     ring: Option<IoUring>,
@@ -52,12 +54,16 @@ pub(super) struct RequestRing {
 impl RequestRing {
     /// # Errors
     /// When the system is out of a resource.
-    pub(super) fn new(device: &Device, entries: usize) -> Result<RequestRing, MapError> {
+    pub(super) fn new(
+        watched: &WatchedRequests,
+        devices: &DeviceMap,
+        entries: usize,
+    ) -> Result<RequestRing, MapError> {
         Ok(RequestRing {
-            ring: open_ring(device, entries)?,
+            ring: open_ring(devices, entries)?,
             ended: Vec::new(),
             unsubmitted: 0,
-            clock: device.watched().add(entries),
+            clock: watched.add(entries),
         })
     }
 
@@ -73,7 +79,7 @@ impl RequestRing {
             len,
             buffer,
         } = request;
-        self.clock.start(buffer, offset);
+        self.clock.start(buffer, device.byte_in_disk(offset));
         #[cfg(feature = "test-api")]
         if let Some(result) = device.planned_result(kind.into(), offset, len) {
             self.ended.push((buffer, result));
@@ -178,15 +184,18 @@ impl RequestRing {
     }
 }
 
-fn open_ring(device: &Device, entries: usize) -> Result<Option<IoUring>, MapError> {
-    let opened = match device.refuses_io_uring() {
+fn open_ring(devices: &DeviceMap, entries: usize) -> Result<Option<IoUring>, MapError> {
+    let mut all = devices.iter().map(|it| &it.device);
+    let opened = match all.any(Device::refuses_io_uring) {
         true => Err(io::Error::from_raw_os_error(libc::EPERM)),
         false => IoUring::new(entries as u32),
     };
     match opened {
         Ok(ring) => Ok(Some(ring)),
         Err(cause) if is_refusal(&cause) => {
-            device.warn_of_refusal(&cause);
+            if let Some(first) = devices.iter().next() {
+                first.device.warn_of_refusal(&cause);
+            }
             Ok(None)
         }
         Err(cause) => Err(system("set up io_uring")(cause)),

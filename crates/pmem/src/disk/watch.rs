@@ -88,7 +88,7 @@ pub(super) struct OldRequest {
     pub(super) looks: u32,
 }
 
-/// The requests of a device.
+/// The requests to the devices of a disk, by their bytes in the disk.
 pub(super) struct WatchedRequests {
     epoch: Instant,
     clocks: Mutex<Vec<Weak<RequestClock>>>,

@@ -1,16 +1,16 @@
 //! The writer: one thread that writes dirty pages in groups.
 //!
 //! A group contains each page that is dirty when it begins. Its requests are in flight together, in any
-//! order. If somebody waits for durability, a FLUSH ends the group.
+//! order. If somebody waits for durability, a FLUSH of each device that was written ends the group.
 //!
 //! Invariants: groups do not overlap, so a page has at most one request. A failed request or FLUSH fails this group
 //! and each later one.
 
 use super::cache::PageCache;
-use super::device::Device;
-use super::head::Head;
+use super::device_map::{DeviceMap, DiskDevice};
 use super::memory::Memory;
 use super::requests::{DeviceRequest, RequestKind, RequestMemory, RequestRing};
+use super::watch::WatchedRequests;
 use crate::map_error::MapError;
 use crate::mapped_media::system;
 use pagemesh_base::event_fd::EventFd;
@@ -227,15 +227,15 @@ impl WriterQueue {
         state.flush_took = (state.flush_took * 7 + took) / 8;
     }
 
-    pub(super) fn end_group(&self, result: &Result<(), MapError>) {
+    pub(super) fn end_group(&self, is_done: bool) {
         let mut state = lock(&self.state);
         state.ended = state.started;
-        state.has_failed |= result.is_err();
+        state.has_failed |= !is_done;
         if state.wanted > state.ended || state.is_cleaning_wanted || state.is_stopping {
             self.work.notify_one();
         }
         let ended = GroupNo(state.ended);
-        let waiting = |(group, _): &mut (GroupNo, Arc<EventFd>)| *group > ended && result.is_ok();
+        let waiting = |(group, _): &mut (GroupNo, Arc<EventFd>)| *group > ended && is_done;
         let signals = &mut state.signals;
         let over: Vec<_> = signals.extract_if(.., |signal| !waiting(signal)).collect();
         let room = std::mem::take(&mut state.room_signals);
@@ -291,16 +291,15 @@ pub(super) struct Writer {
 /// The parts of a disk that a group works on.
 #[derive(Clone, Copy)]
 pub(super) struct WriterTarget<'d> {
-    pub(super) device: &'d Device,
-    pub(super) head: &'d Head,
+    pub(super) devices: &'d DeviceMap,
     pub(super) cache: &'d PageCache,
     pub(super) queue: &'d WriterQueue,
 }
 
 impl Writer {
-    pub(super) fn new(device: &Device) -> Result<Writer, MapError> {
+    pub(super) fn new(watched: &WatchedRequests, devices: &DeviceMap) -> Result<Writer, MapError> {
         Ok(Writer {
-            ring: RequestRing::new(device, REQUESTS_MAX)?,
+            ring: RequestRing::new(watched, devices, REQUESTS_MAX)?,
             completed: Vec::new(),
             buffers: Memory::new(REQUESTS_MAX * REQUEST_PAGES_MAX * PAGE_BYTES)?,
             free: (0..REQUESTS_MAX).collect(),
@@ -313,16 +312,16 @@ impl Writer {
     /// Writes the group that was begun.
     ///
     /// # Errors
-    /// When the device fails, or has failed.
+    /// When a device fails, or the disk has failed.
     pub(super) fn run_group(
         &mut self,
         target: WriterTarget<'_>,
         end: GroupEnd,
-    ) -> Result<(), MapError> {
+    ) -> Result<(), WriteFailure> {
         let began = Instant::now();
         let written = self.write_group(target);
         let result = written.and_then(|()| match end {
-            GroupEnd::Flush => target.device.flush(),
+            GroupEnd::Flush => flush_devices(target.devices),
             GroupEnd::Written => Ok(()),
         });
         if end == GroupEnd::Flush {
@@ -331,27 +330,34 @@ impl Writer {
         result
     }
 
-    fn write_group(&mut self, target: WriterTarget<'_>) -> Result<(), MapError> {
-        // What the device holds is unknown: nothing may be added.
+    fn write_group(&mut self, target: WriterTarget<'_>) -> Result<(), WriteFailure> {
+        // What the devices hold is unknown: nothing may be added.
         if target.queue.has_failed() {
-            return Err(MapError::SyncFailed);
+            return Err(WriteFailure::of_disk(MapError::SyncFailed));
         }
         let mut pages = std::mem::take(&mut self.pages);
-        target.head.take_dirty(&mut pages);
+        for device in target.devices.iter() {
+            device.head.take_dirty(device.first_page(), &mut pages);
+        }
         target.cache.take_dirty(&mut pages);
         pages.sort_unstable();
         let mut result = Ok(());
         let mut rest = &pages[..];
         while let Some(&first) = rest.first() {
+            let Some(device) = target.devices.device_of(first * PAGE_BYTES) else {
+                rest = &rest[1..];
+                continue;
+            };
+            let pages_max = REQUEST_PAGES_MAX.min(device.end_page() - first);
             let is_next = |&(i, &page): &(usize, &usize)| page == first + i;
-            let run = rest.iter().enumerate().take(REQUEST_PAGES_MAX);
+            let run = rest.iter().enumerate().take(pages_max);
             let count = run.take_while(is_next).count();
             rest = &rest[count..];
             let run = DirtyRun {
                 first,
                 pages: count,
             };
-            if let Err(cause) = self.submit(target, run) {
+            if let Err(cause) = self.submit(target, device, run) {
                 result = Err(cause);
                 break;
             }
@@ -370,7 +376,12 @@ impl Writer {
     }
 
     /// Copies the dirty pages of a run and submits their writes. Pages that are no longer dirty split the run.
-    fn submit(&mut self, target: WriterTarget<'_>, run: DirtyRun) -> Result<(), MapError> {
+    fn submit(
+        &mut self,
+        target: WriterTarget<'_>,
+        device: &DiskDevice,
+        run: DirtyRun,
+    ) -> Result<(), WriteFailure> {
         let mut copied = DirtyRun {
             first: run.first,
             pages: 0,
@@ -379,11 +390,13 @@ impl Writer {
         for page in run.first..run.first + run.pages {
             let at = (buffer * REQUEST_PAGES_MAX + copied.pages) * PAGE_BYTES;
             let mut bytes = [0; PAGE_BYTES];
-            let is_dirty = if page * PAGE_BYTES < target.head.len() {
-                target.head.copy_page(page, &mut bytes);
-                true
-            } else {
-                target.cache.begin_write(page, &mut bytes)
+            let is_dirty = match device.is_in_head(page) {
+                true => {
+                    let own_page = page - device.first_page();
+                    device.head.copy_page(own_page, &mut bytes);
+                    true
+                }
+                false => target.cache.begin_write(page, &mut bytes),
             };
             if is_dirty {
                 self.buffers.write(at, &bytes);
@@ -391,7 +404,7 @@ impl Writer {
                 continue;
             }
             if copied.pages > 0 {
-                self.push(target, buffer, copied)?;
+                self.push(device, buffer, copied)?;
                 buffer = self.take_buffer(target)?;
             }
             copied = DirtyRun {
@@ -401,12 +414,12 @@ impl Writer {
         }
         match copied.pages {
             0 => self.free.push(buffer),
-            _ => self.push(target, buffer, copied)?,
+            _ => self.push(device, buffer, copied)?,
         }
         Ok(())
     }
 
-    fn take_buffer(&mut self, target: WriterTarget<'_>) -> Result<usize, MapError> {
+    fn take_buffer(&mut self, target: WriterTarget<'_>) -> Result<usize, WriteFailure> {
         loop {
             if let Some(buffer) = self.free.pop() {
                 return Ok(buffer);
@@ -417,42 +430,44 @@ impl Writer {
 
     fn push(
         &mut self,
-        target: WriterTarget<'_>,
+        device: &DiskDevice,
         buffer: usize,
         run: DirtyRun,
-    ) -> Result<(), MapError> {
+    ) -> Result<(), WriteFailure> {
         let len = run.pages * PAGE_BYTES;
         let at = buffer * REQUEST_PAGES_MAX * PAGE_BYTES;
+        let offset = device.byte_of(run.first * PAGE_BYTES);
         let write = DeviceRequest {
             kind: RequestKind::Write,
-            offset: (run.first * PAGE_BYTES) as u64,
+            offset,
             memory: RequestMemory::Run(self.buffers.address(at, len)),
             len,
             buffer,
         };
         self.in_flight[buffer] = Some(run);
+        device.mark_unflushed();
         #[cfg(feature = "test-api")]
-        target
-            .device
-            .note_write((run.first * PAGE_BYTES) as u64, || {
-                let mut bytes = vec![0; len];
-                self.buffers.read(at, &mut bytes);
-                bytes
-            });
+        device.device.note_write(offset, || {
+            let mut bytes = vec![0; len];
+            self.buffers.read(at, &mut bytes);
+            bytes
+        });
         // SAFETY: the buffer belongs to this request until its completion is reaped, and the ring is empty before
         // `self` is dropped.
-        unsafe { self.ring.push(target.device, write) };
+        unsafe { self.ring.push(&device.device, write) };
         self.pushed += 1;
         // The device begins while further pages are copied. The wait at the end submits the rest.
         if self.pushed.is_multiple_of(SUBMIT_RUNS) {
-            self.ring.submit().map_err(system("write to the medium"))?;
+            let submitted = self.ring.submit().map_err(system("write to the medium"));
+            submitted.map_err(|cause| WriteFailure::of(device, cause))?;
         }
         Ok(())
     }
 
     /// Waits for completions, and frees their buffers.
-    fn reap(&mut self, target: WriterTarget<'_>) -> Result<(), MapError> {
-        self.ring.wait().map_err(system("wait for the medium"))?;
+    fn reap(&mut self, target: WriterTarget<'_>) -> Result<(), WriteFailure> {
+        let waited = self.ring.wait().map_err(system("wait for the medium"));
+        waited.map_err(WriteFailure::of_disk)?;
         let mut result = Ok(());
         let mut completed = std::mem::take(&mut self.completed);
         self.ring.take_ended(&mut completed);
@@ -461,13 +476,16 @@ impl Writer {
                 continue;
             };
             self.free.push(buffer);
+            let device = target.devices.device_of(run.first * PAGE_BYTES);
+            let device = device.expect("no device leaves during a group");
             if let Err(cause) = check_written(written, run.pages * PAGE_BYTES) {
-                result = Err(system("write to the medium")(cause));
+                let cause = system("write to the medium")(cause);
+                result = Err(WriteFailure::of(device, cause));
                 // The pages stay in memory: the device may have old bytes.
                 continue;
             }
             for page in run.first..run.first + run.pages {
-                if page * PAGE_BYTES >= target.head.len() {
+                if !device.is_in_head(page) {
                     target.cache.end_write(page);
                 }
             }
@@ -475,6 +493,59 @@ impl Writer {
         self.completed = completed;
         result
     }
+}
+
+/// Why a group failed.
+pub(super) struct WriteFailure {
+    /// The first byte of the device. None: it is of no device alone.
+    pub(super) first_byte: Option<usize>,
+    pub(super) cause: MapError,
+}
+
+impl WriteFailure {
+    fn of(device: &DiskDevice, cause: MapError) -> WriteFailure {
+        WriteFailure {
+            first_byte: Some(device.bytes.start),
+            cause,
+        }
+    }
+
+    fn of_disk(cause: MapError) -> WriteFailure {
+        WriteFailure {
+            first_byte: None,
+            cause,
+        }
+    }
+}
+
+/// Flushes each device that was written since its last FLUSH, and always the first. No write is in flight.
+fn flush_devices(devices: &DeviceMap) -> Result<(), WriteFailure> {
+    let flush = |device: &DiskDevice| {
+        let flushed = device.device.flush();
+        flushed.map_err(|cause| WriteFailure::of(device, cause))
+    };
+    let unflushed = devices.take_unflushed();
+    let Some((&last, others)) = unflushed.split_last() else {
+        return Ok(());
+    };
+    if others.is_empty() {
+        return flush(last);
+    }
+    std::thread::scope(|scope| {
+        let flushes: Vec<_> = others
+            .iter()
+            .map(|&device| scope.spawn(move || flush(device)))
+            .collect();
+        let mut result = flush(last);
+        for each in flushes {
+            let flushed = each.join().unwrap_or_else(|_| {
+                let panicked = io::Error::other("a thread of the disk panicked");
+                Err(WriteFailure::of_disk(system("flush the medium")(panicked)))
+            });
+            result = result.and(flushed);
+        }
+        result
+    })
 }
 
 fn check_written(result: i32, len: usize) -> io::Result<()> {

@@ -1,0 +1,277 @@
+//! The devices of a disk: ranges of its bytes, each with a head in memory and frames behind it.
+//!
+//! Invariants:
+//! - a device is never dropped while the disk is open, because a reader may still look at a page of one that has left;
+//!   its memory and its descriptor are given back when it leaves;
+//! - of two devices with the same bytes the later one counts, and the earlier one has left.
+
+use super::device::Device;
+use super::head::{Head, LoadedPages};
+use crate::map_error::MapError;
+use crate::mapped_media::system;
+use crate::media::NewDevice;
+use pagemesh_base::poison::lock;
+use pagemesh_base::units::PAGE_BYTES;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock};
+
+/// Further devices that join while a disk is open, with those that leave.
+const JOINS_MAX: usize = 64;
+
+/// A device and its range.
+pub(super) struct DiskDevice {
+    /// Its bytes in the disk.
+    pub(super) bytes: Range<usize>,
+    pub(super) device: Device,
+    /// Its first bytes, in memory as a whole.
+    pub(super) head: Head,
+    /// Its pages in the overlay.
+    pub(super) overlay: LoadedPages,
+    /// Written since its last FLUSH, or never flushed by this process.
+    is_unflushed: AtomicBool,
+    has_left: AtomicBool,
+    /// Holds the lock of the file as long as requests are possible.
+    locked: Mutex<Option<File>>,
+}
+
+/// The place of a byte of a disk.
+pub(super) enum Place<'d> {
+    /// In the head of a device, at this byte of the device.
+    Head(&'d DiskDevice, usize),
+    /// In the frames of a device.
+    Frame(&'d DiskDevice),
+    /// On a device that has left.
+    Left,
+}
+
+impl DiskDevice {
+    pub(super) fn new(device: Device, place: NewDevice) -> Result<DiskDevice, MapError> {
+        let NewDevice {
+            file,
+            bytes,
+            head_len,
+        } = place;
+        let len = bytes.len();
+        let is_whole = |bytes: usize| bytes.is_multiple_of(PAGE_BYTES);
+        if bytes.is_empty() || !is_whole(bytes.start) || !is_whole(len) || !is_whole(head_len) {
+            let Range { start, end } = bytes;
+            return Err(MapError::BadDevicePlace {
+                start,
+                end,
+                head_len,
+            });
+        }
+        let found = device.facts().len;
+        if found < len as u64 {
+            let wanted = len as u64;
+            return Err(MapError::TooShort { wanted, found });
+        }
+        Ok(DiskDevice {
+            bytes,
+            device,
+            head: Head::new(head_len.min(len))?,
+            overlay: LoadedPages::new(len)?,
+            is_unflushed: AtomicBool::new(true),
+            has_left: AtomicBool::new(false),
+            locked: Mutex::new(Some(file)),
+        })
+    }
+
+    #[inline]
+    fn place(&self, offset: usize) -> Place<'_> {
+        let at = offset - self.bytes.start;
+        match at < self.head.len() {
+            true => Place::Head(self, at),
+            false => Place::Frame(self),
+        }
+    }
+
+    /// The number of its first page.
+    pub(super) fn first_page(&self) -> usize {
+        self.bytes.start / PAGE_BYTES
+    }
+
+    /// The number behind its last page.
+    pub(super) fn end_page(&self) -> usize {
+        self.bytes.end / PAGE_BYTES
+    }
+
+    /// Whether a page of it, by its number in the disk, is in its head.
+    #[inline]
+    pub(super) fn is_in_head(&self, page: usize) -> bool {
+        page * PAGE_BYTES - self.bytes.start < self.head.len()
+    }
+
+    /// Its byte of a byte of the disk.
+    pub(super) fn byte_of(&self, offset: usize) -> u64 {
+        (offset - self.bytes.start) as u64
+    }
+
+    /// Whether it is no longer of the disk.
+    pub(super) fn has_left(&self) -> bool {
+        self.has_left.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn mark_left(&self) {
+        self.has_left.store(true, Ordering::SeqCst);
+    }
+
+    /// Gives back the memory and the file, after the device has left. Requests in flight keep the file open until they end;
+    /// later ones find an empty file.
+    pub(super) fn close(&self) -> Result<(), MapError> {
+        self.head.discard();
+        self.overlay.discard();
+        let nothing = File::open("/dev/null").map_err(system("open /dev/null"))?;
+        // SAFETY: both descriptors are open. Users of the number find another file from now on, and no other number changes.
+        let replaced = unsafe {
+            libc::dup3(
+                nothing.as_raw_fd(),
+                self.device.file().as_raw_fd(),
+                libc::O_CLOEXEC,
+            )
+        };
+        if replaced < 0 {
+            return Err(system("close the device")(io::Error::last_os_error()));
+        }
+        lock(&self.locked).take();
+        Ok(())
+    }
+
+    /// A write of it is about to start.
+    pub(super) fn mark_unflushed(&self) {
+        self.is_unflushed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether writes of it may be lost with its power, until a FLUSH that begins now. No write is in flight.
+    fn take_unflushed(&self) -> bool {
+        self.is_unflushed.swap(false, Ordering::Relaxed)
+    }
+}
+
+/// The devices of a disk.
+pub(super) struct DeviceMap {
+    /// The device at byte 0. None for the disks behind memory.
+    first: Option<DiskDevice>,
+    /// The byte behind it.
+    first_end: usize,
+    others: [OnceLock<Box<DiskDevice>>; JOINS_MAX],
+    count: AtomicUsize,
+    /// The byte behind the last device that ever was.
+    len: AtomicUsize,
+    joining: Mutex<()>,
+}
+
+impl DeviceMap {
+    pub(super) fn new(first: Option<DiskDevice>) -> DeviceMap {
+        let first_end = first.as_ref().map_or(0, |device| device.bytes.end);
+        DeviceMap {
+            first,
+            first_end,
+            others: [const { OnceLock::new() }; JOINS_MAX],
+            count: AtomicUsize::new(0),
+            len: AtomicUsize::new(first_end),
+            joining: Mutex::new(()),
+        }
+    }
+
+    /// The byte behind the last device.
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.len.load(Ordering::Acquire)
+    }
+
+    /// The device at byte 0.
+    pub(super) fn first(&self) -> Option<&DiskDevice> {
+        self.first.as_ref()
+    }
+
+    /// The devices that have not left.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &DiskDevice> {
+        let joined = self.joined().filter(|device| !device.has_left());
+        self.first.iter().chain(joined)
+    }
+
+    /// The further devices, the first that joined first, with those that have left.
+    fn joined(&self) -> impl DoubleEndedIterator<Item = &DiskDevice> {
+        let others = &self.others[..self.count.load(Ordering::Acquire)];
+        others
+            .iter()
+            .filter_map(|device| device.get().map(|it| &**it))
+    }
+
+    /// The place of a byte.
+    ///
+    /// # Panics
+    /// When no device has the byte, or ever had it.
+    #[inline]
+    #[track_caller]
+    pub(super) fn place(&self, offset: usize) -> Place<'_> {
+        match &self.first {
+            Some(first) if offset < self.first_end => first.place(offset),
+            _ => self.place_on_other(offset),
+        }
+    }
+
+    #[inline(never)]
+    #[track_caller]
+    fn place_on_other(&self, offset: usize) -> Place<'_> {
+        let mut newest_first = self.joined().rev();
+        let found = newest_first.find(|device| device.bytes.contains(&offset));
+        match found.expect("a device has the byte") {
+            device if device.has_left() => Place::Left,
+            device => device.place(offset),
+        }
+    }
+
+    /// The device with a byte. None if it has left.
+    #[track_caller]
+    pub(super) fn device_of(&self, offset: usize) -> Option<&DiskDevice> {
+        match self.place(offset) {
+            Place::Head(device, _) | Place::Frame(device) => Some(device),
+            Place::Left => None,
+        }
+    }
+
+    /// The further device that begins at a byte.
+    pub(super) fn joined_at(&self, first_byte: usize) -> Option<&DiskDevice> {
+        let mut joined = self.joined();
+        joined.find(|device| device.bytes.start == first_byte && !device.has_left())
+    }
+
+    /// Adds a device. `prepare` is called before anything finds it.
+    pub(super) fn add(
+        &self,
+        device: DiskDevice,
+        prepare: impl FnOnce(&DiskDevice),
+    ) -> Result<(), MapError> {
+        let _one_at_a_time = lock(&self.joining);
+        let Range { start, end } = device.bytes;
+        if self.iter().any(|other| other.bytes.end > start) {
+            let head_len = device.head.len();
+            return Err(MapError::BadDevicePlace {
+                start,
+                end,
+                head_len,
+            });
+        }
+        prepare(&device);
+        let number = self.count.load(Ordering::Relaxed);
+        let entry = self.others.get(number).ok_or(MapError::TooManyJoins)?;
+        entry.get_or_init(|| Box::new(device));
+        self.count.store(number + 1, Ordering::Release);
+        self.len.fetch_max(end, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// The devices that a FLUSH must reach: those that were written since their last one, and always the first.
+    pub(super) fn take_unflushed(&self) -> Vec<&DiskDevice> {
+        let is_first = |device: &DiskDevice| device.bytes.start == 0;
+        let mut devices: Vec<_> = self.iter().collect();
+        devices.retain(|device| device.take_unflushed() || is_first(device));
+        devices
+    }
+}
