@@ -14,12 +14,13 @@ pub(crate) use barrier::{OPERATION_LIMIT, RESUME_AFTER};
 
 use crate::disk_file::{self, OpenOptions};
 use crate::file::{self, FileError};
+use crate::further_devices::FoundDevice;
 use crate::scrub::ScrubSchedule;
 use crate::stalled_sessions::StalledSessions;
 use pagemesh_base::layout::{BrickId, SliceId};
 use pagemesh_base::poison::lock;
 use pagemesh_base::slice::SliceError;
-use pagemesh_pmem::{DiskFigures, DiskMedia, Durability, MappedMedia, Media};
+use pagemesh_pmem::{Disk, DiskFigures, DiskMedia, Durability, MappedMedia, Media, TieredMedia};
 use pagemesh_store::pool::{ObjectError, Pool};
 use pagemesh_store::pool_mapping::PoolMapping;
 use pagemesh_store::recovery::RecoverySummary;
@@ -67,7 +68,7 @@ impl Brick {
     pub fn open(path: &Path) -> Result<OpenedBrick<MappedMedia>, FileError> {
         match OpenedPool::open(path, OpenOptions::default())? {
             OpenedPool::Mapped(opened) => Ok(opened),
-            OpenedPool::Disk(_) => Err(FileError::OnDisk(path.into())),
+            OpenedPool::Disk(_) | OpenedPool::Tiered(_) => Err(FileError::OnDisk(path.into())),
         }
     }
 }
@@ -83,9 +84,9 @@ impl Brick<DiskMedia> {
     ) -> Result<OpenedBrick<DiskMedia>, FileError> {
         match OpenedPool::open(path, options)? {
             OpenedPool::Disk(opened) => Ok(opened),
-            OpenedPool::Mapped((brick, ..)) => Err(FileError::NoDisk {
+            other => Err(FileError::NoDisk {
                 path: path.into(),
-                class: brick.durability(),
+                class: other.durability(),
             }),
         }
     }
@@ -95,39 +96,78 @@ impl Brick<DiskMedia> {
 pub enum OpenedPool {
     /// A pool in memory.
     Mapped(OpenedBrick<MappedMedia>),
-    /// A pool on a disk.
+    /// A pool on disks.
     Disk(OpenedBrick<DiskMedia>),
+    /// A pool in memory with disks behind it.
+    Tiered(OpenedBrick<TieredMedia>),
 }
 
 impl OpenedPool {
     /// Opens a pool: recovers it and starts its maintenance thread.
     ///
     /// # Errors
-    /// When the file is no pool, damaged, or in use.
+    /// When the file is no pool, damaged, or in use, or a further device is missing.
     pub fn open(path: &Path, options: OpenOptions) -> Result<OpenedPool, FileError> {
         let (media, claim) = file::open_with(path, options.allocation())?;
         let durability = media.durability();
-        if !file::needs_sync(durability) {
+        if file::needs_sync(durability) {
+            let (disk, found) = disk_file::start(path, media, &options)?;
+            let views = [disk.data(), disk.overlay()].map(Arc::new);
+            let recovered = || Brick::recover(path, views, durability, claim);
+            return open_on_disk(path, &disk, &found, recovered).map(OpenedPool::Disk);
+        }
+        let Some((disk, found)) = disk_file::start_behind(path, &media, &options)? else {
             let media = Arc::new(media);
             let views = [media.clone(), media];
             return Brick::recover(path, views, durability, claim).map(OpenedPool::Mapped);
-        }
-        let views = disk_file::start(path, media, options)?.map(Arc::new);
-        let disk = views[0].disk().clone();
-        let opened = Brick::recover(path, views, durability, claim);
-        if let Some(cause) = disk.failure() {
-            let path = path.into();
-            return Err(FileError::DiskFailed { path, cause });
-        }
-        let opened = opened?;
-        let brick = Arc::downgrade(&opened.0);
-        disk.on_failure(move |cause| {
-            if let Some(brick) = brick.upgrade() {
-                brick.fail(&cause);
-            }
-        });
-        Ok(OpenedPool::Disk(opened))
+        };
+        let media = Arc::new(TieredMedia::new(media, disk.data()));
+        let views = [media.clone(), media];
+        let recovered = || Brick::recover(path, views, durability, claim);
+        open_on_disk(path, &disk, &found, recovered).map(OpenedPool::Tiered)
     }
+
+    /// The durability class of the pool's first device.
+    #[must_use]
+    pub fn durability(&self) -> Durability {
+        match self {
+            OpenedPool::Mapped((brick, ..)) => brick.durability(),
+            OpenedPool::Disk((brick, ..)) => brick.durability(),
+            OpenedPool::Tiered((brick, ..)) => brick.durability(),
+        }
+    }
+}
+
+/// Recovers a pool with disks. A failure of a disk ends its brick.
+fn open_on_disk<M: Media + Send + Sync + 'static>(
+    path: &Path,
+    disk: &Disk,
+    found: &[FoundDevice],
+    recover: impl FnOnce() -> Result<OpenedBrick<M>, FileError>,
+) -> Result<OpenedBrick<M>, FileError> {
+    let opened = recover();
+    if let Some(cause) = disk.failure() {
+        let path = path.into();
+        return Err(FileError::DiskFailed { path, cause });
+    }
+    let opened = opened?;
+    let brick = Arc::downgrade(&opened.0);
+    disk.on_failure(move |cause| {
+        if let Some(brick) = brick.upgrade() {
+            brick.fail(&cause);
+        }
+    });
+    let mut pool = opened.0.pool();
+    for FoundDevice { device, path, .. } in found {
+        if !pool.set_device_path(device.id, path) {
+            tracing::warn!(
+                "the pool has no room for the path {} of a device: name it with --device at each start",
+                path.display()
+            );
+        }
+    }
+    drop(pool);
+    Ok(opened)
 }
 
 /// A brick, its maintenance thread, and the findings of its recovery.

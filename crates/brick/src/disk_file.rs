@@ -1,15 +1,16 @@
 //! A pool's file or device as a disk, reached by requests.
 
 use crate::file::{Allocation, FileError, read_superblock_of, system};
-use pagemesh_pmem::{Disk, DiskMedia, DiskOptions, MappedMedia, Media, NewDevice, RequestLimits};
-use std::path::Path;
+use crate::further_devices::{self, BRICK_PATIENCE, FoundDevice};
+use pagemesh_pmem::{Disk, DiskOptions, MappedMedia, Media, NewDevice, RequestLimits};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The least memory for the data pages of a pool on a disk.
 pub const MEMORY_BUDGET_MIN: usize = 16 << 20;
 
 /// How to open a pool.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct OpenOptions {
     /// Whether a plain file keeps its holes; for measurements.
     pub is_sparse: bool,
@@ -17,6 +18,10 @@ pub struct OpenOptions {
     pub memory_budget: usize,
     /// The ages at which a request to the disk is reported, and fails the pool.
     pub request_limits: RequestLimits,
+    /// Paths of devices behind the first one, where they differ from those in the superblock.
+    pub devices: Vec<PathBuf>,
+    /// Whether a pool in memory that has no disk can get one while it is open.
+    pub takes_disks: bool,
 }
 
 impl Default for OpenOptions {
@@ -25,12 +30,14 @@ impl Default for OpenOptions {
             is_sparse: false,
             memory_budget: MEMORY_BUDGET_MIN,
             request_limits: RequestLimits::default(),
+            devices: Vec::new(),
+            takes_disks: false,
         }
     }
 }
 
 impl OpenOptions {
-    pub(crate) fn allocation(self) -> Allocation {
+    pub(crate) fn allocation(&self) -> Allocation {
         match self.is_sparse {
             true => Allocation::Sparse,
             false => Allocation::Allocated,
@@ -38,30 +45,59 @@ impl OpenOptions {
     }
 }
 
-/// Starts the disk of a locked pool in place of its mapping. Returns its data view and its overlay.
+/// Starts the disk of a locked pool in place of its mapping, with its further devices.
 pub(crate) fn start(
     path: &Path,
     mapped: MappedMedia,
-    options: OpenOptions,
-) -> Result<[DiskMedia; 2], FileError> {
+    options: &OpenOptions,
+) -> Result<(Arc<Disk>, Vec<FoundDevice>), FileError> {
     let file = mapped.file().try_clone().map_err(system("open", path))?;
     let len = mapped.len_bytes();
     // A mapping would hold pages of the kernel's cache that requests to the disk change below it.
     drop(mapped);
     let block = read_superblock_of(path, &file)?;
+    let found = further_devices::find(path, &file, &options.devices, BRICK_PATIENCE)?;
     let first = NewDevice {
         file,
         bytes: 0..len,
         head_len: block.geometry.frames.start as usize,
     };
+    let disk = start_disk(path, Some(first), options)?;
+    for device in &found {
+        device.attach(&disk.data())?;
+    }
+    Ok((disk, found))
+}
+
+/// Starts the disks behind a pool in memory. None if it has none, and needs none.
+pub(crate) fn start_behind(
+    path: &Path,
+    mapped: &MappedMedia,
+    options: &OpenOptions,
+) -> Result<Option<(Arc<Disk>, Vec<FoundDevice>)>, FileError> {
+    let found = further_devices::find(path, mapped.file(), &options.devices, BRICK_PATIENCE)?;
+    if found.is_empty() && !options.takes_disks {
+        return Ok(None);
+    }
+    let disk = start_disk(path, None, options)?;
+    for device in &found {
+        device.attach(&disk.data())?;
+    }
+    Ok(Some((disk, found)))
+}
+
+fn start_disk(
+    path: &Path,
+    first: Option<NewDevice>,
+    options: &OpenOptions,
+) -> Result<Arc<Disk>, FileError> {
     let options = DiskOptions {
         cache_bytes: options.memory_budget,
         limits: options.request_limits,
     };
-    let started = Disk::start(Some(first), options).map(Arc::new);
-    let disk = started.map_err(|cause| FileError::Map {
+    let started = Disk::start(first, options).map(Arc::new);
+    started.map_err(|cause| FileError::Map {
         path: path.into(),
         cause,
-    })?;
-    Ok([disk.data(), disk.overlay()])
+    })
 }

@@ -25,12 +25,12 @@ use uuid::Uuid;
 /// later one is stopped, and is killed.
 const UNMAP_LIMIT: Duration = Duration::from_secs(2);
 /// How long to wait for a pool in all.
-const LOCK_LIMIT: Duration = Duration::from_secs(4);
+pub(crate) const LOCK_LIMIT: Duration = Duration::from_secs(4);
 /// How long the owner lock of an ended brick may persist: a forked child of its process has a copy
 /// of each descriptor between fork and exec.
 const OWNER_LOCK_LIMIT: Duration = Duration::from_millis(200);
 /// The interval of the checks whether the pool is free.
-const LOCK_PAUSE: Duration = Duration::from_millis(5);
+pub(crate) const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
 /// The unit of `st_blocks`, independent of the file system's block size.
 const STAT_BLOCK_BYTES: u64 = 512;
@@ -115,6 +115,9 @@ pub enum FileError {
         /// The class.
         class: Durability,
     },
+    /// A further device of the pool was not found.
+    #[error(transparent)]
+    Device(#[from] crate::further_devices::FindDeviceError),
     /// The file cannot be mapped.
     #[error("{path}: {cause}{}", map_hint(cause))]
     Map {
@@ -534,6 +537,24 @@ pub fn read_superblock(path: &Path) -> Result<Superblock, FileError> {
 }
 
 pub(crate) fn read_superblock_of(path: &Path, file: &File) -> Result<Superblock, FileError> {
+    let pages = superblock_pages(path, file)?;
+    let [first, second] = &pages;
+    Superblock::choose([first, second]).map_err(|cause| FileError::Pool {
+        path: path.into(),
+        cause: cause.into(),
+    })
+}
+
+/// The superblocks that are valid by their own pages.
+pub(crate) fn superblocks_of(path: &Path, file: &File) -> Result<Vec<Superblock>, FileError> {
+    let pages = superblock_pages(path, file)?;
+    Ok(pages
+        .iter()
+        .filter_map(|page| Superblock::decode(page).ok())
+        .collect())
+}
+
+fn superblock_pages(path: &Path, file: &File) -> Result<[[u8; 4096]; 2], FileError> {
     use std::os::unix::fs::FileExt;
     let mut pages = [[0; 4096]; 2];
     let found = file.metadata().map_err(system("look at", path))?;
@@ -543,7 +564,7 @@ pub(crate) fn read_superblock_of(path: &Path, file: &File) -> Result<Superblock,
         let media = map(path, file, DAX_MAP_BYTES)?;
         media.read(0, &mut pages[0]);
         media.read(4096, &mut pages[1]);
-        return choose_superblock(path, &pages);
+        return Ok(pages);
     }
     for (page, at) in pages.iter_mut().zip([0, 4096]) {
         match file.read_exact_at(page, at) {
@@ -553,14 +574,7 @@ pub(crate) fn read_superblock_of(path: &Path, file: &File) -> Result<Superblock,
             Err(cause) => return Err(system("read", path)(cause)),
         }
     }
-    choose_superblock(path, &pages)
-}
-
-fn choose_superblock(path: &Path, pages: &[[u8; 4096]; 2]) -> Result<Superblock, FileError> {
-    Superblock::choose([&pages[0], &pages[1]]).map_err(|cause| FileError::Pool {
-        path: path.into(),
-        cause: cause.into(),
-    })
+    Ok(pages)
 }
 
 /// Whether durability on this class needs `fdatasync` besides a fence.

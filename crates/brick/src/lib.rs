@@ -10,6 +10,7 @@ mod device_requests;
 pub mod disk_file;
 mod error_hints;
 pub mod file;
+pub mod further_devices;
 mod new_file;
 pub mod offline;
 pub mod process;

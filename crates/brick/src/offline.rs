@@ -4,25 +4,28 @@ use crate::file::{
     FileError, OwnerLock, map_pool, needs_sync, open_file, read_superblock_of, system,
     take_owner_lock,
 };
-use pagemesh_pmem::MappedMedia;
+use crate::further_devices::{self, FoundDevice};
+use pagemesh_pmem::{JoinedMedia, MappedMedia};
 use pagemesh_store::check::{CheckOptions, PoolReport, RepairPlan, check};
 use pagemesh_store::recovery::PoolError;
 use rustix::fs::{Advice, FlockOperation};
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// A pool that is locked and mapped, and not recovered: for checks.
 pub struct OfflinePool {
     path: PathBuf,
-    media: MappedMedia,
+    media: JoinedMedia,
     _claim: OwnerLock,
 }
 
-/// Locks a pool for a check. It waits for no process and kills none.
+/// Locks a pool for a check, with its further devices. `devices` are their paths where they differ from those in the
+/// superblock. It waits for no process and kills none.
 ///
 /// # Errors
 /// As for a brick; a pool of an earlier boot is no error here.
-pub fn open_offline(path: &Path) -> Result<OfflinePool, FileError> {
+pub fn open_offline(path: &Path, devices: &[PathBuf]) -> Result<OfflinePool, FileError> {
     let claim = take_owner_lock(path)?;
     let file = open_file(path)?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -31,9 +34,20 @@ pub fn open_offline(path: &Path) -> Result<OfflinePool, FileError> {
         Err(cause) => return Err(system("lock", path)(cause.into())),
     }
     let block = read_superblock_of(path, &file)?;
+    let found = further_devices::find(path, &file, devices, Duration::ZERO)?;
     let media = map_pool(path, file, &block)?;
     if needs_sync(media.durability()) {
         drop_cached(path, media.file())?;
+    }
+    let mut media = JoinedMedia::new(media);
+    for FoundDevice { device, path, file } in found {
+        drop_cached(&path, &file)?;
+        let mapped = MappedMedia::new(file, device.bytes().len());
+        let mapped = mapped.map_err(|cause| FileError::Map {
+            path: path.clone(),
+            cause,
+        })?;
+        media.join(device.bytes().start, device.head_len(), mapped);
     }
     Ok(OfflinePool {
         path: path.into(),
@@ -57,7 +71,7 @@ impl OfflinePool {
             cause,
         })?;
         let mut options = CheckOptions {
-            is_ordered: !needs_sync(self.media.durability()),
+            is_ordered: !needs_sync(self.media.first().durability()),
             reads_data,
             progress,
         };

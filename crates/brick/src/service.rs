@@ -14,7 +14,7 @@ use pagemesh_fabric::map::{MapPeer, MapService, MapSession};
 use pagemesh_fabric::message::MessageKind;
 use pagemesh_fabric::message::reply::AttachReply;
 use pagemesh_fabric::service::{FinishedTicket, Handler, Outcome, PeerInfo, Service};
-use pagemesh_pmem::{MappedMedia, Media};
+use pagemesh_pmem::{MappedMedia, Media, TieredMedia};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
@@ -65,7 +65,25 @@ impl<M: Media + Send + Sync + 'static> Handler for Worker<M> {
     }
 }
 
-impl MapService for BrickService {
+/// A medium whose first device clients may map.
+pub trait MappedFirst: Media {
+    /// The mapping of the first device.
+    fn mapped(&self) -> &MappedMedia;
+}
+
+impl MappedFirst for MappedMedia {
+    fn mapped(&self) -> &MappedMedia {
+        self
+    }
+}
+
+impl MappedFirst for TieredMedia {
+    fn mapped(&self) -> &MappedMedia {
+        self.memory()
+    }
+}
+
+impl<M: MappedFirst + Send + Sync + 'static> MapService for BrickService<M> {
     fn brick(&self) -> BrickId {
         self.0.id()
     }
@@ -93,7 +111,7 @@ impl MapService for BrickService {
         Ok(MapSession {
             session: number,
             incarnation: view.incarnation().0,
-            pool: share(media.file()).map_err(refused)?,
+            pool: share(media.mapped().file()).map_err(refused)?,
             pool_bytes: view.geometry().pool_bytes,
             control: share(shared.file()).map_err(refused)?,
             control_bytes: shared.len_bytes() as u64,
@@ -107,8 +125,8 @@ impl MapService for BrickService {
 }
 
 /// Answers the requests of a mapped session that only the pool's owner can.
-struct OwnerHandler {
-    brick: Arc<Brick>,
+struct OwnerHandler<M: Media> {
+    brick: Arc<Brick<M>>,
     number: u32,
     attached: Vec<OwnerAttachment>,
 }
@@ -121,7 +139,7 @@ struct OwnerAttachment {
     epoch: Epoch,
 }
 
-impl Handler for OwnerHandler {
+impl<M: Media + Send + Sync + 'static> Handler for OwnerHandler<M> {
     fn attach(&mut self, slice: SliceId, epoch: Epoch) -> Result<AttachReply, SliceError> {
         let (object, size_bytes) = self.brick.attach(slice, epoch)?;
         if self.attached.len() == ATTACHED_MAX {
@@ -156,7 +174,7 @@ impl Handler for OwnerHandler {
     }
 }
 
-impl Drop for OwnerHandler {
+impl<M: Media> Drop for OwnerHandler<M> {
     fn drop(&mut self) {
         self.brick.close_session(self.number);
     }

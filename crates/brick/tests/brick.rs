@@ -121,6 +121,7 @@ fn slice_is_written_read_and_listed() {
         match home.open_any() {
             OpenedPool::Mapped((brick, _maintenance, _)) => check_requests(&brick),
             OpenedPool::Disk((brick, _maintenance, _)) => check_requests(&brick),
+            OpenedPool::Tiered((brick, _maintenance, _)) => check_requests(&brick),
         }
     }
 }
@@ -539,6 +540,7 @@ fn check_class(parent: &str, class: Durability, is_trusted: bool) {
                 check_opened(&brick, class, turn);
             }
             OpenedPool::Disk((brick, _maintenance, _)) => check_opened(&brick, class, turn),
+            OpenedPool::Tiered((brick, _maintenance, _)) => check_opened(&brick, class, turn),
         }
     }
 }

@@ -99,10 +99,12 @@ fn scrub_corrects_served_pool() {
         match OpenedPool::open(&path, OpenOptions::default()).expect("a brick") {
             OpenedPool::Mapped(opened) => check_scrub(&path, opened),
             OpenedPool::Disk(opened) => check_scrub(&path, opened),
+            OpenedPool::Tiered(opened) => check_scrub(&path, opened),
         }
         let recovered = match OpenedPool::open(&path, OpenOptions::default()).expect("a brick") {
             OpenedPool::Mapped((_brick, _maintenance, recovered)) => recovered,
             OpenedPool::Disk((_brick, _maintenance, recovered)) => recovered,
+            OpenedPool::Tiered((_brick, _maintenance, recovered)) => recovered,
         };
         assert!(!recovered.is_damaged(), "{recovered:?}");
     }

@@ -16,6 +16,7 @@ pub mod cpu;
 mod disk;
 mod disk_figures;
 mod durability;
+mod joined_media;
 mod map_error;
 mod mapped_media;
 mod media;
@@ -24,6 +25,7 @@ mod recorder;
 mod shared_segment;
 #[cfg(feature = "test-api")]
 pub mod test_api;
+mod tiered_media;
 pub mod unreadable;
 
 pub use async_io::AsyncIo;
@@ -34,9 +36,11 @@ pub use disk::{
 };
 pub use disk_figures::{DiskFigures, ResidentCheck};
 pub use durability::{Durability, StatedClass, UnknownDurability};
+pub use joined_media::JoinedMedia;
 pub use map_error::MapError;
 pub use mapped_media::MappedMedia;
 pub use media::{FenceProof, Media, NewDevice, UnfencedStores};
 pub use read_mapping::ReadMapping;
 pub use recorder::{CrashImages, CrashPoint, Image, Recorder};
 pub use shared_segment::SharedSegment;
+pub use tiered_media::TieredMedia;

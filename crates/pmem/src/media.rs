@@ -211,6 +211,12 @@ pub trait Media {
         Err(MapError::NoFurtherDevices)
     }
 
+    /// The byte from which on stores are durable only after a sync, on a medium that keeps the order of fences before
+    /// it: memory in front of disks. None on a medium of one kind.
+    fn buffers_from(&self) -> Option<usize> {
+        None
+    }
+
     /// Makes all stores so far durable on media where a fence does not (`file-sync`). Blocks;
     /// concurrent calls share one flush. On other media it returns at once.
     ///

@@ -27,7 +27,9 @@ mod shared;
 #[cfg(feature = "test-api")]
 pub mod test_api;
 
-pub use format::{devices, frame_word, geometry, journal, object, record, slot, superblock, table};
+pub use format::{
+    device_paths, devices, frame_word, geometry, journal, object, record, slot, superblock, table,
+};
 pub use owner::{drain, pool, scrub};
 pub use session::{consistent_read, patch, requests, transaction};
 pub use shared::{control, pool_mapping, wait};

@@ -222,6 +222,16 @@ impl DeviceTable {
         self.0.iter().flatten()
     }
 
+    /// The ids of the devices by their places. None for a place without one.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = Option<Uuid>> {
+        self.0.iter().map(|entry| entry.map(|device| device.id))
+    }
+
+    /// Whether the pool has a device.
+    pub(crate) fn has(&self, id: Uuid) -> bool {
+        self.iter().any(|device| device.id == id)
+    }
+
     /// Adds a device of `bytes` behind all others. `first_end` is the end of the first device, in pages.
     ///
     /// # Errors

@@ -4,6 +4,7 @@
 //! medium needs none of them.
 
 pub(crate) mod bitmap;
+pub mod device_paths;
 pub mod devices;
 pub(crate) mod frame_set;
 pub mod frame_word;

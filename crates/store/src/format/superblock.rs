@@ -5,6 +5,7 @@
 //! The heads of the first journals are in the page of the superblock. Those of the others lie in pages behind both
 //! superblocks, a copy for each, and the superblock has the checksum of its copy.
 
+use crate::format::device_paths::{DEVICE_PATHS_BYTES, DevicePaths};
 use crate::format::devices::{DEVICE_ENTRY_BYTES, DEVICES_MAX, DeviceTable};
 use crate::format::geometry::{Geometry, PAGE_HEADS, REGIONS};
 use crate::format::regions::PAGE;
@@ -24,7 +25,10 @@ const FEATURES_AT: usize = 112;
 const REGIONS_AT: usize = 136;
 const MORE_HEADS_CRC_AT: usize = 192;
 const _: () = assert!(REGIONS_AT + REGIONS * 8 == MORE_HEADS_CRC_AT);
+const PATHS_AT: usize = 256;
+const PATHS_END: usize = PATHS_AT + DEVICE_PATHS_BYTES;
 const HEADS_AT: usize = 1024;
+const _: () = assert!(PATHS_END <= HEADS_AT);
 const HEADS_END: usize = HEADS_AT + PAGE_HEADS as usize * 8;
 const DEVICES_END: usize = HEADS_END + (DEVICES_MAX - 1) * DEVICE_ENTRY_BYTES;
 const _: () = assert!(DEVICES_END <= PAGE_BYTES, "heads and devices fit");
@@ -89,6 +93,8 @@ pub struct Superblock {
     pub geometry: Geometry,
     /// Each journal's first retained line, as an absolute position.
     pub journal_heads: Vec<u64>,
+    /// Where the further devices were last found.
+    pub device_paths: DevicePaths,
 }
 
 /// Why a page is not a usable superblock.
@@ -215,9 +221,10 @@ impl Superblock {
         for (head, at) in heads.zip((HEADS_AT..).step_by(8)) {
             put(&mut page, at, head.to_le_bytes());
         }
-        self.geometry
-            .devices
-            .encode(&mut page[HEADS_END..DEVICES_END]);
+        let devices = &self.geometry.devices;
+        devices.encode(&mut page[HEADS_END..DEVICES_END]);
+        self.device_paths
+            .encode(devices, &mut page[PATHS_AT..PATHS_END]);
         let crc = checksum(&page);
         put(&mut page, 12, crc.to_le_bytes());
         page
@@ -283,6 +290,7 @@ impl Superblock {
             stated: decode_stated(field(page, 68))?,
             boot: (!boot.is_nil()).then_some(boot),
             features,
+            device_paths: DevicePaths::decode(&geometry.devices, &page[PATHS_AT..PATHS_END]),
             geometry,
             journal_heads: heads,
         })
@@ -389,6 +397,7 @@ mod tests {
             stated: None,
             boot: None,
             features: Features::NEW,
+            device_paths: DevicePaths::default(),
             geometry,
             journal_heads: (0..u64::from(geometry.journals)).collect(),
         }

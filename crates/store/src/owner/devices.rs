@@ -11,6 +11,7 @@ use crate::format::geometry::DeviceFrames;
 use crate::recovery::PoolError;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
+use std::path::Path;
 use uuid::Uuid;
 
 impl<M: Media> Pool<M> {
@@ -53,6 +54,19 @@ impl<M: Media> Pool<M> {
         self.frame_allocator.add_device(&geometry, &planned);
         self.mapping.control.ring_doorbell();
         Ok(())
+    }
+
+    /// The path where a further device was last found.
+    #[must_use]
+    pub fn device_path(&self, id: Uuid) -> Option<&Path> {
+        self.superblock.device_paths.of(id)
+    }
+
+    /// Remembers where a device of the pool, or one that will join, was found. The next superblock has it. False if there is
+    /// no room for the path: the operator must then name it at each opening.
+    pub fn set_device_path(&mut self, id: Uuid, path: &Path) -> bool {
+        let devices = self.mapping.geometry().devices;
+        self.superblock.device_paths.set(id, path, &devices)
     }
 
     fn write_device(

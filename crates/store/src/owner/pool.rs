@@ -11,6 +11,7 @@ use super::checkpoint::CheckpointPass;
 pub use super::error::ObjectError;
 use crate::defect::{self, Defect};
 use crate::format::bitmap::Bitmap;
+use crate::format::device_paths::DevicePaths;
 use crate::format::geometry::{Geometry, OBJECT_BYTES};
 use crate::format::in_flight;
 use crate::format::object::{Object, ObjectState};
@@ -150,6 +151,7 @@ pub fn format_as<M: Media>(media: &M, pool: Uuid, options: FormatOptions) -> Res
         boot,
         features: Features::NEW,
         journal_heads: vec![0; geometry.journals as usize],
+        device_paths: DevicePaths::default(),
         geometry,
     };
     zero_page_if_needed(media, 0);

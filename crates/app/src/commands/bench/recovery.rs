@@ -156,6 +156,7 @@ impl RecoveryBench {
         let (held_bytes, recovered) = match opened {
             OpenedPool::Mapped(opened) => close(opened)?,
             OpenedPool::Disk(opened) => close(opened)?,
+            OpenedPool::Tiered(opened) => close(opened)?,
         };
         Ok(RecoverySample {
             wall,

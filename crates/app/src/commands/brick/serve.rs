@@ -18,7 +18,7 @@ use pagemesh_base::slice::BrickControl;
 use pagemesh_brick::brick::{Brick, OpenedBrick, OpenedPool};
 use pagemesh_brick::disk_file::OpenOptions;
 use pagemesh_brick::scrub::{ScrubState, ScrubStatus};
-use pagemesh_brick::service::BrickService;
+use pagemesh_brick::service::{BrickService, MappedFirst};
 use pagemesh_fabric::{map, tcp};
 use pagemesh_manage::wire::{self, BrickRegistration, BrickScrub, ErrorCode, ScrubRequest};
 use pagemesh_manage::{ManagerClient, ManagerError};
@@ -69,13 +69,20 @@ pub fn run(args: &BrickArgs) -> anyhow::Result<()> {
             }
             process.serve(opened, |_| Ok(None))
         }
-        OpenedPool::Mapped(opened) => process.serve(opened, |served| {
-            let Some(path) = &args.map else {
-                return Ok(None);
-            };
-            Ok(Some(map::MapServer::bind(&absolute_path(path)?, served)?))
-        }),
+        OpenedPool::Mapped(opened) => process.serve(opened, |served| bind_map(args, served)),
+        OpenedPool::Tiered(opened) => process.serve(opened, |served| bind_map(args, served)),
     }
+}
+
+/// Starts the map transport, if it is wanted.
+fn bind_map<M: MappedFirst + Send + Sync + 'static>(
+    args: &BrickArgs,
+    served: Arc<BrickService<M>>,
+) -> anyhow::Result<Option<map::MapServer>> {
+    let Some(path) = &args.map else {
+        return Ok(None);
+    };
+    Ok(Some(map::MapServer::bind(&absolute_path(path)?, served)?))
 }
 
 /// A brick's process, before its pool is open.

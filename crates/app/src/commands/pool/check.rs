@@ -48,7 +48,7 @@ struct FindingOutput {
 
 /// Checks a pool, and repairs it on request.
 pub fn run(path: &Path, repair: bool, reads_data: bool, out: Output) -> anyhow::Result<Verdict> {
-    let pool = offline::open_offline(path)?;
+    let pool = offline::open_offline(path, &[])?;
     let (report, plan) = run_check(&pool, path, reads_data)?;
     let mends = |it: &Finding| it.remedy == Remedy::Pool;
     // A pool that cannot be recovered cannot be written.

@@ -1,0 +1,201 @@
+//! The files and block devices of a pool behind its first device: how they are found when the pool is opened.
+//!
+//! The superblock lists the devices and where each was last found. The header of a device identifies it, so a path is only
+//! a hint, and the operator may name others.
+//!
+//! Invariant: a device is locked before it is used, as the pool's file is.
+
+use crate::file::{FileError, LOCK_LIMIT, LOCK_PAUSE, open_file, superblocks_of, system};
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::{Media, NewDevice};
+use pagemesh_store::devices::Device;
+use pagemesh_store::superblock::Superblock;
+use rustix::fs::FlockOperation;
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use uuid::Uuid;
+
+/// Why the devices of a pool were not found.
+#[derive(Debug, thiserror::Error)]
+pub enum FindDeviceError {
+    /// A device of the pool is missing.
+    #[error(
+        "device {device} of {pool} is missing: {cause}; connect it, or name its path with --device"
+    )]
+    Missing {
+        /// The pool's path.
+        pool: PathBuf,
+        /// The device.
+        device: Uuid,
+        /// Where it was searched.
+        cause: String,
+    },
+    /// A path that the operator named is none of the pool.
+    #[error(
+        "{path} is no device of {pool}; name the devices that `pagemesh pool device list` shows"
+    )]
+    NotOfPool {
+        /// The named path.
+        path: PathBuf,
+        /// The pool's path.
+        pool: PathBuf,
+    },
+}
+
+/// A device of a pool that was found and locked.
+pub(crate) struct FoundDevice {
+    pub(crate) device: Device,
+    pub(crate) path: PathBuf,
+    pub(crate) file: File,
+}
+
+impl FoundDevice {
+    /// Makes it a part of a medium.
+    pub(crate) fn attach(&self, media: &impl Media) -> Result<(), FileError> {
+        let path = &self.path;
+        let file = self.file.try_clone().map_err(system("open", path))?;
+        let new = NewDevice {
+            file,
+            bytes: self.device.bytes(),
+            head_len: self.device.head_len(),
+        };
+        media.attach_device(new).map_err(|cause| FileError::Map {
+            path: path.clone(),
+            cause,
+        })
+    }
+}
+
+/// Finds and locks the further devices of a pool whose file is open and locked, by `named` paths and by the paths in its
+/// superblock. `patience` is the time that users of a device have to end.
+///
+/// # Errors
+/// When one is missing or in use, or a named path is no device of the pool.
+pub(crate) fn find(
+    pool: &Path,
+    file: &File,
+    named: &[PathBuf],
+    patience: Duration,
+) -> Result<Vec<FoundDevice>, FileError> {
+    let mut blocks = superblocks_of(pool, file)?;
+    // A recovery may begin with the older superblock, which may name a device that has left since.
+    blocks.sort_by_key(|block| std::cmp::Reverse(block.generation));
+    let Some(newest) = blocks.first() else {
+        return Ok(Vec::new());
+    };
+    let mut named = identify_named(pool, newest, named)?;
+    let mut found: Vec<FoundDevice> = Vec::new();
+    for (number, block) in blocks.iter().enumerate() {
+        for device in block.geometry.devices.iter() {
+            let overlaps = |it: &FoundDevice| {
+                it.device.first_page < device.end_page() && device.first_page < it.device.end_page()
+            };
+            if found.iter().any(overlaps) {
+                continue;
+            }
+            let searched = named.remove(&device.id).map(|path| (path.clone(), Ok(())));
+            let searched = searched.or_else(|| {
+                let path = block.device_paths.of(device.id)?;
+                let checked = check_header(path, newest.pool, device.id);
+                Some((path.to_owned(), checked))
+            });
+            match searched {
+                Some((path, Ok(()))) => {
+                    let file = open_locked(&path, patience)?;
+                    let device = *device;
+                    found.push(FoundDevice { device, path, file });
+                }
+                missing if number == 0 => {
+                    let cause = missing.map_or("its last path is not known".into(), |(_, it)| {
+                        it.err().unwrap_or_default()
+                    });
+                    let (pool, device) = (pool.to_owned(), device.id);
+                    return Err(FindDeviceError::Missing {
+                        pool,
+                        device,
+                        cause,
+                    }
+                    .into());
+                }
+                _ => {}
+            }
+        }
+    }
+    for path in named.values() {
+        tracing::warn!(
+            "{} has left the pool {}, and is not used",
+            path.display(),
+            pool.display()
+        );
+    }
+    Ok(found)
+}
+
+/// The devices at the paths that the operator named.
+fn identify_named(
+    pool: &Path,
+    block: &Superblock,
+    named: &[PathBuf],
+) -> Result<HashMap<Uuid, PathBuf>, FileError> {
+    let mut devices = HashMap::new();
+    for path in named {
+        let file = open_file(path)?;
+        match identify(&file) {
+            Some((of, device)) if of == block.pool => {
+                let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+                devices.insert(device, path);
+            }
+            _ => {
+                let (path, pool) = (path.clone(), pool.to_owned());
+                return Err(FindDeviceError::NotOfPool { path, pool }.into());
+            }
+        }
+    }
+    Ok(devices)
+}
+
+/// Checks that a device lies at a path.
+fn check_header(path: &Path, pool: Uuid, device: Uuid) -> Result<(), String> {
+    let shown = path.display();
+    match open_file(path) {
+        Err(cause) => Err(cause.to_string()),
+        Ok(file) => match identify(&file) {
+            Some(found) if found == (pool, device) => Ok(()),
+            Some(_) => Err(format!("{shown} is another device now")),
+            None => Err(format!("{shown} has no header of a device")),
+        },
+    }
+}
+
+/// The pool and the device in a header, or in its copy.
+fn identify(file: &File) -> Option<(Uuid, Uuid)> {
+    let mut page = [0; PAGE_BYTES];
+    let mut found = [0, PAGE_BYTES as u64].into_iter().filter_map(|at| {
+        file.read_exact_at(&mut page, at).ok()?;
+        Device::identify(&page)
+    });
+    found.next()
+}
+
+/// Opens a device with the lock that keeps other bricks and checks away.
+fn open_locked(path: &Path, patience: Duration) -> Result<File, FileError> {
+    let file = open_file(path)?;
+    let began = Instant::now();
+    loop {
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file),
+            Err(rustix::io::Errno::WOULDBLOCK) => {}
+            Err(cause) => return Err(system("lock", path)(cause.into())),
+        }
+        if began.elapsed() >= patience {
+            return Err(FileError::InUse(path.into()));
+        }
+        std::thread::sleep(LOCK_PAUSE);
+    }
+}
+
+/// The time that a brick waits for the users of a device.
+pub(crate) const BRICK_PATIENCE: Duration = LOCK_LIMIT;

@@ -1,0 +1,103 @@
+//! The last known path of each further device, in the superblock.
+//!
+//! A path is a hint: the header of a device identifies it. Paths that have no room are left out.
+
+use crate::format::devices::{DEVICES_MAX, DeviceTable};
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use uuid::Uuid;
+
+/// Bytes of all paths in the superblock, with two bytes of length for each.
+pub(crate) const DEVICE_PATHS_BYTES: usize = 768;
+
+/// The paths of further devices.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DevicePaths(BTreeMap<Uuid, PathBuf>);
+
+impl DevicePaths {
+    /// The last known path of a device.
+    #[must_use]
+    pub fn of(&self, device: Uuid) -> Option<&Path> {
+        self.0.get(&device).map(PathBuf::as_path)
+    }
+
+    /// Sets the path of a device, and forgets those of devices that have left. False if there is no room for it.
+    pub(crate) fn set(&mut self, device: Uuid, path: &Path, devices: &DeviceTable) -> bool {
+        self.0.retain(|id, _| devices.has(*id));
+        let before = self.0.insert(device, path.to_owned());
+        let lengths = self.0.values().map(|path| path.as_os_str().len());
+        let fits = lengths.sum::<usize>() + 2 * (DEVICES_MAX - 1) <= DEVICE_PATHS_BYTES;
+        if !fits {
+            match before {
+                Some(before) => self.0.insert(device, before),
+                None => self.0.remove(&device),
+            };
+        }
+        fits
+    }
+
+    /// Writes the paths in the order of the devices' places in the superblock.
+    pub(crate) fn encode(&self, devices: &DeviceTable, into: &mut [u8]) {
+        let mut at = 0;
+        for place in devices.ids() {
+            let path = place.and_then(|id| self.0.get(&id));
+            let path = path.map_or(&[][..], |path| path.as_os_str().as_bytes());
+            into[at..at + 2].copy_from_slice(&(path.len() as u16).to_le_bytes());
+            into[at + 2..at + 2 + path.len()].copy_from_slice(path);
+            at += 2 + path.len();
+        }
+    }
+
+    /// Reads the paths. Those that do not lie in `bytes` are left out: they are hints.
+    pub(crate) fn decode(devices: &DeviceTable, bytes: &[u8]) -> DevicePaths {
+        let mut paths = BTreeMap::new();
+        let mut rest = bytes;
+        for place in devices.ids() {
+            let Some((len, after)) = rest.split_at_checked(2) else {
+                break;
+            };
+            let len = usize::from(u16::from_le_bytes([len[0], len[1]]));
+            let Some((path, after)) = after.split_at_checked(len) else {
+                break;
+            };
+            rest = after;
+            if let Some(id) = place.filter(|_| len > 0) {
+                paths.insert(id, PathBuf::from(OsStr::from_bytes(path)));
+            }
+        }
+        DevicePaths(paths)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_round_trip_and_long_ones_have_no_room() {
+        let mut devices = DeviceTable::default();
+        let ids = [1, 2, 3].map(Uuid::from_u128);
+        for id in ids {
+            devices.add(id, 4 << 20, 1000).expect("a device");
+        }
+        devices.put(ids[1], None);
+        let mut paths = DevicePaths::default();
+        assert!(paths.set(ids[0], Path::new("/dev/disk/by-id/a"), &devices));
+        assert!(paths.set(ids[2], Path::new("/srv/b"), &devices));
+        let long = PathBuf::from(format!("/{}", "x".repeat(DEVICE_PATHS_BYTES)));
+        assert!(!paths.set(ids[2], &long, &devices));
+        let mut bytes = [0; DEVICE_PATHS_BYTES];
+        paths.encode(&devices, &mut bytes);
+        assert_eq!(DevicePaths::decode(&devices, &bytes), paths);
+        // Bytes of another program are no reason to refuse the pool.
+        let _ = DevicePaths::decode(&devices, &[0xff; DEVICE_PATHS_BYTES]);
+        devices.put(ids[2], None);
+        assert!(paths.set(ids[0], Path::new("/srv/c"), &devices));
+        assert_eq!(
+            (paths.of(ids[0]), paths.of(ids[2])),
+            (Some(Path::new("/srv/c")), None)
+        );
+    }
+}
