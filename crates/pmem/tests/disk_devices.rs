@@ -142,7 +142,7 @@ fn loads_end_with_their_device() {
     }
     data.sync().expect("synced");
     let mut io = data.async_io().expect("requests").expect("a disk");
-    // A run over the border of two devices.
+    // On both sides of the border of two devices.
     let border = PLACES[2].start / PAGE_BYTES;
     let wanted: Vec<usize> = (border - 4..border).collect();
     let frames = border + HEAD / PAGE_BYTES;

@@ -11,9 +11,11 @@ use pagemesh_brick::disk_file::OpenOptions;
 use pagemesh_brick::file;
 use pagemesh_brick::worker::Worker;
 use pagemesh_fabric::service::{Handler, Outcome};
-use pagemesh_pmem::DiskMedia;
+use pagemesh_pmem::{Disk, DiskMedia, DiskOptions, Media, NewDevice, RequestLimits};
+use pagemesh_store as store;
 use rustix::event::{PollFd, PollFlags};
 use std::collections::HashMap;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tempfile::TempDir;
@@ -25,20 +27,103 @@ pub const PAGE: u64 = 4096;
 /// Sixteen pages: most reads are misses.
 const CACHE_BYTES: usize = 64 << 10;
 
+/// Bytes of the first device of a pool with several, and of each other: the slice needs frames of all.
+const FIRST_BYTES: u64 = 4 << 20;
+const DEVICE_BYTES: u64 = 3 << 20;
+
 pub struct Pool {
     pub directory: TempDir,
+    devices: usize,
 }
 
 impl Pool {
     pub fn new() -> Pool {
+        Pool::with_devices(1)
+    }
+
+    pub fn with_devices(devices: usize) -> Pool {
         let directory = tempfile::tempdir_in("/var/tmp").expect("a directory");
-        file::create(&directory.path().join("pool"), 32 << 20).expect("a pool on a disk");
-        Pool { directory }
+        let pool = Pool { directory, devices };
+        match devices {
+            1 => drop(file::create(&pool.path(), 32 << 20).expect("a pool on a disk")),
+            _ => {
+                file::create(&pool.path(), FIRST_BYTES).expect("a pool on a disk");
+                pool.add_devices();
+            }
+        }
+        pool
     }
 
     pub fn path(&self) -> PathBuf {
         self.directory.path().join("pool")
     }
+
+    /// The paths of all devices.
+    pub fn paths(&self) -> Vec<PathBuf> {
+        self.named("pool")
+    }
+
+    /// Paths for as many devices.
+    pub fn named(&self, name: &str) -> Vec<PathBuf> {
+        let others = (1..self.devices).map(|number| format!("{name}-{number}"));
+        let names = std::iter::once(name.to_owned()).chain(others);
+        names.map(|name| self.directory.path().join(name)).collect()
+    }
+
+    /// The bytes of all devices.
+    pub fn images(&self) -> Vec<Vec<u8>> {
+        let images = self.paths().into_iter().map(std::fs::read);
+        images.map(|image| image.expect("an image")).collect()
+    }
+
+    fn add_devices(&self) {
+        let path = self.path();
+        let geometry = file::read_superblock(&path).expect("a pool").geometry;
+        let first = NewDevice {
+            file: opened(&path),
+            bytes: 0..geometry.pool_bytes as usize,
+            head_len: geometry.frames.start as usize,
+        };
+        let options = DiskOptions {
+            cache_bytes: CACHE_BYTES,
+            limits: RequestLimits::default(),
+        };
+        let disk = Arc::new(Disk::start(Some(first), options).expect("a disk"));
+        let views = [disk.data(), disk.overlay()].map(Arc::new);
+        let [data, overlay] = views.clone();
+        let (mut pool, _) = store::pool::Pool::open(data, overlay).expect("a pool");
+        for path in &self.paths()[1..] {
+            add_device(&mut pool, &views[0], path);
+        }
+        pool.close().expect("closed");
+    }
+}
+
+fn opened(path: &Path) -> File {
+    let mut options = File::options();
+    let opened = options
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path);
+    opened.expect("a file")
+}
+
+/// Adds a new file to a pool.
+pub fn add_device<M: Media>(pool: &mut store::pool::Pool<M>, media: &M, path: &Path) {
+    let file = opened(path);
+    file.set_len(DEVICE_BYTES).expect("its length");
+    let id = Uuid::new_v4();
+    let planned = pool.plan_device(id, DEVICE_BYTES).expect("a place");
+    let new = NewDevice {
+        file,
+        bytes: planned.bytes(),
+        head_len: planned.head_len(),
+    };
+    media.attach_device(new).expect("attached");
+    assert!(pool.set_device_path(id, path), "room for the path");
+    pool.add_device(planned).expect("a new device");
 }
 
 pub fn options() -> OpenOptions {
@@ -49,19 +134,28 @@ pub fn options() -> OpenOptions {
 }
 
 pub fn open(path: &Path) -> (Arc<Brick<DiskMedia>>, MaintenanceThread<DiskMedia>) {
-    let (brick, maintenance, _) = Brick::open_disk(path, options()).expect("a brick");
+    open_all(&[path.to_owned()])
+}
+
+/// Opens a pool whose devices lie at these paths.
+pub fn open_all(paths: &[PathBuf]) -> (Arc<Brick<DiskMedia>>, MaintenanceThread<DiskMedia>) {
+    let options = OpenOptions {
+        devices: paths[1..].to_vec(),
+        ..options()
+    };
+    let (brick, maintenance, _) = Brick::open_disk(&paths[0], options).expect("a brick");
     (brick, maintenance)
 }
 
 /// A connection's session, with the results of its requests.
-pub struct Client {
-    worker: Worker<DiskMedia>,
+pub struct Client<M: Media = DiskMedia> {
+    worker: Worker<M>,
     pub ops: u64,
     results: HashMap<u64, Result<SliceReply, SliceError>>,
 }
 
-impl Client {
-    pub fn new(brick: &Arc<Brick<DiskMedia>>, epoch: u32) -> Client {
+impl<M: Media + Send + Sync + 'static> Client<M> {
+    pub fn new(brick: &Arc<Brick<M>>, epoch: u32) -> Client<M> {
         let mut worker = Worker::open(brick, 1, 1).expect("a session");
         let attached = Worker::attach(&mut worker, SLICE, Epoch(epoch));
         assert_eq!(attached, Ok((0, SIZE)));
@@ -134,7 +228,11 @@ impl Client {
 }
 
 /// A write of whole pages or of a part of one.
-pub fn random_write(rng: &mut SplitMix64, client: &mut Client, model: &mut [u8]) -> SliceRequest {
+pub fn random_write<M: Media + Send + Sync + 'static>(
+    rng: &mut SplitMix64,
+    client: &mut Client<M>,
+    model: &mut [u8],
+) -> SliceRequest {
     let (offset, len) = if rng.below(3) == 0 {
         (rng.below(SIZE - PAGE), 1 + rng.below(PAGE))
     } else {

@@ -1,10 +1,11 @@
 //! Bricks that reach their pools by requests to a disk, with a small cache, against a simple model.
 
 mod client;
+mod devices;
 mod faults;
 mod power_cuts;
 
-use client::{Client, PAGE, Pool, SIZE, SLICE, open, options, random_write};
+use client::{Client, PAGE, Pool, SIZE, SLICE, open, open_all, options, random_write};
 use pagemesh_base::ids::PageNo;
 use pagemesh_base::rng::SplitMix64;
 use pagemesh_base::slice::{BrickControl, SliceError, SliceReply, SliceRequest};
@@ -17,7 +18,13 @@ use std::time::{Duration, Instant};
 
 #[test]
 fn disk_pool_holds_what_the_model_holds() {
-    let home = Pool::new();
+    for devices in 1..=3 {
+        check_histories(devices);
+    }
+}
+
+fn check_histories(devices: usize) {
+    let home = Pool::with_devices(devices);
     let mut model = vec![0; SIZE as usize];
     let mut rng = SplitMix64::new(7);
     for turn in 1..=4 {
@@ -27,7 +34,7 @@ fn disk_pool_holds_what_the_model_holds() {
         }
         let mut client = Client::new(&brick, turn);
         assert!(client.read_all() == model, "opening {turn}");
-        for round in 0..150 {
+        for round in 0..200 * devices {
             let write = random_write(&mut rng, &mut client, &mut model);
             let batch = match round % 5 {
                 0 => vec![write, SliceRequest::Flush],
@@ -44,11 +51,22 @@ fn disk_pool_holds_what_the_model_holds() {
         }
         assert!(client.read_all() == model, "end of turn {turn}");
     }
+    for (number, image) in home.images().into_iter().enumerate() {
+        let pages = image.chunks(PAGE as usize);
+        let written = pages.filter(|page| page.iter().any(|byte| *byte != 0));
+        assert!(written.count() > 100, "device {number} has no frame in use");
+    }
 }
 
 #[test]
 fn answered_write_is_on_the_disk() {
-    let home = Pool::new();
+    for devices in [1, 3] {
+        check_answered_writes(devices);
+    }
+}
+
+fn check_answered_writes(devices: usize) {
+    let home = Pool::with_devices(devices);
     let (brick, _maintenance) = open(&home.path());
     brick.create(SLICE, SIZE).expect("room");
     let mut client = Client::new(&brick, 1);
@@ -59,10 +77,12 @@ fn answered_write_is_on_the_disk() {
             let write = random_write(&mut rng, &mut client, &mut model);
             assert_eq!(client.execute(vec![write]), [Ok(SliceReply::Done)]);
         }
-        // What the file holds now is what a brick finds that starts after this one was killed.
-        let copy = home.directory.path().join(format!("killed-{turn}"));
-        std::fs::copy(home.path(), &copy).expect("a copy");
-        let (restarted, _maintenance) = open(&copy);
+        // What the files hold now is what a brick finds that starts after this one was killed.
+        let copies = home.named(&format!("killed-{turn}"));
+        for (path, copy) in home.paths().iter().zip(&copies) {
+            std::fs::copy(path, copy).expect("a copy");
+        }
+        let (restarted, _maintenance) = open_all(&copies);
         let mut reader = Client::new(&restarted, 1);
         assert!(reader.read_all() == model, "turn {turn}");
     }

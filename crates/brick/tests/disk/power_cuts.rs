@@ -4,10 +4,11 @@
 //! The history is a real one: the brick's threads write to a file, and the device's log has each request. So two runs of a
 //! seed differ in their groups, but each of the images is one that a power cut may leave.
 
-use crate::client::{Client, PAGE, Pool, SIZE, SLICE, open, options, random_write};
+use crate::client::{Client, PAGE, Pool, SIZE, SLICE, open, open_all, options, random_write};
 use pagemesh_base::rng::SplitMix64;
 use pagemesh_base::slice::{BrickControl, SliceReply, SliceRequest};
 use pagemesh_brick::brick::Brick;
+use pagemesh_brick::disk_file::OpenOptions;
 use pagemesh_pmem::{DeviceEvent, DeviceLog};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -67,45 +68,61 @@ impl PageHistory {
     }
 }
 
-/// A device at a power cut.
+/// The devices at a power cut.
+struct CutDisk {
+    devices: Vec<CutDevice>,
+    /// The last write that a flush has confirmed.
+    flushed: u64,
+}
+
 struct CutDevice {
     /// The image with all writes before the last FLUSH.
     durable: Vec<u8>,
     /// Each sector with the contents of later writes, in their order.
     pending: BTreeMap<usize, Vec<Vec<u8>>>,
-    /// The last write that a flush has confirmed.
-    flushed: u64,
 }
 
-impl CutDevice {
-    fn new(start: &[u8], events: &[DeviceEvent]) -> CutDevice {
-        let mut device = CutDevice {
-            durable: start.to_vec(),
+impl CutDisk {
+    fn new(start: &[Vec<u8>], events: &[DeviceEvent]) -> CutDisk {
+        let devices = start.iter().map(|image| CutDevice {
+            durable: image.clone(),
             pending: BTreeMap::new(),
+        });
+        let mut disk = CutDisk {
+            devices: devices.collect(),
             flushed: 0,
         };
         for event in events {
-            device.apply(event);
+            disk.apply(event);
         }
-        device
+        disk
     }
 
     fn apply(&mut self, event: &DeviceEvent) {
         match event {
-            DeviceEvent::Write { offset, bytes, .. } => {
+            DeviceEvent::Write {
+                device,
+                offset,
+                bytes,
+            } => {
                 let first = *offset as usize / SECTOR;
                 for (number, sector) in bytes.chunks(SECTOR).enumerate() {
-                    let versions = self.pending.entry(first + number).or_default();
+                    let pending = &mut self.devices[*device].pending;
+                    let versions = pending.entry(first + number).or_default();
                     versions.push(sector.to_vec());
                 }
             }
-            DeviceEvent::Flush { .. } => {
-                for (sector, versions) in std::mem::take(&mut self.pending) {
-                    let last = versions.last().expect("a version");
-                    self.durable[sector * SECTOR..][..SECTOR].copy_from_slice(last);
-                }
-            }
+            DeviceEvent::Flush { device } => self.devices[*device].flush(),
             DeviceEvent::Mark(write) => self.flushed = *write,
+        }
+    }
+}
+
+impl CutDevice {
+    fn flush(&mut self) {
+        for (sector, versions) in std::mem::take(&mut self.pending) {
+            let last = versions.last().expect("a version");
+            self.durable[sector * SECTOR..][..SECTOR].copy_from_slice(last);
         }
     }
 
@@ -129,10 +146,10 @@ impl CutDevice {
     }
 }
 
-/// Writes and flushes with a log of the device. Returns the log and the contents of the pages.
-fn run_history(seed: u64, path: &Path) -> (Arc<DeviceLog>, PageHistory) {
+/// Writes and flushes with a log of the devices. Returns the log and the contents of the pages.
+fn run_history(seed: u64, path: &Path, devices: usize) -> (Arc<DeviceLog>, PageHistory) {
     let mut rng = SplitMix64::new(seed);
-    let log = DeviceLog::of_next_devices(1);
+    let log = DeviceLog::of_next_devices(devices);
     let (brick, _maintenance) = open(path);
     let mut client = Client::new(&brick, 2);
     let mut model = client.read_all();
@@ -157,8 +174,8 @@ fn run_history(seed: u64, path: &Path) -> (Arc<DeviceLog>, PageHistory) {
 }
 
 /// A pool with a slice and some content.
-fn made_pool() -> Pool {
-    let home = Pool::new();
+fn made_pool(devices: usize) -> Pool {
+    let home = Pool::with_devices(devices);
     let (brick, _maintenance) = open(&home.path());
     brick.create(SLICE, SIZE).expect("room");
     let mut client = Client::new(&brick, 1);
@@ -176,23 +193,27 @@ fn made_pool() -> Pool {
 }
 
 /// Recovers an image and checks its pages, and recovers it once more.
-fn check_image(path: &Path, history: &PageHistory, flushed: u64, context: &str) {
+fn check_image(paths: &[PathBuf], history: &PageHistory, flushed: u64, context: &str) {
+    let options = OpenOptions {
+        devices: paths[1..].to_vec(),
+        ..options()
+    };
     let (brick, _maintenance, _) =
-        Brick::open_disk(path, options()).unwrap_or_else(|cause| panic!("{context}: {cause}"));
+        Brick::open_disk(&paths[0], options).unwrap_or_else(|cause| panic!("{context}: {cause}"));
     let found = Client::new(&brick, 3).read_all();
     history.check(&found, flushed, context);
     drop((brick, _maintenance));
-    let (again, _maintenance) = open(path);
+    let (again, _maintenance) = open_all(paths);
     assert!(
         Client::new(&again, 4).read_all() == found,
         "{context}: another content after a second opening"
     );
 }
 
-fn cut_power(seed: u64) {
-    let home = made_pool();
-    let start = std::fs::read(home.path()).expect("an image");
-    let (log, history) = run_history(seed, &home.path());
+fn cut_power(seed: u64, devices: usize) {
+    let home = made_pool(devices);
+    let start = home.images();
+    let (log, history) = run_history(seed, &home.path(), devices);
     let events = log.events();
     let flushes = events
         .iter()
@@ -200,17 +221,21 @@ fn cut_power(seed: u64) {
         .count();
     assert!(flushes > 5, "{flushes} of {} requests", events.len());
     let mut rng = SplitMix64::new(seed ^ 0x5eed);
-    let image_path: PathBuf = home.directory.path().join("cut");
+    let image_paths = home.named("cut");
     for _ in 0..CUTS {
         let cut = rng.below(events.len() as u64 + 1) as usize;
-        let device = CutDevice::new(&start, &events[..cut]);
+        let disk = CutDisk::new(&start, &events[..cut]);
         for kind in 0..IMAGES {
-            std::fs::write(&image_path, device.image(kind, &mut rng)).expect("written");
+            for (number, (path, device)) in image_paths.iter().zip(&disk.devices).enumerate() {
+                // Each device keeps and loses others.
+                let kind = (kind + number as u64 * seed) % 5;
+                std::fs::write(path, device.image(kind, &mut rng)).expect("written");
+            }
             let context = format!(
-                "seed {seed}, after {cut} of {} requests, image {kind}",
+                "seed {seed}, {devices} devices, after {cut} of {} requests, image {kind}",
                 events.len()
             );
-            check_image(&image_path, &history, device.flushed, &context);
+            check_image(&image_paths, &history, disk.flushed, &context);
         }
     }
 }
@@ -224,6 +249,13 @@ fn seeds() -> u64 {
 #[test]
 fn power_cut_keeps_flushed_writes_of_disk() {
     for seed in 1..=seeds() {
-        cut_power(seed);
+        cut_power(seed, 1);
+    }
+}
+
+#[test]
+fn power_cut_keeps_flushed_writes_of_devices() {
+    for seed in 1..=seeds() {
+        cut_power(seed, 2 + seed as usize % 2);
     }
 }
