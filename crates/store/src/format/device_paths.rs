@@ -40,35 +40,43 @@ impl DevicePaths {
 
     /// Writes the paths in the order of the devices' places in the superblock.
     pub(crate) fn encode(&self, devices: &DeviceTable, into: &mut [u8]) {
-        let mut at = 0;
-        for place in devices.ids() {
+        let mut rest = into;
+        for (number, place) in devices.ids().enumerate() {
             let path = place.and_then(|id| self.0.get(&id));
             let path = path.map_or(&[][..], |path| path.as_os_str().as_bytes());
-            into[at..at + 2].copy_from_slice(&(path.len() as u16).to_le_bytes());
-            into[at + 2..at + 2 + path.len()].copy_from_slice(path);
-            at += 2 + path.len();
+            let path = match has_room(path.len(), number, rest.len()) {
+                true => path,
+                false => &[],
+            };
+            let (entry, after) = rest.split_at_mut(2 + path.len());
+            entry[..2].copy_from_slice(&(path.len() as u16).to_le_bytes());
+            entry[2..].copy_from_slice(path);
+            rest = after;
         }
     }
 
-    /// Reads the paths. Those that do not lie in `bytes` are left out: they are hints.
+    /// Reads the paths. Those that have no room in `bytes` are left out: they are hints.
     pub(crate) fn decode(devices: &DeviceTable, bytes: &[u8]) -> DevicePaths {
         let mut paths = BTreeMap::new();
         let mut rest = bytes;
-        for place in devices.ids() {
-            let Some((len, after)) = rest.split_at_checked(2) else {
+        for (number, place) in devices.ids().enumerate() {
+            let len = usize::from(u16::from_le_bytes([rest[0], rest[1]]));
+            if !has_room(len, number, rest.len()) {
                 break;
-            };
-            let len = usize::from(u16::from_le_bytes([len[0], len[1]]));
-            let Some((path, after)) = after.split_at_checked(len) else {
-                break;
-            };
+            }
+            let (entry, after) = rest.split_at(2 + len);
             rest = after;
             if let Some(id) = place.filter(|_| len > 0) {
-                paths.insert(id, PathBuf::from(OsStr::from_bytes(path)));
+                paths.insert(id, PathBuf::from(OsStr::from_bytes(&entry[2..])));
             }
         }
         DevicePaths(paths)
     }
+}
+
+/// Whether the path of a place fits into the rest of the bytes, with the lengths of all later places.
+fn has_room(len: usize, place: usize, rest: usize) -> bool {
+    2 * (DEVICES_MAX - 1 - place) + len <= rest
 }
 
 #[cfg(test)]

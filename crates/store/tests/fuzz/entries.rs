@@ -7,6 +7,7 @@ use pagemesh_base::layout::SliceId;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_fuzz::{Random, measure_allocation};
 use pagemesh_pmem::{Durability, StatedClass};
+use pagemesh_store::device_paths::DevicePaths;
 use pagemesh_store::geometry::{Geometry, JOURNALS_MAX, OBJECT_BYTES};
 use pagemesh_store::object::{Object, ObjectState};
 use pagemesh_store::record::{
@@ -41,6 +42,7 @@ fn superblock(pool_bytes: u64, devices: u8, stated: Option<StatedClass>) -> Vec<
         stated,
         boot: stated.map(|_| Uuid::from_u128(8)),
         features: Features::NEW,
+        device_paths: DevicePaths::default(),
         geometry,
         journal_heads: (0..u64::from(geometry.journals)).collect(),
     };
