@@ -119,6 +119,16 @@ pub enum Defect {
     NodeMovedBeforeSync,
     /// A session goes on with the place of a leaf that has moved.
     MovedLeafCached,
+    /// A page moves to flash before its data is durable there.
+    DemotedBeforeSync,
+    /// A page moves to another tier although it changed since it was copied.
+    MovedWithoutCompare,
+    /// The flash frame of a page that stayed is not returned.
+    FlashFrameKept,
+    /// The flash frame of a page that moved is returned all the same.
+    FlashFrameFreedTwice,
+    /// A checkpoint releases records before the tables on flash are durable.
+    FlashTablesNotSynced,
     /// Recovery overwrites a superblock before the one that it chose is durable.
     SuperblockNotFlushed,
     /// A checkpoint overwrites the older superblock though the newer is damaged.

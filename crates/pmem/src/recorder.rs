@@ -9,6 +9,9 @@
 //! Model of class `file-sync`: the kernel writes back at any time, in sectors of 512 bytes, each in
 //! a state since the last [`Media::sync`], in any order. Flushes and fences guarantee nothing.
 //!
+//! Memory in front of disks: `pmem` before the first byte of the disks, `file-sync` from there on. The process keeps
+//! unwritten sectors of the disks in its memory, so its death may lose them, too.
+//!
 //! Images share equal pages, so the cost of one is the stores since, not the size of the medium.
 
 mod crash;
@@ -19,6 +22,7 @@ use pagemesh_base::checksum::PageChecksums;
 use pagemesh_base::poison::{self, recover};
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 const SECTOR_BYTES: usize = 512;
@@ -111,17 +115,39 @@ enum Persistence {
     Lines,
     /// By sectors, at a sync.
     Sectors,
+    /// By lines before this word, and by sectors from there on.
+    Tiered(usize),
     /// At once: nothing is recorded.
     Instant,
 }
 
 impl Persistence {
-    /// Words that persist in the order they were stored.
-    fn unit_words(self) -> usize {
+    /// The words that persist in the order they were stored, around this one.
+    fn unit_at(self, index: usize) -> Range<usize> {
+        let words = match self.are_sectors(index) {
+            true => SECTOR_BYTES / 8,
+            false => LINE_BYTES / 8,
+        };
+        let first = index - index % words;
+        first..first + words
+    }
+
+    fn are_sectors(self, index: usize) -> bool {
+        self.synced_words().contains(&index)
+    }
+
+    /// The words that persist by sectors.
+    fn synced_words(self) -> Range<usize> {
         match self {
-            Persistence::Sectors => SECTOR_BYTES / 8,
-            _ => LINE_BYTES / 8,
+            Persistence::Sectors => 0..usize::MAX,
+            Persistence::Tiered(from) => from..usize::MAX,
+            Persistence::Lines | Persistence::Instant => usize::MAX..usize::MAX,
         }
+    }
+
+    /// The words that persist by lines.
+    fn fenced_words(self) -> Range<usize> {
+        0..self.synced_words().start
     }
 }
 
@@ -139,6 +165,7 @@ struct RecorderState {
     visible: Image,
     /// The content that is certainly persistent.
     durable: Image,
+    /// By their first word.
     units: BTreeMap<usize, PersistenceUnit>,
     /// None: no crash points are recorded.
     crash_points: Option<Vec<CrashPoint>>,
@@ -175,6 +202,13 @@ impl Recorder {
     #[must_use]
     pub fn for_file(image: Image) -> Recorder {
         Recorder::with_persistence(image, Persistence::Sectors)
+    }
+
+    /// Memory of class `pmem` before this byte, and disks from there on.
+    #[must_use]
+    pub fn tiered(image: Image, from: usize) -> Recorder {
+        assert!(from.is_multiple_of(PAGE_BYTES), "whole pages");
+        Recorder::with_persistence(image, Persistence::Tiered(from / 8))
     }
 
     /// Memory that starts as an image and records nothing.
@@ -304,9 +338,9 @@ impl RecorderState {
     fn store(&mut self, index: usize, word: u64) {
         self.visible.set(index, word);
         if self.persistence != Persistence::Instant {
-            let words = self.persistence.unit_words();
-            let unit = self.units.entry(index / words).or_default();
-            unit.pending.push((index % words, word));
+            let first = self.persistence.unit_at(index).start;
+            let unit = self.units.entry(first).or_default();
+            unit.pending.push((index - first, word));
         }
     }
 
@@ -320,47 +354,51 @@ impl RecorderState {
             let index = (offset + line * LINE_BYTES) / 8;
             self.visible.set_all(index, &words);
             if self.persistence != Persistence::Instant {
-                let unit_words = self.persistence.unit_words();
-                let unit = self.units.entry(index / unit_words).or_default();
+                let first = self.persistence.unit_at(index).start;
+                let unit = self.units.entry(first).or_default();
                 unit.pending
-                    .extend((index % unit_words..).zip(words.iter().copied()));
+                    .extend((index - first..).zip(words.iter().copied()));
             }
         }
     }
 
     fn flush(&mut self, offset: usize, len: usize) {
-        if self.persistence == Persistence::Lines {
-            let last = (offset + len).div_ceil(LINE_BYTES);
-            for (_, unit) in self.units.range_mut(offset / LINE_BYTES..last) {
-                unit.flushed = unit.pending.len();
-            }
+        let fenced = self.persistence.fenced_words();
+        let (first, end) = (offset / LINE_BYTES, (offset + len).div_ceil(LINE_BYTES));
+        let words = [first, end].map(|line| (line * (LINE_BYTES / 8)).min(fenced.end));
+        for (_, unit) in self.units.range_mut(words[0]..words[1]) {
+            unit.flushed = unit.pending.len();
         }
     }
 
     fn fence(&mut self) {
-        if self.persistence == Persistence::Lines {
-            self.persist();
+        if matches!(
+            self.persistence,
+            Persistence::Lines | Persistence::Tiered(_)
+        ) {
+            self.persist(self.persistence.fenced_words());
         }
     }
 
     fn sync(&mut self) {
-        if self.persistence == Persistence::Sectors {
-            for unit in self.units.values_mut() {
+        let synced = self.persistence.synced_words();
+        if !synced.is_empty() {
+            for (_, unit) in self.units.range_mut(synced.clone()) {
                 unit.flushed = unit.pending.len();
             }
-            self.persist();
+            self.persist(synced);
         }
     }
 
-    fn persist(&mut self) {
+    /// Makes the flushed stores to these words persistent.
+    fn persist(&mut self, words: Range<usize>) {
         if self.crash_points.is_some() {
             let point = self.crash_point();
             self.crash_points.get_or_insert_default().push(point);
         }
-        let words = self.persistence.unit_words();
-        for (&number, unit) in &mut self.units {
+        for (&first, unit) in self.units.range_mut(words) {
             for (word, value) in unit.pending.drain(..unit.flushed) {
-                self.durable.set(number * words + word, value);
+                self.durable.set(first + word, value);
             }
             unit.flushed = 0;
         }
@@ -368,10 +406,9 @@ impl RecorderState {
     }
 
     fn crash_point(&self) -> CrashPoint {
-        let pending = |(&number, unit): (&usize, &PersistenceUnit)| (number, unit.pending.clone());
+        let pending = |(&first, unit): (&usize, &PersistenceUnit)| (first, unit.pending.clone());
         CrashPoint {
             durable: self.durable.clone(),
-            unit_words: self.persistence.unit_words(),
             units: self.units.iter().map(pending).collect(),
         }
     }
@@ -460,6 +497,13 @@ impl Media for Recorder {
         let UnfencedStores(()) = stores;
         self.state().fence();
         FenceProof(())
+    }
+
+    fn buffers_from(&self) -> Option<usize> {
+        match self.state().persistence {
+            Persistence::Tiered(from) => Some(from * 8),
+            _ => None,
+        }
     }
 
     fn sync(&self) -> Result<(), MapError> {

@@ -118,6 +118,10 @@ impl<T: RecordedMedium> Media for T {
         fenced
     }
 
+    fn buffers_from(&self) -> Option<usize> {
+        self.recorder().buffers_from()
+    }
+
     fn sync(&self) -> Result<(), MapError> {
         self.before_change();
         if self.fails_sync() {

@@ -10,7 +10,7 @@ const FEW_UNITS: usize = 8;
 /// Repeated samples in a row after which the search ends.
 const DRAWS_MAX: u32 = 64;
 
-/// The number of a unit, and its stores: word in the unit, value.
+/// The first word of a unit, and its stores: word in the unit, value.
 type UnitStores = (usize, Vec<(usize, u64)>);
 
 /// The point just before stores become persistent: the certain content, and the stores that may be
@@ -18,7 +18,6 @@ type UnitStores = (usize, Vec<(usize, u64)>);
 #[derive(Clone)]
 pub struct CrashPoint {
     pub(super) durable: Image,
-    pub(super) unit_words: usize,
     /// Lines or sectors, and the stores to them.
     pub(super) units: Vec<UnitStores>,
 }
@@ -84,7 +83,7 @@ impl CrashPoint {
         let mut fewest = HashMap::from([(sum, 0)]);
         let mut states = vec![0];
         for (count, &(word, value)) in (1..).zip(stores) {
-            let durable = || self.durable.get(unit * self.unit_words + word);
+            let durable = || self.durable.get(unit + word);
             let old = held.insert(word, value).unwrap_or_else(durable);
             // Equal words have equal sums, whichever stores led to them.
             sum ^= state_hash(word, old) ^ state_hash(word, value);
@@ -115,7 +114,7 @@ impl CrashPoint {
         if style == 3 {
             let salt = draw();
             let of_page = |(unit, stores): &UnitStores| {
-                let page = salt ^ (unit * self.unit_words / PAGE_WORDS) as u64;
+                let page = salt ^ (unit / PAGE_WORDS) as u64;
                 if SplitMix64::new(page).next_u64().is_multiple_of(2) {
                     return stores.len();
                 }
@@ -155,7 +154,7 @@ impl CrashPoint {
         let mut image = self.durable.clone();
         for ((unit, stores), persisted) in self.units.iter().zip(persisted) {
             for (word, value) in &stores[..persisted] {
-                image.set(unit * self.unit_words + word, *value);
+                image.set(unit + word, *value);
             }
         }
         image

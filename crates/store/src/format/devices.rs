@@ -39,6 +39,16 @@ pub enum DeviceState {
     Draining,
 }
 
+/// The kind of a further device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// Its stores become durable as those of the first device do, and its frames are granted to any session.
+    LikeFirst,
+    /// A disk behind a first device in memory. Its stores become durable at a sync, and its frames get pages that the
+    /// tier demotes.
+    Flash,
+}
+
 /// A further device of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Device {
@@ -52,6 +62,8 @@ pub struct Device {
     starts: [u32; 3],
     /// Its use.
     pub state: DeviceState,
+    /// Its kind.
+    pub kind: DeviceKind,
 }
 
 /// Why a device cannot join a pool.
@@ -70,7 +82,7 @@ pub enum BadDevice {
 
 impl Device {
     /// The plan of a device of `bytes` at a page number.
-    fn plan(id: Uuid, first_page: u64, bytes: u64) -> Device {
+    fn plan(id: Uuid, first_page: u64, bytes: u64, kind: DeviceKind) -> Device {
         let pages = bytes / PAGE;
         let in_pages = |bytes: u64| bytes.div_ceil(PAGE);
         let bitmap = HEADER_PAGES;
@@ -82,6 +94,7 @@ impl Device {
             pages,
             starts: [bitmap, table, frames].map(|start| start as u32),
             state: DeviceState::Active,
+            kind,
         }
     }
 
@@ -140,7 +153,11 @@ impl Device {
             DeviceState::Active => 1,
             DeviceState::Draining => 2,
         };
-        put(&mut entry, 44, [state]);
+        put(
+            &mut entry,
+            44,
+            [state, u8::from(self.kind == DeviceKind::Flash)],
+        );
         entry
     }
 
@@ -152,12 +169,18 @@ impl Device {
             2 => DeviceState::Draining,
             _ => return Err("a device has an unknown state"),
         };
+        let kind = match entry[45] {
+            0 => DeviceKind::LikeFirst,
+            1 => DeviceKind::Flash,
+            _ => return Err("a device has an unknown kind"),
+        };
         let device = Device {
             id: Uuid::from_bytes(field(entry, 0)),
             first_page: get_u64(entry, 16),
             pages: get_u64(entry, 24),
             starts: [32, 36, 40].map(|at| get_u32(entry, at)),
             state,
+            kind,
         };
         match device.is_sound() {
             true => Ok(Some(device)),
@@ -240,6 +263,7 @@ impl DeviceTable {
         &mut self,
         id: Uuid,
         bytes: u64,
+        kind: DeviceKind,
         first_end: u64,
     ) -> Result<Device, BadDevice> {
         if bytes < DEVICE_BYTES_MIN {
@@ -254,7 +278,7 @@ impl DeviceTable {
         if first_end + in_use + bytes / PAGE > PAGES_MAX || first_page + bytes / PAGE > PAGES_MAX {
             return Err(BadDevice::TooLarge(bytes));
         }
-        let device = Device::plan(id, first_page, bytes);
+        let device = Device::plan(id, first_page, bytes, kind);
         self.0[free] = Some(device);
         Ok(device)
     }
@@ -274,6 +298,12 @@ impl DeviceTable {
     pub fn device_of(&self, page: u64) -> Option<&Device> {
         let has = |device: &&Device| (device.first_page..device.end_page()).contains(&page);
         self.iter().find(has)
+    }
+
+    /// The first page of all flash devices. No other device lies behind it. None without flash.
+    pub(crate) fn flash_start(&self) -> Option<u64> {
+        let flash = self.iter().filter(|it| it.kind == DeviceKind::Flash);
+        flash.map(|it| it.first_page).min()
     }
 
     /// Writes the entries of a superblock.
@@ -354,11 +384,12 @@ mod tests {
     use proptest::prelude::*;
 
     const FIRST_END: u64 = 1000;
+    const KIND: DeviceKind = DeviceKind::Flash;
 
     fn table(sizes: &[u64]) -> DeviceTable {
         let mut table = DeviceTable::default();
         for (number, &pages) in (1..).zip(sizes) {
-            let added = table.add(Uuid::from_u128(number), pages * PAGE, FIRST_END);
+            let added = table.add(Uuid::from_u128(number), pages * PAGE, KIND, FIRST_END);
             added.expect("a device");
         }
         table
@@ -370,18 +401,18 @@ mod tests {
         let id = Uuid::from_u128(99);
         let small = DEVICE_BYTES_MIN - 1;
         assert_eq!(
-            table.add(id, small, FIRST_END),
+            table.add(id, small, KIND, FIRST_END),
             Err(BadDevice::TooSmall(small))
         );
         let large = 64 << 40;
         assert_eq!(
-            table.add(id, large, FIRST_END),
+            table.add(id, large, KIND, FIRST_END),
             Err(BadDevice::TooLarge(large))
         );
         table
-            .add(id, DEVICE_BYTES_MIN, FIRST_END)
+            .add(id, DEVICE_BYTES_MIN, KIND, FIRST_END)
             .expect("the last device");
-        let more = table.add(Uuid::from_u128(100), DEVICE_BYTES_MIN, FIRST_END);
+        let more = table.add(Uuid::from_u128(100), DEVICE_BYTES_MIN, KIND, FIRST_END);
         assert_eq!(more, Err(BadDevice::TooMany));
     }
 

@@ -3,7 +3,9 @@
 //! The superblock names each region. [`Geometry::plan`] chooses those of a new pool by its size; a later program may
 //! choose others, and opens this one's pools all the same.
 
-use crate::format::devices::{BadDevice, Device, DeviceState, DeviceTable, FrameNumbers};
+use crate::format::devices::{
+    BadDevice, Device, DeviceKind, DeviceState, DeviceTable, FrameNumbers,
+};
 pub use crate::format::regions::{FRAME_ENTRY_BYTES, POOL_BYTES_MAX, Region};
 use crate::format::regions::{LINE_FRAMES, PAGE};
 use pagemesh_base::ids::{FrameNo, ObjectId};
@@ -247,8 +249,37 @@ impl Geometry {
     ///
     /// # Errors
     /// When it is too small, or the pool would have too many or be too large.
-    pub fn add_device(&mut self, id: Uuid, bytes: u64) -> Result<Device, BadDevice> {
-        self.devices.add(id, bytes, self.pool_bytes / PAGE)
+    pub fn add_device(
+        &mut self,
+        id: Uuid,
+        bytes: u64,
+        kind: DeviceKind,
+    ) -> Result<Device, BadDevice> {
+        let kind = match self.devices.flash_start() {
+            // Frames behind those of flash are flash.
+            Some(_) => DeviceKind::Flash,
+            None => kind,
+        };
+        self.devices.add(id, bytes, kind, self.pool_bytes / PAGE)
+    }
+
+    /// The number from which on frames are on flash, behind a first device in memory. None without flash.
+    #[must_use]
+    pub fn flash_start(&self) -> Option<u64> {
+        self.devices.flash_start()
+    }
+
+    /// Whether a frame is on flash.
+    #[inline]
+    #[must_use]
+    pub fn is_on_flash(&self, frame: FrameNo) -> bool {
+        frame.0 * PAGE >= self.pool_bytes && self.is_on_flash_device(frame)
+    }
+
+    #[cold]
+    fn is_on_flash_device(&self, frame: FrameNo) -> bool {
+        let device = self.devices.device_of(frame.0);
+        device.is_some_and(|device| device.kind == DeviceKind::Flash)
     }
 
     /// The byte behind the last device.

@@ -183,7 +183,10 @@ impl<M: Media> Pool<M> {
 
     /// Writes the superblock that makes the applied records the new start of recovery.
     fn write_checkpoint(&mut self, checkpoint: Seq, heads: Vec<u64>) -> Result<(), PoolError> {
-        self.mapping.data.sync()?;
+        // With flash behind memory, its bitmap and frame table.
+        if !self.is_tiered() || !defect::is(Defect::FlashTablesNotSynced) {
+            self.mapping.data.sync()?;
+        }
         if !defect::is(Defect::JournalReuse) && !defect::is(Defect::NewerSuperblockNotChecked) {
             self.ensure_newer_superblock()?;
         }

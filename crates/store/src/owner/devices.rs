@@ -6,7 +6,7 @@
 use super::pool::Pool;
 use crate::defect::{self, Defect};
 use crate::format::bitmap::Bitmap;
-use crate::format::devices::Device;
+use crate::format::devices::{Device, DeviceKind};
 use crate::format::geometry::DeviceFrames;
 use crate::recovery::PoolError;
 use pagemesh_base::units::PAGE_BYTES;
@@ -22,7 +22,14 @@ impl<M: Media> Pool<M> {
     /// When the device is too small, or the pool would have too many or be too large.
     pub fn plan_device(&self, id: Uuid, bytes: u64) -> Result<Device, PoolError> {
         let mut geometry = *self.mapping.geometry();
-        Ok(geometry.add_device(id, bytes)?)
+        Ok(geometry.add_device(id, bytes, self.kind_of_devices())?)
+    }
+
+    fn kind_of_devices(&self) -> DeviceKind {
+        match self.mapping.data.buffers_from() {
+            Some(_) => DeviceKind::Flash,
+            None => DeviceKind::LikeFirst,
+        }
     }
 
     /// Adds a device as planned. When it returns, its frames are granted.
@@ -44,7 +51,7 @@ impl<M: Media> Pool<M> {
         if found < wanted {
             return Err(PoolError::Truncated { wanted, found });
         }
-        let is_planned = geometry.add_device(planned.id, bytes)? == planned;
+        let is_planned = geometry.add_device(planned.id, bytes, planned.kind)? == planned;
         if !is_planned || !self.mapping.set_geometry(geometry) {
             return Err(PoolError::DeviceChanged);
         }

@@ -9,6 +9,7 @@ use crate::format::geometry::Geometry;
 use crate::shared::control::FrameRun;
 use pagemesh_base::ids::FrameNo;
 use pagemesh_pmem::{Media, UnfencedStores};
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// Frames of a group. The free frames of each group are counted, so that a search skips full
@@ -18,6 +19,15 @@ const GROUP_FRAMES: u64 = 1 << 15;
 /// unreadable frames has ended its brick long before, unless clients report frames that are sound.
 const WITHHELD_MAX: usize = 1024;
 
+/// The class of a frame, which decides its users.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FrameClass {
+    /// Granted to sessions, and used for nodes. Without flash all frames are of this class.
+    Memory,
+    /// Reserved for pages that the tier demotes.
+    Flash,
+}
+
 /// The frames of a pool.
 pub(crate) struct FrameAllocator {
     bitmap: Bitmap,
@@ -25,9 +35,14 @@ pub(crate) struct FrameAllocator {
     unavailable: Vec<u64>,
     /// Free frames of each group.
     free_per_group: Vec<u32>,
-    /// The next frame to examine.
-    cursor: u64,
-    free: u64,
+    /// The next frame to examine, of each class.
+    cursors: [u64; 2],
+    /// Free frames of each class.
+    free: [u64; 2],
+    /// Frames from here on are on flash.
+    flash_start: u64,
+    /// Flash frames that the tier holds, and that no record is known to name.
+    reserved: BTreeSet<u64>,
     /// Unreadable frames, which are not used again.
     withheld: Vec<u64>,
     /// Frames of draining devices: none is granted.
@@ -42,6 +57,7 @@ impl FrameAllocator {
         let others = geometry.devices.iter().filter(is_granted);
         let first = geometry.first_frames();
         let start = first.start;
+        let flash_start = flash_start(geometry);
         for frames in std::iter::once(first).chain(others.map(Device::frames)) {
             open_bits(&mut busy, bitmap.words(), frames);
         }
@@ -50,8 +66,10 @@ impl FrameAllocator {
         let mut allocator = FrameAllocator {
             closed: closed.map(Device::frames).collect(),
             unavailable: busy,
-            cursor: start,
-            free: 0,
+            cursors: [start, 0],
+            free: [0; 2],
+            flash_start,
+            reserved: BTreeSet::new(),
             free_per_group: Vec::new(),
             withheld: Vec::new(),
             bitmap,
@@ -63,8 +81,10 @@ impl FrameAllocator {
     /// Adds the frames of a device that joined the pool.
     pub(crate) fn add_device(&mut self, geometry: &Geometry, device: &Device) {
         self.bitmap.set_geometry(geometry);
+        self.flash_start = flash_start(geometry);
         self.unavailable.resize(self.bitmap.words().len(), u64::MAX);
         open_bits(&mut self.unavailable, self.bitmap.words(), device.frames());
+        self.hold_reserved();
         self.count_free();
     }
 
@@ -84,12 +104,21 @@ impl FrameAllocator {
         for &frame in &self.withheld {
             self.unavailable[(frame / 64) as usize] |= 1 << (frame % 64);
         }
+        self.hold_reserved();
         self.count_free();
+    }
+
+    fn hold_reserved(&mut self) {
+        for &frame in &self.reserved {
+            self.unavailable[(frame / 64) as usize] |= 1 << (frame % 64);
+        }
     }
 
     /// Takes over the frames of a pool that a device has left.
     pub(crate) fn remove_frames(&mut self, geometry: &Geometry) {
         self.bitmap.set_geometry(geometry);
+        self.flash_start = flash_start(geometry);
+        self.count_free();
         let numbers = geometry.frame_numbers();
         self.withheld
             .retain(|&frame| numbers.contains(FrameNo(frame)));
@@ -123,11 +152,31 @@ impl FrameAllocator {
         let zeros = |words: &[u64]| words.iter().map(|word| word.count_zeros()).sum();
         let groups = self.unavailable.chunks((GROUP_FRAMES / 64) as usize);
         self.free_per_group = groups.map(zeros).collect();
-        self.free = self
-            .free_per_group
-            .iter()
-            .map(|&free| u64::from(free))
-            .sum();
+        let all = self.free_per_group.iter().map(|&free| u64::from(free));
+        let all: u64 = all.sum();
+        let flash = self.free_in_words(self.flash_start);
+        self.free = [all - flash, flash];
+    }
+
+    /// Free frames from this one on.
+    fn free_in_words(&self, start: u64) -> u64 {
+        let (word, bit) = ((start / 64) as usize, start % 64);
+        let Some((first, rest)) = self
+            .unavailable
+            .get(word..)
+            .and_then(|words| words.split_first())
+        else {
+            return 0;
+        };
+        let behind: u64 = rest.iter().map(|word| u64::from(word.count_zeros())).sum();
+        behind + u64::from((!first >> bit).count_ones())
+    }
+
+    fn class_of(&self, frame: u64) -> FrameClass {
+        match frame < self.flash_start {
+            true => FrameClass::Memory,
+            false => FrameClass::Flash,
+        }
     }
 
     /// Withholds a frame: it is never granted or freed again.
@@ -141,7 +190,7 @@ impl FrameAllocator {
         if self.unavailable[word] & bit == 0 {
             self.unavailable[word] |= bit;
             self.free_per_group[(frame / GROUP_FRAMES) as usize] -= 1;
-            self.free -= 1;
+            self.free[self.class_of(frame) as usize] -= 1;
         }
         self.withheld.push(frame);
     }
@@ -156,7 +205,13 @@ impl FrameAllocator {
 
     /// Frames neither in use nor granted.
     pub(crate) fn free(&self) -> u64 {
-        self.free
+        self.free.iter().sum()
+    }
+
+    /// The same of one class.
+    #[inline]
+    pub(crate) fn free_of(&self, class: FrameClass) -> u64 {
+        self.free[class as usize]
     }
 
     /// Frames in use at the last checkpoint.
@@ -164,29 +219,60 @@ impl FrameAllocator {
         self.bitmap.used()
     }
 
-    /// Takes a run of at most `want` frames; none when the pool is full.
+    /// Takes a run of at most `want` frames for sessions or nodes; none when there are none.
     pub(crate) fn allocate(&mut self, want: u64) -> Option<FrameRun> {
-        if self.free == 0 || want == 0 {
+        self.allocate_of(FrameClass::Memory, want)
+    }
+
+    /// Takes flash frames for the tier, at most `want`.
+    pub(crate) fn reserve_flash(&mut self, want: u64) -> Vec<FrameNo> {
+        let mut taken = Vec::new();
+        while (taken.len() as u64) < want {
+            let run = self.allocate_of(FrameClass::Flash, want - taken.len() as u64);
+            let Some(run) = run else { break };
+            taken.extend((run.start..run.start + run.len).map(FrameNo));
+        }
+        self.reserved.extend(taken.iter().map(|frame| frame.0));
+        taken
+    }
+
+    /// Ends the reservation of frames. A record names them, or they are unused and free again.
+    pub(crate) fn end_reservation(&mut self, frames: &[FrameNo], are_used: bool) {
+        for &FrameNo(frame) in frames {
+            let was_reserved = self.reserved.remove(&frame);
+            debug_assert!(was_reserved, "frame {frame} was reserved");
+            if !are_used {
+                self.return_unused(FrameRun {
+                    start: frame,
+                    len: 1,
+                });
+            }
+        }
+    }
+
+    fn allocate_of(&mut self, class: FrameClass, want: u64) -> Option<FrameRun> {
+        if self.free_of(class) == 0 || want == 0 {
             return None;
         }
         let all = self.unavailable.len() as u64 * 64;
+        let (first, behind) = match class {
+            FrameClass::Memory => (0, self.flash_start.min(all)),
+            FrameClass::Flash => (self.flash_start, all),
+        };
+        let mut cursor = self.cursors[class as usize].max(first);
         for _ in 0..=self.free_per_group.len() {
-            let group = self.cursor / GROUP_FRAMES;
-            let end = ((group + 1) * GROUP_FRAMES).min(all);
-            if let Some(run) = self.allocate_in_group(group, self.cursor..end, want) {
-                self.cursor = self.wrap(run.start + run.len);
+            if cursor >= behind {
+                cursor = first;
+            }
+            let group = cursor / GROUP_FRAMES;
+            let end = ((group + 1) * GROUP_FRAMES).min(behind);
+            if let Some(run) = self.allocate_in_group(group, cursor..end, want) {
+                self.cursors[class as usize] = run.start + run.len;
                 return Some(run);
             }
-            self.cursor = self.wrap(end);
+            cursor = end;
         }
         None
-    }
-
-    fn wrap(&self, frame: u64) -> u64 {
-        match frame >= self.unavailable.len() as u64 * 64 {
-            true => 0,
-            false => frame,
-        }
     }
 
     /// Takes the first run of free frames of a part of a group, at most `want`.
@@ -221,7 +307,7 @@ impl FrameAllocator {
         }
         let len = frame.saturating_sub(start);
         self.free_per_group[group as usize] -= len as u32;
-        self.free -= len;
+        self.free[self.class_of(start) as usize] -= len;
         (len > 0).then_some(FrameRun { start, len })
     }
 
@@ -243,7 +329,7 @@ impl FrameAllocator {
         if was_busy && !self.is_withheld(frame) && !self.is_closed(frame) {
             self.unavailable[word] &= !bit;
             self.free_per_group[(frame / GROUP_FRAMES) as usize] += 1;
-            self.free += 1;
+            self.free[self.class_of(frame) as usize] += 1;
         }
         was_busy
     }
@@ -263,6 +349,11 @@ impl FrameAllocator {
     pub(crate) fn flush<M: Media>(&mut self, media: &M) -> Option<UnfencedStores> {
         self.bitmap.flush(media)
     }
+}
+
+/// The number from which on frames are on flash.
+fn flash_start(geometry: &Geometry) -> u64 {
+    geometry.flash_start().unwrap_or(u64::MAX)
 }
 
 fn set_bits(words: &mut [u64], bits: Range<u64>) {

@@ -13,6 +13,7 @@
 //! Invariant: the owner waits for an operation of a session only for a short time.
 
 use super::error::ObjectError;
+use super::frame_allocator::FrameClass;
 use super::pool::{OWNER_SESSION, Pool};
 use crate::defect::{self, Defect};
 use crate::shared::wait::{Backoff, Deadline};
@@ -73,13 +74,16 @@ impl<M: Media> Pool<M> {
         self.spill_in_flight_if_full(number)?;
         // A stalled operation keeps records from being applied, and the frames that they freed from
         // being used again.
-        if self.frame_allocator.free() < wanted || self.is_journal_full(number) {
+        if self.lacks_frames(wanted) || self.is_journal_full(number) {
             self.partial_checkpoint()?;
         }
-        if self.frame_allocator.free() < wanted {
+        if self.lacks_frames(wanted) {
             self.recall_grants(number);
         }
-        if self.frame_allocator.free() < wanted || self.is_journal_full(number) {
+        if self.lacks_frames(wanted) && self.waits_for_demotion(number) {
+            return Ok(());
+        }
+        if self.lacks_frames(wanted) || self.is_journal_full(number) {
             // Everything that other sessions could return was recalled. Only operations in progress
             // can still free frames or journal lines: no other wait would end.
             self.wait_for_ops()?;
@@ -88,6 +92,10 @@ impl<M: Media> Pool<M> {
         session_state.refill(&self.mapping, number, &mut self.frame_allocator, wanted);
         self.mapping.control.session_cells(number).answer(ticket);
         Ok(())
+    }
+
+    fn lacks_frames(&self, wanted: u64) -> bool {
+        self.frame_allocator.free_of(FrameClass::Memory) < wanted
     }
 
     /// Recalls grants from sessions that have no operation in progress.

@@ -18,3 +18,4 @@ mod reclaim;
 pub mod scrub;
 mod session_retirement;
 pub(crate) mod session_table;
+mod tier;

@@ -9,6 +9,7 @@
 
 use super::checkpoint::CheckpointPass;
 pub use super::error::ObjectError;
+pub use super::tier::TierUsage;
 use crate::defect::{self, Defect};
 use crate::format::bitmap::Bitmap;
 use crate::format::device_paths::DevicePaths;
@@ -18,6 +19,7 @@ use crate::format::object::{Object, ObjectState};
 use crate::format::superblock::{Features, Superblock};
 use crate::owner::frame_allocator::FrameAllocator;
 use crate::owner::session_table::SessionTable;
+use crate::owner::tier::TierState;
 use crate::recovery::{
     PoolError, RecoveryResult, RecoverySummary, read_superblock, recover, write_superblock,
 };
@@ -68,6 +70,7 @@ pub struct Pool<M> {
     pub(crate) reported_records: u64,
     pub(crate) reported_slots: u64,
     pub(crate) has_failed: bool,
+    pub(super) tier: TierState,
     /// Bytes that the owner wrote, apart from its journal and the in-flight table.
     pub(super) owner_bytes: MediaBytes,
 }
@@ -215,6 +218,7 @@ impl<M: Media> Pool<M> {
             reported_records: 0,
             reported_slots: 0,
             has_failed: false,
+            tier: TierState::default(),
             owner_bytes: MediaBytes::default(),
             mapping,
             superblock: block,

@@ -3,7 +3,7 @@
 
 use crate::format::journal::{Journal, journal_of};
 use crate::format::superblock::Superblock;
-use crate::owner::frame_allocator::FrameAllocator;
+use crate::owner::frame_allocator::{FrameAllocator, FrameClass};
 use crate::shared::control::{FrameRun, GRANT_RUNS};
 use crate::shared::pool_mapping::PoolMapping;
 use pagemesh_pmem::Media;
@@ -141,7 +141,9 @@ impl SessionState {
         }
         let mut granted = cells.granted().load(Ordering::Relaxed);
         let target = mapping.geometry().journal_lines().min(GRANT_MAX);
-        let target = target.min(frames.free() / GRANT_PART).max(wanted);
+        let target = target
+            .min(frames.free_of(FrameClass::Memory) / GRANT_PART)
+            .max(wanted);
         let mut end = cells.ring_end().load(Ordering::Relaxed);
         while granted - consumed < target && (self.granted_runs.len() as u64) < GRANT_RUNS {
             let want = (target - (granted - consumed)).min(RUN_MAX);

@@ -89,6 +89,7 @@ mod prefetch;
 mod read;
 mod relocate;
 pub mod requests;
+pub mod tier;
 pub mod transaction;
 mod write;
 

@@ -152,6 +152,24 @@ impl<M: Media> Session<M> {
         for (change, &frame) in self.record.changes.iter_mut().zip(&self.frames) {
             change.new = change.old.map(frame);
         }
+        self.encode_move(handle, (first, birth), at);
+        let mut stores: Option<UnfencedStores> = None;
+        for (index, page) in bytes.iter().enumerate() {
+            let target = (&*self.mapping.data, frame_at(self.frames[index]));
+            let (sums, streamed) = M::stream_page(&[target], page);
+            self.set_sums(index, sums);
+            stores = Some(streamed.after(stores.take()));
+        }
+        self.commit_encoded_move(first, at, stores)
+    }
+
+    /// Encodes the record of `self.record.changes`, which move pages of one birth from `first` on.
+    pub(super) fn encode_move(
+        &mut self,
+        handle: &Handle,
+        (first, birth): (PageNo, Epoch),
+        at: usize,
+    ) {
         let stamp = RecordStamp {
             stamp: Stamp {
                 epoch: Epoch(0),
@@ -162,13 +180,15 @@ impl<M: Media> Session<M> {
         };
         self.encode_record(handle, 0, first, stamp, true);
         self.flush_pending_slots(at);
-        let mut stores: Option<UnfencedStores> = None;
-        for (index, page) in bytes.iter().enumerate() {
-            let target = (&*self.mapping.data, frame_at(self.frames[index]));
-            let (sums, streamed) = M::stream_page(&[target], page);
-            self.set_sums(index, sums);
-            stores = Some(streamed.after(stores.take()));
-        }
+    }
+
+    /// Commits the encoded record, whose pages are in their frames, and publishes it.
+    pub(super) fn commit_encoded_move(
+        &mut self,
+        first: PageNo,
+        at: usize,
+        stores: Option<UnfencedStores>,
+    ) -> Result<(), StoreError> {
         let stores = self.stream_record().after(stores);
         let _committed = self.mapping.data.fence(stores);
         let published = self.publish_slots(at, first);

@@ -235,7 +235,7 @@ impl CrashHarness<'_> {
         };
         let handle = self.handle(slice);
         let group = match self.kind {
-            MediumKind::Memory => op as usize,
+            MediumKind::Memory | MediumKind::Tier => op as usize,
             MediumKind::File => UNORDERED,
         };
         let oldest = op - u64::from(open);

@@ -165,7 +165,9 @@ fn damages(world: &CrashHarness<'_>, kind: MediumKind, life: PoolActivity) -> Ve
         // The owner's stores in memory hide the damage in the file from all readers but the
         // checkpoint, which reads the file.
         (MediumKind::File, PoolActivity::Busy) => &[Checkpoint, Open, Repair],
-        (MediumKind::Memory, PoolActivity::Busy) => &[Scrub, Checkpoint, Walk, Open, Repair],
+        (MediumKind::Memory | MediumKind::Tier, PoolActivity::Busy) => {
+            &[Scrub, Checkpoint, Walk, Open, Repair]
+        }
         (_, PoolActivity::Idle) => &[Scrub, Walk, Open, Repair],
     };
     for level in 0..=4 {
@@ -223,7 +225,7 @@ fn scrub(pool: &mut Pool<super::medium::CrashMedium>) -> Result<ScrubReport, Che
 
 fn check_image(kind: MediumKind, image: &Image) -> Result<(PoolReport, RepairPlan), CheckFailure> {
     let mut options = CheckOptions {
-        is_ordered: kind == MediumKind::Memory,
+        is_ordered: kind != MediumKind::File,
         reads_data: true,
         progress: &mut |_, _| {},
     };

@@ -33,8 +33,9 @@ pub(super) const DEVICES: WorkloadShare = WorkloadShare {
 };
 
 /// The nearly full pool, on a medium with room for another device.
-fn base_with_room(kind: MediumKind) -> BasePool {
-    let mut found = base(kind, true).clone();
+pub(super) fn base_with_room(kind: MediumKind, is_full: bool) -> BasePool {
+    let mut found = base(kind, is_full).clone();
+    found.kind = kind;
     let mut bytes = found.image.to_bytes();
     bytes.resize(MEDIUM_BYTES, 0x5a);
     found.image = Image::from_bytes(&bytes);
@@ -135,7 +136,7 @@ pub(super) fn devices(
     budget: Budget,
     counts: &mut CheckCounts,
 ) -> Result<(), CheckFailure> {
-    let base = base_with_room(kind);
+    let base = base_with_room(kind, true);
     for list in lists() {
         counts.sequences += 1;
         let mut world = base.open(CLIENTS, None, counts)?;

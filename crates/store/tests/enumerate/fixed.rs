@@ -332,6 +332,7 @@ const _: () = {
         super::correction::CORRECTIONS,
         super::correction::CORRECTIONS,
         super::random::SHARE,
+        super::tier::TIER,
     ];
     let (mut at, mut images, mut percent) = (0, 0, 0);
     while at < parts.len() {
@@ -582,7 +583,7 @@ pub(super) fn laps(
     let mut world = base(kind, kind == MediumKind::File).open(1, None, tally)?;
     world.budget = Some(budget);
     let records = match kind {
-        MediumKind::Memory => JOURNAL_RECORDS,
+        MediumKind::Memory | MediumKind::Tier => JOURNAL_RECORDS,
         MediumKind::File => 4 * FREE_FRAMES,
     };
     for record in 0..records {

@@ -10,6 +10,7 @@ use super::model::{
 };
 use super::owner::SharedPool;
 use super::recover::{self, MediumKind};
+use super::tier::TierMoves;
 use pagemesh_base::layout::SliceId;
 use pagemesh_pmem::{CrashPoint, Image};
 use pagemesh_store::pool_mapping::Handle;
@@ -44,6 +45,8 @@ pub(super) struct CrashHarness<'t> {
     pub(super) op: u64,
     /// The oracle after the first sync of the current operation.
     pub(super) oracle_after_sync: Option<Oracle>,
+    /// Pages that are on their way to another tier.
+    pub(super) tier_moves: TierMoves,
     /// Crash points of the last operation, from which a sequence may resume.
     pub(super) last_points: Vec<(CrashPoint, Oracle)>,
 }
@@ -78,6 +81,7 @@ impl<'t> CrashHarness<'t> {
             unread_sums: BTreeMap::new(),
             op: 1000,
             oracle_after_sync: None,
+            tier_moves: TierMoves::default(),
             last_points: Vec::new(),
         };
         world.adopt_recovered()?;
@@ -174,7 +178,7 @@ impl<'t> CrashHarness<'t> {
         run: impl FnOnce(&SharedPool) -> Result<(), String>,
     ) -> Result<(), CheckFailure> {
         let group = match self.kind {
-            MediumKind::Memory => usize::MAX,
+            MediumKind::Memory | MediumKind::Tier => usize::MAX,
             MediumKind::File => UNORDERED,
         };
         let step = effect.map(|effect| PossibleRecord {
@@ -197,7 +201,7 @@ impl<'t> CrashHarness<'t> {
         if let Err(cause) = run(&self.pool) {
             return fail("operations", cause);
         }
-        if is_put && self.kind == MediumKind::Memory {
+        if is_put && self.kind != MediumKind::File {
             let step = self.oracle.possible.pop().expect("its own");
             apply(&mut self.oracle.certain, &step.effect);
         }
@@ -315,6 +319,7 @@ impl<'t> CrashHarness<'t> {
             self.oracle.possible = open;
         }
         self.clients.clear();
+        self.tier_moves = TierMoves::default();
         self.pool = recover::reopen(self.kind, &self.medium)?;
         self.check_crashes(&during, &during)?;
         self.adopt_recovered()?;
@@ -329,6 +334,7 @@ impl<'t> CrashHarness<'t> {
         count: usize,
     ) -> Result<(), CheckFailure> {
         self.clients.clear();
+        self.tier_moves = TierMoves::default();
         (self.medium, self.pool) = recover::open(self.kind, self.kind.recorder(image))?;
         self.oracle = oracle;
         self.tally.resumptions += 1;
@@ -341,6 +347,7 @@ impl<'t> CrashHarness<'t> {
         while let Some(client) = self.clients.iter().position(|c| c.died_in.is_some()) {
             self.end_client(client)?;
         }
+        self.end_moves()?;
         let slices = self.oracle.current();
         let sessions = self
             .clients

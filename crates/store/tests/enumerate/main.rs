@@ -35,6 +35,7 @@ mod owner;
 mod random;
 mod recover;
 mod rng;
+mod tier;
 mod unlinked;
 
 use budget::ImageHistogram;

@@ -2,6 +2,7 @@
 
 use super::harness::{CrashHarness, OpOutcome};
 use super::model::{CheckFailure, Effect, ObjectEntry};
+use super::tier::TierRange;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::TransactionPart;
@@ -71,6 +72,10 @@ pub(super) enum Op {
     MovePages,
     MoveNodes,
     RemoveDevice,
+    /// Pages of the main object are copied to another tier, the copies are made durable, and records name them.
+    StartMoves(TierRange),
+    SyncMoves,
+    EndMoves,
     /// A client ends, and a new one replaces it.
     Replace(usize),
 }
@@ -239,6 +244,9 @@ pub(super) fn run(world: &mut CrashHarness<'_>, op: &Op, tag: u64) -> Result<(),
             Ok(())
         })?,
         Op::RemoveDevice => owner_op(world, true, |pool| pool.remove_device(DEVICE).map(drop))?,
+        Op::StartMoves(range) => world.start_moves(range)?,
+        Op::SyncMoves => world.sync_moves()?,
+        Op::EndMoves => world.end_moves()?,
         Op::Replace(client) => {
             if client < world.clients.len() {
                 let count = world.clients.len();

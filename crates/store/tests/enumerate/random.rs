@@ -72,7 +72,7 @@ fn random_parts(rng: &mut Rng, slice: SliceId) -> Vec<PartSpec> {
     runs
 }
 
-fn random_op(rng: &mut Rng, plan: SequencePlan) -> Op {
+pub(super) fn random_op(rng: &mut Rng, plan: SequencePlan) -> Op {
     let slice = rng.pick(&[MAIN, MAIN, MAIN, OTHER]);
     let client = rng.below(2) as usize;
     let open = rng.pick(&[0, 0, 1, 2, 5]);
@@ -218,7 +218,7 @@ pub(super) const SHARE: WorkloadShare = WorkloadShare {
         sampled: 6,
     },
     images_min: 160_000,
-    percent: 30,
+    percent: 28,
 };
 
 /// Sequences of a plan that are counted to find the bound of a campaign.

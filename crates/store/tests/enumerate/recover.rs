@@ -1,5 +1,6 @@
 //! The steps of a crash image: opened, read, used again, emptied.
 
+use super::POOL_BYTES;
 use super::medium::CrashMedium;
 use super::model::{
     CheckFailure, ObjectContents, ObjectEntry, PageBytes, PageWord, RecoveredContents, fail,
@@ -38,6 +39,8 @@ pub(super) enum MediumKind {
     Memory,
     /// Class `file-sync`.
     File,
+    /// Class `pmem`, with a disk behind it.
+    Tier,
 }
 
 impl MediumKind {
@@ -46,6 +49,7 @@ impl MediumKind {
         match self {
             MediumKind::Memory => Recorder::from_image(image),
             MediumKind::File => Recorder::for_file(image),
+            MediumKind::Tier => Recorder::tiered(image, POOL_BYTES),
         }
     }
 }
@@ -65,7 +69,7 @@ pub(super) fn reopen(
     data: &Arc<CrashMedium>,
 ) -> Result<SharedPool, CheckFailure> {
     let overlay = match kind {
-        MediumKind::Memory => data.clone(),
+        MediumKind::Memory | MediumKind::Tier => data.clone(),
         MediumKind::File => Arc::new(data.overlay()),
     };
     match Pool::open(data.clone(), overlay) {
@@ -173,7 +177,7 @@ fn write_again(
     slice: SliceId,
 ) -> Result<(), CheckFailure> {
     let handle = pool.borrow().handle(slice).expect("it is there");
-    let has_room = pool.borrow().usage().free_bytes >= ROOM_FRAMES * PAGE_BYTES as u64;
+    let has_room = pool.borrow().tier_usage().memory_free >= ROOM_FRAMES;
     let stamp = Stamp {
         epoch: LAST_EPOCH,
         op: 1 << 40,

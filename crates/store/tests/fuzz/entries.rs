@@ -8,6 +8,7 @@ use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_fuzz::{Random, measure_allocation};
 use pagemesh_pmem::{Durability, StatedClass};
 use pagemesh_store::device_paths::DevicePaths;
+use pagemesh_store::devices::DeviceKind;
 use pagemesh_store::geometry::{Geometry, JOURNALS_MAX, OBJECT_BYTES};
 use pagemesh_store::object::{Object, ObjectState};
 use pagemesh_store::record::{
@@ -28,7 +29,8 @@ fn superblock(pool_bytes: u64, devices: u8, stated: Option<StatedClass>) -> Vec<
     let mut geometry = Geometry::plan(pool_bytes).expect("a plan");
     for device in 0..devices {
         let id = Uuid::from_u128(device.into());
-        geometry.add_device(id, 4 << 20).expect("a device");
+        let kind = DeviceKind::Flash;
+        geometry.add_device(id, 4 << 20, kind).expect("a device");
     }
     let block = Superblock {
         pool: Uuid::from_u128(5),
