@@ -17,6 +17,7 @@ use crate::file::{self, FileError};
 use crate::further_devices::FoundDevice;
 use crate::scrub::ScrubSchedule;
 use crate::stalled_sessions::StalledSessions;
+use crate::tier::{Tier, TierThread};
 use pagemesh_base::layout::{BrickId, SliceId};
 use pagemesh_base::poison::lock;
 use pagemesh_base::slice::SliceError;
@@ -50,6 +51,7 @@ pub struct Brick<M = MappedMedia> {
     stalled: Mutex<StalledSessions>,
     /// Counts the requests over `tcp`.
     meters: Arc<MeterSet>,
+    tier: Tier,
     /// None for a pool that is not in a file.
     owner_lock: Option<file::OwnerLock>,
 }
@@ -58,6 +60,7 @@ pub struct Brick<M = MappedMedia> {
 pub struct MaintenanceThread<M: Media = MappedMedia> {
     brick: Arc<Brick<M>>,
     thread: Option<JoinHandle<()>>,
+    tier: Option<TierThread<M>>,
 }
 
 impl Brick {
@@ -197,20 +200,29 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
                 path: path.into(),
                 cause,
             })?;
-        let housekeeper = MaintenanceThread {
+        let tier = TierThread::start(&brick).map_err(|cause| FileError::System {
+            action: "start the tier's thread of",
+            path: path.into(),
+            cause,
+        });
+        let mut housekeeper = MaintenanceThread {
             brick: brick.clone(),
             thread: Some(thread),
+            tier: None,
         };
+        housekeeper.tier = tier?;
         Ok((brick, housekeeper, recovered))
     }
 
     fn maintenance_loop(&self) {
-        let is_ending = || self.stopping.load(Ordering::Acquire) || self.has_failed();
-        self.mapping.control().serve_doorbell(is_ending, || {
-            let more = self.maintain();
-            let wait = self.scrub_if_due(Instant::now());
-            if more { Some(Duration::ZERO) } else { wait }
-        });
+        self.mapping.control().serve_doorbell(
+            || self.is_ending(),
+            || {
+                let more = self.maintain();
+                let wait = self.scrub_if_due(Instant::now());
+                if more { Some(Duration::ZERO) } else { wait }
+            },
+        );
     }
 }
 
@@ -232,6 +244,7 @@ impl<M: Media> Brick<M> {
             attached: Mutex::default(),
             stalled: Mutex::default(),
             meters: Arc::default(),
+            tier: Tier::default(),
             owner_lock: claim,
         }
     }
@@ -273,6 +286,7 @@ impl<M: Media> Brick<M> {
             );
         }
         self.end_stalled();
+        self.wake_tier();
         match maintained {
             Ok(more) => more,
             // Reported already; the next doorbell retries.
@@ -293,6 +307,15 @@ impl<M: Media> Brick<M> {
                 hook();
             }
         }
+    }
+
+    pub(crate) fn tier(&self) -> &Tier {
+        &self.tier
+    }
+
+    /// Whether the brick ends, or has failed.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.stopping.load(Ordering::Acquire) || self.has_failed()
     }
 
     pub(crate) fn stalled(&self) -> MutexGuard<'_, StalledSessions> {
@@ -379,9 +402,7 @@ impl<M: Media> Brick<M> {
         M: Send + Sync + 'static,
     {
         let brick = Arc::clone(self);
-        let tend = Box::new(move || {
-            brick.maintain();
-        });
+        let tend = Box::new(move || brick.maintain_for(number));
         Session::new(self.mapping.clone(), number).in_owner_process(tend)
     }
 }
@@ -397,6 +418,7 @@ impl<M: Media> MaintenanceThread<M> {
             return;
         };
         self.brick.stopping.store(true, Ordering::Release);
+        self.tier = None;
         self.brick.mapping.control().ring_doorbell();
         if thread.join().is_err() {
             tracing::error!("the maintenance thread panicked");

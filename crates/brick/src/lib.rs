@@ -18,4 +18,5 @@ pub mod resource_limits;
 pub mod scrub;
 pub mod service;
 mod stalled_sessions;
+pub mod tier;
 pub mod worker;

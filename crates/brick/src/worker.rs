@@ -5,7 +5,7 @@
 
 use crate::brick::Brick;
 use crate::device_requests::{
-    DeviceRequests, LOADS_MAX, SliceResult, Step, WaitingRequest, pages_to_read,
+    DeviceRequests, LOADS_MAX, SliceResult, Step, WaitingRequest, pages_to_read, touched_pages,
 };
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::Epoch;
@@ -60,7 +60,8 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
     /// # Errors
     /// When all sessions are in use.
     pub fn open(brick: &Arc<Brick<M>>, pid: u32, start_time: u64) -> Result<Self, SliceError> {
-        let device = DeviceRequests::open(&**brick.mapping().media())?;
+        let media = brick.mapping().media();
+        let device = DeviceRequests::open(&**media)?;
         let number = brick.open_session(pid, start_time)?;
         Ok(Worker {
             device,
@@ -234,6 +235,10 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
             };
         }
         let is_change = request.is_change();
+        let touched = touched_pages(&request).filter(|_| !is_buffered && loads == 0);
+        if let (Some(pages), false) = (touched.clone(), is_change) {
+            self.touch(number, pages, true);
+        }
         if !is_change || !self.keeps_order(number) {
             let step = |request, loads| WaitingRequest {
                 number,
@@ -257,10 +262,21 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
             }
         }
         let result = self.execute(number, request);
+        if let (Some(pages), true) = (touched, is_change) {
+            self.touch(number, pages, false);
+        }
         match (&result, is_change) {
             (Ok(SliceReply::Done), true) if is_buffered => Err(device.answer_written(number)),
             _ => Ok(result),
         }
+    }
+
+    fn touch(&mut self, number: u32, pages: std::ops::Range<u64>, is_read: bool) {
+        let Ok(&mut WorkerAttachment { handle, epoch, .. }) = self.attached(number) else {
+            return;
+        };
+        let brick = self.brick.clone();
+        brick.touch_pages(&mut self.session, &handle, pages, epoch, is_read);
     }
 
     fn keeps_order(&mut self, number: u32) -> bool {

@@ -14,7 +14,8 @@
 //! 12  epoch   4
 //! 16  slice  16   UUID
 //! 32  size    8   bytes, whole pages
-//! 40  zero   88   for snapshots, clones, keys, tiers and roles
+//! 40  tier    1   0 automatic, 1 memory, 2 flash
+//! 41  zero   87   for snapshots, clones, keys and roles
 //! 128 root    8   slot
 //! 136 zero    8   for a second root
 //! 144 copy  112   of bytes 0..112; the last 16 bytes of the first two lines are zero
@@ -34,6 +35,7 @@ use uuid::Uuid;
 pub(crate) const GATE_AT: usize = 8;
 pub(crate) const SLICE_AT: usize = 16;
 pub(crate) const SIZE_AT: usize = 32;
+const TIER_AT: usize = 40;
 pub(crate) const ROOT_AT: usize = HEAD_BYTES;
 /// The bytes that one checksum covers, itself included.
 const HEAD_BYTES: usize = 2 * LINE_BYTES;
@@ -56,6 +58,29 @@ pub enum ObjectState {
     Deleting,
 }
 
+/// Where the pages of an object lie in a pool with flash behind memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TierPolicy {
+    /// Cold pages are demoted, and pages in use are promoted.
+    #[default]
+    Automatic,
+    /// No page is demoted.
+    Memory,
+    /// Pages are demoted first, and are promoted by nothing but a write.
+    Flash,
+}
+
+impl TierPolicy {
+    fn decode(byte: u8) -> Result<TierPolicy, DamagedObject> {
+        match byte {
+            0 => Ok(TierPolicy::Automatic),
+            1 => Ok(TierPolicy::Memory),
+            2 => Ok(TierPolicy::Flash),
+            _ => Err(DamagedObject),
+        }
+    }
+}
+
 /// An entry of the object table, without its root slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Object {
@@ -69,6 +94,8 @@ pub struct Object {
     pub slice: SliceId,
     /// The size, whole pages.
     pub size_bytes: u64,
+    /// Where its pages lie.
+    pub tier: TierPolicy,
 }
 
 /// An entry with a wrong checksum or a field out of range.
@@ -98,6 +125,7 @@ impl Object {
         epoch: Epoch(0),
         slice: SliceId(Uuid::nil()),
         size_bytes: 0,
+        tier: TierPolicy::Automatic,
     };
 
     /// The entry as it lies on media, with an empty root slot.
@@ -117,6 +145,7 @@ impl Object {
         put(&mut entry, 12, self.epoch.0.to_le_bytes());
         put(&mut entry, SLICE_AT, *self.slice.0.as_bytes());
         put(&mut entry, SIZE_AT, self.size_bytes.to_le_bytes());
+        put(&mut entry, TIER_AT, [self.tier as u8]);
         let crc = crc32c(&entry[4..HEAD_BYTES]);
         put(&mut entry, 0, crc.to_le_bytes());
         entry.copy_within(..COPY_BYTES, COPY_AT);
@@ -200,6 +229,7 @@ impl Object {
             epoch: Epoch(get_u32(entry, 12)),
             slice: SliceId(Uuid::from_bytes(field(entry, SLICE_AT))),
             size_bytes,
+            tier: TierPolicy::decode(entry[TIER_AT])?,
         })
     }
 }
@@ -235,6 +265,7 @@ mod tests {
             epoch: Epoch(7),
             slice: SliceId(Uuid::from_u128(9)),
             size_bytes: 1 << 30,
+            tier: TierPolicy::Flash,
         };
         let entry = object.encode();
         assert_eq!(Object::decode(&entry), Ok(object));

@@ -5,7 +5,7 @@
 
 use super::error::ObjectError;
 use super::pool::Pool;
-use crate::format::object::{HEIGHT, Object, ObjectState, store_entry};
+use crate::format::object::{HEIGHT, Object, ObjectState, TierPolicy, store_entry};
 use crate::format::table::reach;
 use crate::recovery::PoolError;
 use crate::shared::pool_mapping::Handle;
@@ -110,6 +110,18 @@ impl<M: Media> Pool<M> {
                 ..entry
             },
         )?;
+        Ok(())
+    }
+
+    /// Sets where the pages of an object lie.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn set_tier(&mut self, slice: SliceId, tier: TierPolicy) -> Result<(), ObjectError> {
+        let (object, entry) = self.find(slice)?;
+        if entry.tier != tier {
+            self.commit_entry(object, Object { tier, ..entry })?;
+        }
         Ok(())
     }
 

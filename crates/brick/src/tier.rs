@@ -1,0 +1,344 @@
+//! A tier: pages of a pool that move between its memory and the disks behind it.
+//!
+//! Workers report touches, and the maintenance says when memory is short. A thread with a session of its own then
+//! demotes cold pages, and promotes pages that were touched twice.
+//!
+//! Invariants: a pool without flash has no thread at work and counts nothing. The queue of promotions is bounded: a page that
+//! finds it full waits for its next touch.
+
+mod heat;
+mod mover;
+
+use crate::brick::Brick;
+use heat::{Heat, Touch};
+use mover::Mover;
+use pagemesh_base::ids::{Epoch, PageNo};
+use pagemesh_base::poison::{lock, recover};
+use pagemesh_pmem::Media;
+use pagemesh_store::pool::TierUsage;
+use pagemesh_store::pool_mapping::Handle;
+use pagemesh_store::session::Session;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Demotion starts when less than one part in so many of the memory frames is free.
+pub const DEMOTION_START_PART: u64 = 10;
+/// Demotion ends when one part in so many is free.
+pub const DEMOTION_END_PART: u64 = 6;
+/// Promotions that wait, at most.
+pub const PROMOTIONS_MAX: usize = 1024;
+/// Promotions in one step, so that demotions are not delayed.
+const PROMOTION_STEP: usize = 64;
+/// How long a session of this process waits for demotions that free no frame.
+const DEMOTION_WAIT_MAX: Duration = Duration::from_secs(10);
+/// The interval at which it looks whether the brick ends.
+const DEMOTION_POLL: Duration = Duration::from_millis(50);
+/// The pause after a search that found no page to demote.
+const SEARCH_PAUSE: Duration = Duration::from_secs(1);
+
+/// Counts of a tier since the brick's start.
+#[derive(Default)]
+pub(crate) struct TierCounters {
+    pub(crate) demoted: AtomicU64,
+    pub(crate) promoted: AtomicU64,
+    pub(crate) abandoned: AtomicU64,
+    hits: AtomicU64,
+    misses: AtomicU64,
+}
+
+/// The figures of a tier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TierFigures {
+    /// Frames by class.
+    pub usage: TierUsage,
+    /// Pages that were moved to flash since the brick's start.
+    pub demoted: u64,
+    /// Pages that were moved to memory.
+    pub promoted: u64,
+    /// Pages that changed during their move and stayed.
+    pub abandoned: u64,
+    /// Pages that requests over tcp found in memory.
+    pub hits: u64,
+    /// Pages that such requests read from flash.
+    pub misses: u64,
+}
+
+/// A page that should be in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Promotion {
+    handle: Handle,
+    page: u64,
+}
+
+#[derive(Default)]
+struct TierWork {
+    is_memory_low: bool,
+    promotions: Vec<Promotion>,
+    /// Steps of demotion so far.
+    steps: u64,
+}
+
+/// The tier of a brick, as its threads share it.
+#[derive(Default)]
+pub(crate) struct Tier {
+    /// Set once the pool has flash.
+    heat: OnceLock<Arc<Heat>>,
+    work: Mutex<TierWork>,
+    /// Wakes the thread.
+    wake: Condvar,
+    /// Wakes sessions that wait for frames.
+    freed: Condvar,
+    counters: TierCounters,
+}
+
+/// The thread that moves pages. Dropping it ends the thread.
+pub(crate) struct TierThread<M: Media> {
+    brick: Arc<Brick<M>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl<M: Media + Send + Sync + 'static> TierThread<M> {
+    /// Starts the thread, if the pool may have flash.
+    pub(crate) fn start(brick: &Arc<Brick<M>>) -> std::io::Result<Option<TierThread<M>>> {
+        if brick.mapping().media().buffers_from().is_none() {
+            return Ok(None);
+        }
+        let runner = brick.clone();
+        let thread = std::thread::Builder::new().name("tier".into());
+        let thread = thread.spawn(move || runner.tier_loop())?;
+        Ok(Some(TierThread {
+            brick: brick.clone(),
+            thread: Some(thread),
+        }))
+    }
+}
+
+impl<M: Media> Drop for TierThread<M> {
+    /// The brick is ending.
+    fn drop(&mut self) {
+        drop(lock(&self.brick.tier().work));
+        self.brick.tier().wake.notify_all();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the tier's thread panicked");
+        }
+    }
+}
+
+/// The numbers of free memory frames at which demotion starts and ends.
+fn watermarks(usage: TierUsage) -> (u64, u64) {
+    let start = usage.memory_frames / DEMOTION_START_PART;
+    (start, usage.memory_frames / DEMOTION_END_PART)
+}
+
+impl<M: Media> Brick<M> {
+    /// The figures of the pool's tier. None for a pool without flash.
+    #[must_use]
+    pub fn tier_figures(&self) -> Option<TierFigures> {
+        self.tier().heat.get()?;
+        let usage = self.pool().tier_usage();
+        let counters = &self.tier().counters;
+        let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        Some(TierFigures {
+            usage,
+            demoted: count(&counters.demoted),
+            promoted: count(&counters.promoted),
+            abandoned: count(&counters.abandoned),
+            hits: count(&counters.hits),
+            misses: count(&counters.misses),
+        })
+    }
+
+    /// Wakes the tier's thread if memory is short, or if the pool got its first flash device. After each maintenance.
+    pub(crate) fn wake_tier(&self) {
+        if self.mapping().media().buffers_from().is_none() {
+            return;
+        }
+        let mut pool = self.pool();
+        if !pool.is_tiered() {
+            return;
+        }
+        let usage = pool.tier_usage();
+        let is_low = pool.take_demotion_request() || usage.memory_free < watermarks(usage).0;
+        drop(pool);
+        if is_low || self.tier().heat.get().is_none() {
+            lock(&self.tier().work).is_memory_low |= is_low;
+            self.tier().wake.notify_all();
+        }
+    }
+
+    /// Maintains the pool for a session that waits, until it is answered. It waits for demotions.
+    pub(crate) fn maintain_for(&self, number: u32) {
+        self.maintain();
+        let end = Instant::now() + DEMOTION_WAIT_MAX;
+        while self.tier().heat.get().is_some()
+            && self.pool().is_unanswered(number)
+            && !self.is_ending()
+            && Instant::now() < end
+        {
+            let work = lock(&self.tier().work);
+            let before = work.steps;
+            let waits = |work: &mut TierWork| work.steps == before;
+            let waited = self
+                .tier()
+                .freed
+                .wait_timeout_while(work, DEMOTION_POLL, waits);
+            drop(recover(waited));
+            self.maintain();
+        }
+    }
+
+    /// Counts a client's touch of pages.
+    pub(crate) fn touch_pages(
+        &self,
+        session: &mut Session<M>,
+        handle: &Handle,
+        pages: Range<u64>,
+        epoch: Epoch,
+        is_read: bool,
+    ) {
+        let tier = self.tier();
+        let Some(heat) = tier.heat.get() else { return };
+        let mut again = Vec::new();
+        let (mut hits, mut misses) = (0, 0);
+        let mut touch = |page: PageNo, frame| match heat.touch(frame) {
+            Touch::Hit => hits += 1,
+            Touch::Miss => misses += 1,
+            Touch::Again => {
+                misses += 1;
+                again.push(Promotion {
+                    handle: *handle,
+                    page: page.0,
+                });
+            }
+        };
+        let visited = session.visit_slots(handle, pages, epoch, |page, _, slot| {
+            if let Some(frame) = slot.and_then(|slot| slot.frame()) {
+                touch(page, frame);
+            }
+            true
+        });
+        if visited.is_err() {
+            // The request itself will tell.
+            return;
+        }
+        if is_read {
+            tier.counters.hits.fetch_add(hits, Ordering::Relaxed);
+            tier.counters.misses.fetch_add(misses, Ordering::Relaxed);
+        }
+        if !again.is_empty() {
+            let mut work = lock(&tier.work);
+            let room = PROMOTIONS_MAX - work.promotions.len();
+            work.promotions.extend(again.into_iter().take(room));
+            drop(work);
+            tier.wake.notify_all();
+        }
+    }
+}
+
+impl<M: Media + Send + Sync + 'static> Brick<M> {
+    fn tier_loop(self: &Arc<Self>) {
+        while !self.pool().is_tiered() {
+            if !self.wait_for_tier_work() {
+                return;
+            }
+        }
+        let pid = std::process::id();
+        let start_time = crate::process::start_time(pid).unwrap_or(0);
+        let number = match self.open_session(pid, start_time) {
+            Ok(number) => number,
+            Err(cause) => {
+                tracing::error!(%cause, "pages are not moved between memory and flash");
+                return;
+            }
+        };
+        let geometry = *self.mapping().geometry();
+        let flash_start = geometry.flash_start().unwrap_or(u64::MAX);
+        let heat = Arc::new(Heat::new(geometry.first_frames().end, flash_start));
+        let heat = self.tier().heat.get_or_init(|| heat).clone();
+        self.pool().set_tier_mover(Some(number));
+        let mut mover = Mover::new(self.clone(), number, heat);
+        self.wake_tier();
+        while self.wait_for_tier_work() {
+            self.tier_step(&mut mover);
+        }
+        self.pool().set_tier_mover(None);
+        drop(mover);
+        self.close_session(number);
+    }
+
+    /// Waits until there is work. False when the brick ends.
+    fn wait_for_tier_work(&self) -> bool {
+        let work = lock(&self.tier().work);
+        let has_none = |work: &mut TierWork| {
+            let is_started = self.tier().heat.get().is_some();
+            !self.is_ending() && is_started && !work.is_memory_low && work.promotions.is_empty()
+        };
+        let waited = match self.tier().heat.get() {
+            Some(_) => recover(self.tier().wake.wait_while(work, has_none)),
+            None => recover(self.tier().wake.wait(work)),
+        };
+        drop(waited);
+        !self.is_ending()
+    }
+
+    /// Demotes until enough memory is free, then promotes some pages.
+    fn tier_step(&self, mover: &mut Mover<M>) {
+        let is_low = std::mem::take(&mut lock(&self.tier().work).is_memory_low);
+        if is_low {
+            self.demote(mover);
+        }
+        let promotions = {
+            let mut work = lock(&self.tier().work);
+            let count = work.promotions.len().min(PROMOTION_STEP);
+            work.promotions.drain(..count).collect::<Vec<_>>()
+        };
+        let usage = self.pool().tier_usage();
+        // A promotion without room would make the pages of others wait for demotions.
+        if !promotions.is_empty() && usage.memory_free > watermarks(usage).0 / 2 {
+            mover.promote(promotions);
+            self.wake_tier();
+        }
+    }
+
+    fn demote(&self, mover: &mut Mover<M>) {
+        let usage = self.pool().tier_usage();
+        let mut wanted = watermarks(usage).1.saturating_sub(usage.memory_free).max(1);
+        while wanted > 0 && !self.is_ending() {
+            if self.pool().tier_usage().flash_free == 0 {
+                break;
+            }
+            let moved = mover.demote(wanted);
+            self.pool().set_can_demote(moved.is_some());
+            wanted = wanted.saturating_sub(moved.unwrap_or(wanted));
+            self.end_demotion_step();
+            if moved.is_none() {
+                self.pause_search();
+            }
+        }
+        // Sessions that wait are refused if flash is full.
+        self.end_demotion_step();
+    }
+
+    /// Frees the frames of the pages that were demoted, and answers sessions.
+    fn end_demotion_step(&self) {
+        self.maintain();
+        lock(&self.tier().work).steps += 1;
+        self.tier().freed.notify_all();
+    }
+
+    fn pause_search(&self) {
+        let work = lock(&self.tier().work);
+        let is_running = |_: &mut TierWork| !self.is_ending();
+        let paused = self
+            .tier()
+            .wake
+            .wait_timeout_while(work, SEARCH_PAUSE, is_running);
+        drop(recover(paused));
+        self.pool().set_can_demote(true);
+    }
+}
