@@ -301,6 +301,9 @@ pub enum SliceError {
         /// Its first byte in the slice.
         offset: u64,
     },
+    /// The page is on a disk of the pool, and only the pool's brick reaches it. Not sent in messages.
+    #[error("a page is on a disk of the pool; the brick must be asked for it")]
+    OnFlash,
     /// No such slice.
     #[error("the brick has no slice {0}")]
     NoSuchSlice(SliceId),

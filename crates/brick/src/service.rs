@@ -103,6 +103,7 @@ impl<M: MappedFirst + Send + Sync + 'static> MapService for BrickService<M> {
             brick: brick.clone(),
             number,
             attached: Vec::new(),
+            worker: None,
         };
         let view = brick.mapping();
         let (media, shared) = (view.media(), view.control().shared());
@@ -125,10 +126,12 @@ impl<M: MappedFirst + Send + Sync + 'static> MapService for BrickService<M> {
 }
 
 /// Answers the requests of a mapped session that only the pool's owner can.
-struct OwnerHandler<M: Media> {
+struct OwnerHandler<M: Media + Send + Sync + 'static> {
     brick: Arc<Brick<M>>,
     number: u32,
     attached: Vec<OwnerAttachment>,
+    /// Serves requests for pages that the client does not reach. Opened by the first of them.
+    worker: Option<Worker<M>>,
 }
 
 /// A slice that a mapped session has attached.
@@ -137,6 +140,34 @@ struct OwnerAttachment {
     slice: SliceId,
     /// The newest epoch that this connection used.
     epoch: Epoch,
+    /// The worker's number for it.
+    in_worker: Option<u32>,
+}
+
+impl<M: Media + Send + Sync + 'static> OwnerHandler<M> {
+    /// Executes a request for pages on disks behind the mapped memory.
+    fn execute_on_disks(&mut self, place: usize, request: SliceRequest) -> Outcome {
+        let seat = &mut self.attached[place];
+        let worker = match &mut self.worker {
+            Some(worker) => worker,
+            none => {
+                let pid = std::process::id();
+                match Worker::open(&self.brick, pid, start_time(pid).unwrap_or(0)) {
+                    Ok(worker) => none.insert(worker),
+                    Err(cause) => return Outcome::Done(Err(cause)),
+                }
+            }
+        };
+        let number = match seat.in_worker {
+            Some(number) => number,
+            None => match Worker::attach(worker, seat.slice, seat.epoch) {
+                Ok((number, _)) => *seat.in_worker.insert(number),
+                Err(cause) => return Outcome::Done(Err(cause)),
+            },
+        };
+        worker.raise_epoch(number, seat.epoch);
+        worker.start(number, request)
+    }
 }
 
 impl<M: Media + Send + Sync + 'static> Handler for OwnerHandler<M> {
@@ -151,6 +182,7 @@ impl<M: Media + Send + Sync + 'static> Handler for OwnerHandler<M> {
             handle: object.0,
             slice,
             epoch,
+            in_worker: None,
         });
         Ok(AttachReply {
             handle: object.0,
@@ -160,21 +192,45 @@ impl<M: Media + Send + Sync + 'static> Handler for OwnerHandler<M> {
 
     fn execute(&mut self, handle: u32, request: SliceRequest) -> Outcome {
         // The latest one: the pool reuses the number of a deleted object.
-        let mut latest = self.attached.iter_mut().rev();
-        Outcome::Done(match latest.find(|seat| seat.handle == handle) {
-            Some(seat) => {
-                let said = request.epoch();
-                seat.epoch = said.map_or(seat.epoch, |it| it.max(seat.epoch));
-                self.brick.execute_as_owner(seat.slice, seat.epoch, request)
-            }
-            None => Err(SliceError::OutOfRange(format!(
-                "nothing is attached as {handle}"
-            ))),
-        })
+        let found = self.attached.iter().rposition(|seat| seat.handle == handle);
+        let Some(place) = found else {
+            let why = format!("nothing is attached as {handle}");
+            return Outcome::Done(Err(SliceError::OutOfRange(why)));
+        };
+        let seat = &mut self.attached[place];
+        let said = request.epoch();
+        seat.epoch = said.map_or(seat.epoch, |it| it.max(seat.epoch));
+        match request {
+            SliceRequest::Read { .. }
+            | SliceRequest::Write { .. }
+            | SliceRequest::Clear { .. }
+            | SliceRequest::Transact { .. }
+            | SliceRequest::Checksums { .. } => self.execute_on_disks(place, request),
+            _ => Outcome::Done(self.brick.execute_as_owner(seat.slice, seat.epoch, request)),
+        }
+    }
+
+    fn end_batch(&mut self) -> Result<(), SliceError> {
+        if let Some(worker) = &mut self.worker {
+            worker.end_batch();
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self, done: &mut Vec<FinishedTicket>) {
+        if let Some(worker) = &mut self.worker {
+            worker.finish(done);
+        }
+    }
+
+    fn poll_fds<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
+        if let Some(worker) = &self.worker {
+            worker.device_fds(fds);
+        }
     }
 }
 
-impl<M: Media> Drop for OwnerHandler<M> {
+impl<M: Media + Send + Sync + 'static> Drop for OwnerHandler<M> {
     fn drop(&mut self) {
         self.brick.close_session(self.number);
     }

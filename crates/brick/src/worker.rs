@@ -271,6 +271,13 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
         }
     }
 
+    /// Raises the newest epoch that an attachment has used.
+    pub(crate) fn raise_epoch(&mut self, number: u32, epoch: Epoch) {
+        if let Ok(attached) = self.attached(number) {
+            attached.epoch = epoch.max(attached.epoch);
+        }
+    }
+
     fn touch(&mut self, number: u32, pages: std::ops::Range<u64>, is_read: bool) {
         let Ok(&mut WorkerAttachment { handle, epoch, .. }) = self.attached(number) else {
             return;

@@ -257,6 +257,7 @@ fn encode_error(header: &mut Header, error: &SliceError) -> Bytes {
         SliceError::OutOfRange(reason) => (6, text(reason)),
         SliceError::Lost(reason) => (7, text(reason)),
         SliceError::Refused(reason) => (8, text(reason)),
+        SliceError::OnFlash => (8, text(&error.to_string())),
         SliceError::NoSession(reason) => (9, text(reason)),
     };
     header.handle = code;

@@ -35,7 +35,7 @@ use crate::format::record::{PATCH_LINE_BYTES, Patch, Record, patch_lines};
 use crate::format::slot::Slot;
 use crate::session::{LegSession, Session};
 use crate::shared::pool_mapping::PoolMapping;
-use pagemesh_base::ids::{FrameNo, PageNo};
+use pagemesh_base::ids::PageNo;
 use pagemesh_base::slice::Stamp;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_pmem::Media;
@@ -97,7 +97,10 @@ impl<M: Media> PoolMapping<M> {
     /// `file-sync` pools a page may reach the disk before its record. A page with wrong check bits in
     /// the word of its frame has an unknown birth, so it is copied. A page on flash moves to memory when it changes.
     fn may_change_in_place(&self, slot: Slot) -> bool {
-        let may = |frame| !self.geometry().is_on_flash(frame) && self.frame_word(frame).is_sound();
+        let may = |frame| {
+            let in_memory = self.reaches(frame) && !self.geometry().is_on_flash(frame);
+            in_memory && self.frame_word(frame).is_sound()
+        };
         !slot.is_changing() && !self.has_overlay() && slot.frame().is_some_and(may)
     }
 

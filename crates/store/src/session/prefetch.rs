@@ -77,6 +77,7 @@ impl<M: Media> Session<M> {
     #[inline]
     pub(crate) fn cached_frame(&self, handle: &Handle, page: PageNo) -> Option<FrameNo> {
         let slot = self.mapping.slot(self.cached_slot(handle, page)?, page);
-        slot.ok()?.frame()
+        let frame = slot.ok()?.frame();
+        frame.filter(|&frame| self.mapping.reaches(frame))
     }
 }

@@ -39,14 +39,14 @@ pub fn execute<M: Media>(
     epoch: Epoch,
     request: SliceRequest,
 ) -> ExecuteOutcome {
-    ExecuteOutcome::Done(match request {
+    let result = match request {
         SliceRequest::Read { offset, len } => read(session, handle, epoch, offset, len),
         SliceRequest::Write {
             offset,
-            data,
+            ref data,
             stamp,
         } => check_len(data.len() as u64, u64::from(SLICE_IO_BYTES_MAX)).and_then(|()| {
-            let written = write(&mut [LegSession { session, handle }], offset, &data, stamp);
+            let written = write(&mut [LegSession { session, handle }], offset, data, stamp);
             done_reply(written)
         }),
         SliceRequest::Clear { offset, len, stamp } => {
@@ -55,8 +55,8 @@ pub fn execute<M: Media>(
                 done_reply(cleared)
             })
         }
-        SliceRequest::Transact { parts, stamp } => {
-            let changed = transact(&mut [LegSession { session, handle }], &parts, stamp);
+        SliceRequest::Transact { ref parts, stamp } => {
+            let changed = transact(&mut [LegSession { session, handle }], parts, stamp);
             done_reply(changed)
         }
         SliceRequest::Flush => match session.mapping().media().sync() {
@@ -86,7 +86,12 @@ pub fn execute<M: Media>(
         SliceRequest::InFlight | SliceRequest::ForgetInFlight | SliceRequest::RaiseEpoch { .. } => {
             return ExecuteOutcome::NeedsOwner(request);
         }
-    })
+    };
+    match result {
+        // Nothing happened, or whole pages before that one have changed: the owner makes all of it under the same number.
+        Err(SliceError::OnFlash) => ExecuteOutcome::NeedsOwner(request),
+        result => ExecuteOutcome::Done(result),
+    }
 }
 
 fn done_reply(result: Result<(), LegFailure>) -> RequestResult {

@@ -28,6 +28,9 @@ pub enum StoreError {
         /// Its first byte in the object.
         offset: u64,
     },
+    /// The page is on a device of the pool that this process has not mapped.
+    #[error("a page is on a disk of the pool; the pool's owner must be asked for it")]
+    OnFlash,
     /// Deleted, or never there.
     #[error("there is no such object in the pool")]
     NoSuchObject,
@@ -73,6 +76,7 @@ impl From<StoreError> for SliceError {
             StoreError::StaleEpoch { current } => SliceError::StaleEpoch { current },
             StoreError::NoSpace => SliceError::NoSpace,
             StoreError::Damaged { offset } => SliceError::Damaged { offset },
+            StoreError::OnFlash => SliceError::OnFlash,
             StoreError::NoSuchObject => SliceError::NoSuchSlice(SliceId::default()),
             StoreError::OutOfRange { .. }
             | StoreError::InvalidTransaction(_)

@@ -51,6 +51,8 @@ pub struct PoolMapping<M> {
     geometry: GeometryVersions,
     pub(crate) pool: Uuid,
     pub(crate) incarnation: Incarnation,
+    /// The mapping ends with the first device: it is that of a client.
+    has_first_device_only: bool,
 }
 
 /// The plans of a pool since its opening, the current one last. Sessions use them without a lock, so none is dropped.
@@ -130,7 +132,23 @@ impl<M: Media> PoolMapping<M> {
             geometry: GeometryVersions::new(geometry),
             pool,
             incarnation,
+            has_first_device_only: false,
         }
+    }
+
+    /// The same for a client, which maps the first device only.
+    #[must_use]
+    pub fn of_first_device(self) -> PoolMapping<M> {
+        PoolMapping {
+            has_first_device_only: true,
+            ..self
+        }
+    }
+
+    /// Whether this process reaches the frame.
+    #[inline]
+    pub(crate) fn reaches(&self, frame: FrameNo) -> bool {
+        !self.has_first_device_only || frame_at(frame) < self.geometry().pool_bytes as usize
     }
 
     /// The pool's identity.
@@ -277,16 +295,23 @@ impl<M: Media> PoolMapping<M> {
     pub(crate) fn check_frame(&self, slot: Slot, page: PageNo) -> Result<Slot, StoreError> {
         match slot.frame() {
             Some(frame) if !self.geometry().frame_numbers().contains(frame) => {
-                Err(damaged_page_error(page))
+                // A device may have joined since this process mapped the pool. The owner knows.
+                Err(match self.reaches(frame) {
+                    true => damaged_page_error(page),
+                    false => StoreError::OnFlash,
+                })
             }
             _ => Ok(slot),
         }
     }
 
-    /// The word of a frame in its frame table.
+    /// The word of a frame in its frame table. Zero if this process does not reach the frame.
     #[inline]
     pub(crate) fn frame_word(&self, frame: FrameNo) -> FrameWord {
-        FrameWord::from_bits(self.meta.load(self.geometry().frame_entry_at(frame)))
+        FrameWord::from_bits(match self.reaches(frame) {
+            true => self.meta.load(self.geometry().frame_entry_at(frame)),
+            false => 0,
+        })
     }
 
     /// The birth of the page with its slot at byte `at`. It is unknown if the medium damaged the slot
@@ -318,6 +343,9 @@ impl<M: Media> PoolMapping<M> {
         page: PageNo,
         into: &mut [u8; PAGE_BYTES],
     ) -> Result<u32, StoreError> {
+        if !self.reaches(frame) {
+            return Err(StoreError::OnFlash);
+        }
         let expected = self.frame_word(frame).crc();
         let found = self.data.read_page(frame_at(frame), into);
         if found == expected {

@@ -1,6 +1,6 @@
 //! A leg in a pool that is mapped in this process. A session of the pool does the requests
 //! inside `submit`. Only requests that need the pool's owner go to the brick, over the
-//! connection that the mapping came with.
+//! connection that the mapping came with: also those that find a page on a disk behind the mapped memory.
 //!
 //! Invariants:
 //! - The leg does nothing after the brick closed its end of the connection, or after a
@@ -99,6 +99,12 @@ impl MappedLeg {
             "completions are reaped"
         );
         self.completions.push(SliceCompletion::new(tag, result));
+    }
+
+    /// Sends a request to the pool's owner.
+    pub(crate) fn ask_owner(&mut self, tag: u64, request: SliceRequest) {
+        self.owner_pending += 1;
+        self.owner.submit(tag, request);
     }
 
     /// Writes the same bytes through every leg at once: each source byte is
@@ -378,10 +384,7 @@ impl Leg for MappedLeg {
         self.epoch = request.epoch().map_or(self.epoch, |it| it.max(self.epoch));
         match execute(&mut self.session, self.handle, self.epoch, request) {
             ExecuteOutcome::Done(result) => self.push_completion(tag, result),
-            ExecuteOutcome::NeedsOwner(request) => {
-                self.owner_pending += 1;
-                self.owner.submit(tag, request);
-            }
+            ExecuteOutcome::NeedsOwner(request) => self.ask_owner(tag, request),
         }
     }
 

@@ -153,7 +153,8 @@ fn open_mapping(grant: MapGrant) -> Result<PoolMapping<MappedMedia>, SliceError>
         block.geometry,
         block.pool,
         block.incarnation,
-    ))
+    )
+    .of_first_device())
 }
 
 /// How messages name a brick at this address.

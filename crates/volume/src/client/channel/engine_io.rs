@@ -15,7 +15,7 @@ use crate::snapshot::{LayoutSnapshot, LegSet};
 use crate::status::Count;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::LEGS_MAX;
-use pagemesh_base::slice::{IS_MEASURED, Leg, ServiceTime, SliceRequest, Stamp};
+use pagemesh_base::slice::{IS_MEASURED, Leg, ServiceTime, SliceError, SliceRequest, Stamp};
 use pagemesh_base::space::{Completion, SpaceError};
 use pagemesh_telemetry::{OpenMeter, Sampler};
 use std::collections::VecDeque;
@@ -99,7 +99,7 @@ impl EngineBackend for EngineIo {
         if legs.len() > 1
             && let Some(answers) = self.change_sync(base, legs, &request)
         {
-            return self.queue_answers(column, legs, tag, answers);
+            return self.queue_answers(column, legs, tag, answers, Some(&request));
         }
         let mut left = legs.len();
         let mut request = Some(request);
@@ -363,17 +363,25 @@ impl EngineIo {
     }
 
     /// Queues these answers of mapped legs as answers to a message with this tag.
+    ///
+    /// A leg that found a page on a disk sends the request to its brick.
     pub(super) fn queue_answers(
         &mut self,
         column: usize,
         legs: LegSet,
         tag: u64,
         answers: LegAnswers,
+        request: Option<&SliceRequest>,
     ) {
         let base = column * LEGS_MAX;
         if let Some(found) = self.mapped_legs(base, legs) {
             for (leg, answer) in found.into_iter().zip(answers) {
-                leg.push_completion(tag, answer);
+                match (answer, request) {
+                    (Err(SliceError::OnFlash), Some(request)) => {
+                        leg.ask_owner(tag, request.clone());
+                    }
+                    (answer, _) => leg.push_completion(tag, answer),
+                }
             }
         }
         for leg in legs.legs() {

@@ -38,7 +38,7 @@ use crate::controller::{ControllerEvent, Mailbox};
 use crate::engine::locks::LockRange;
 use crate::engine::timing::{OpRecord, OpTimes, PieceTimes, STORE_ONLY};
 use crate::engine::{
-    Engine, EngineBackend, Job, SyncChange, acknowledge, lock_ranges, written_bytes,
+    Engine, EngineBackend, Job, LegAnswers, SyncChange, acknowledge, lock_ranges, written_bytes,
 };
 use crate::legs::mapped::{DirectLeg, MappedLeg};
 use crate::limits::CHANNELS_MAX;
@@ -49,7 +49,7 @@ use crate::wake::Wake;
 use arrayvec::ArrayVec;
 use pagemesh_base::layout::LEGS_MAX;
 use pagemesh_base::poison;
-use pagemesh_base::slice::{SliceCompletion, SliceRequest};
+use pagemesh_base::slice::{SliceCompletion, SliceError, SliceRequest};
 use pagemesh_base::space::{Channel, Completion, Request, SpaceError, Token};
 use pagemesh_telemetry::OpKind;
 use std::os::fd::RawFd;
@@ -182,10 +182,16 @@ impl ChannelCore {
             acknowledge(&mut self.io, token, *durable, record);
             return None;
         }
+        let again = needs_brick(&answers).then(|| SliceRequest::Write {
+            offset: place.offset,
+            data: data.clone(),
+            stamp,
+        });
         let tag = self
             .engine
             .insert_sent_write(token, request, stamp.op, slot);
-        self.io.queue_answers(place.column, legs, tag, answers);
+        self.io
+            .queue_answers(place.column, legs, tag, answers, again.as_ref());
         None
     }
 
@@ -228,8 +234,13 @@ impl ChannelCore {
             acknowledge(&mut self.io, token, job.durable, record);
             return None;
         }
+        let again = needs_brick(&answers).then(|| SliceRequest::Transact {
+            parts: parts.to_vec(),
+            stamp,
+        });
         let tag = self.engine.insert_sent(job, stamp.op, slot);
-        self.io.queue_answers(place.column, legs, tag, answers);
+        self.io
+            .queue_answers(place.column, legs, tag, answers, again.as_ref());
         None
     }
 
@@ -328,6 +339,11 @@ impl EngineIo {
         }
         Some(found)
     }
+}
+
+/// Whether a leg found a page on a disk behind its mapped memory.
+fn needs_brick(answers: &LegAnswers) -> bool {
+    answers.contains(&Err(SliceError::OnFlash))
 }
 
 /// Opens a channel. The controller connects it, and requests wait until then. They fail with
