@@ -8,8 +8,10 @@ use clap::Args;
 use pagemesh_base::brick_name::BrickName;
 use pagemesh_base::layout::{LegState, VolumeName};
 use pagemesh_base::slice::BrickControl;
+use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_brick::brick::Brick;
 use pagemesh_brick::scrub::{ScrubState, ScrubStatus};
+use pagemesh_brick::tier::TierFigures;
 use pagemesh_metrics::catalogue::{client, pool};
 use pagemesh_metrics::{BoundResponder, MetricPage, OpSums, Responder};
 use pagemesh_pmem::Media;
@@ -94,9 +96,29 @@ pub fn brick_page<M: Media + Send + Sync + 'static>(
         page.add(&pool::DISK_UNREADABLE, &[], disk.unreadable_pages);
         page.add(&pool::DISK_SLOW, &[], disk.slow_requests);
     }
+    if let Some(tier) = brick.tier_figures() {
+        add_tier(&mut page, &tier);
+    }
     let sums = OpSums::from(&brick.meters().totals());
     page.add_operations(pool::OPERATIONS, &[], &sums);
     page
+}
+
+fn add_tier(page: &mut MetricPage, tier: &TierFigures) {
+    let usage = tier.usage;
+    let bytes = |frames: u64| frames * PAGE_BYTES as u64;
+    for (name, frames, free) in [
+        ("memory", usage.memory_frames, usage.memory_free),
+        ("flash", usage.flash_frames, usage.flash_free),
+    ] {
+        page.add(&pool::TIER_CAPACITY, &[name], bytes(frames));
+        page.add(&pool::TIER_FREE, &[name], bytes(free));
+    }
+    page.add(&pool::TIER_DEMOTED, &[], tier.demoted);
+    page.add(&pool::TIER_PROMOTED, &[], tier.promoted);
+    page.add(&pool::TIER_ABANDONED, &[], tier.abandoned);
+    page.add(&pool::TIER_HITS, &[], tier.hits);
+    page.add(&pool::TIER_MISSES, &[], tier.misses);
 }
 
 fn add_scrub(page: &mut MetricPage, scrub: &ScrubStatus) {

@@ -19,6 +19,7 @@ pub mod attached;
 pub mod calls;
 pub mod database;
 pub mod disk;
+pub mod distribution;
 mod error;
 pub mod failover;
 pub mod file_peers;

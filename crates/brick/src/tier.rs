@@ -14,15 +14,18 @@ use heat::{Heat, Touch};
 use mover::Mover;
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::poison::{lock, recover};
-use pagemesh_pmem::Media;
+use pagemesh_pmem::{MapError, Media};
+use pagemesh_store::devices::Device;
 use pagemesh_store::pool::TierUsage;
 use pagemesh_store::pool_mapping::Handle;
+use pagemesh_store::recovery::PoolError;
 use pagemesh_store::session::Session;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use uuid::Uuid;
 
 /// Demotion starts when less than one part in so many of the memory frames is free.
 pub const DEMOTION_START_PART: u64 = 10;
@@ -153,6 +156,27 @@ impl<M: Media> Brick<M> {
         })
     }
 
+    /// Adds a disk behind the memory of the pool. `attach` makes it a part of the medium, at its planned place.
+    ///
+    /// **Data loss:** everything on the disk is lost.
+    ///
+    /// # Errors
+    /// When the pool has no place for it, or the disk fails.
+    pub fn add_disk(
+        &self,
+        id: Uuid,
+        bytes: u64,
+        attach: impl FnOnce(&Device, &M) -> Result<(), MapError>,
+    ) -> Result<(), PoolError> {
+        let mut pool = self.pool();
+        let planned = pool.plan_device(id, bytes)?;
+        attach(&planned, self.mapping().media())?;
+        pool.add_device(planned)?;
+        drop(pool);
+        self.wake_tier();
+        Ok(())
+    }
+
     /// Wakes the tier's thread if memory is short, or if the pool got its first flash device. After each maintenance.
     pub(crate) fn wake_tier(&self) {
         if self.mapping().media().buffers_from().is_none() {
@@ -192,7 +216,7 @@ impl<M: Media> Brick<M> {
         }
     }
 
-    /// Counts a client's touch of pages.
+    /// Counts a client's touch of pages. Returns the hits and misses of a read.
     pub(crate) fn touch_pages(
         &self,
         session: &mut Session<M>,
@@ -200,9 +224,11 @@ impl<M: Media> Brick<M> {
         pages: Range<u64>,
         epoch: Epoch,
         is_read: bool,
-    ) {
+    ) -> (u64, u64) {
         let tier = self.tier();
-        let Some(heat) = tier.heat.get() else { return };
+        let Some(heat) = tier.heat.get() else {
+            return (0, 0);
+        };
         let mut again = Vec::new();
         let (mut hits, mut misses) = (0, 0);
         let mut touch = |page: PageNo, frame| match heat.touch(frame) {
@@ -224,11 +250,7 @@ impl<M: Media> Brick<M> {
         });
         if visited.is_err() {
             // The request itself will tell.
-            return;
-        }
-        if is_read {
-            tier.counters.hits.fetch_add(hits, Ordering::Relaxed);
-            tier.counters.misses.fetch_add(misses, Ordering::Relaxed);
+            return (0, 0);
         }
         if !again.is_empty() {
             let mut work = lock(&tier.work);
@@ -236,6 +258,14 @@ impl<M: Media> Brick<M> {
             work.promotions.extend(again.into_iter().take(room));
             drop(work);
             tier.wake.notify_all();
+        }
+        match is_read {
+            false => (0, 0),
+            true => {
+                tier.counters.hits.fetch_add(hits, Ordering::Relaxed);
+                tier.counters.misses.fetch_add(misses, Ordering::Relaxed);
+                (hits, misses)
+            }
         }
     }
 }

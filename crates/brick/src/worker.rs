@@ -30,6 +30,8 @@ pub struct Worker<M: Media = MappedMedia> {
     session: Session<M>,
     attached: Vec<WorkerAttachment>,
     meter: OpenMeter,
+    /// Pages that reads found in memory, and on disks behind it.
+    touches: (u64, u64),
     /// For a medium with a device below.
     device: Option<DeviceRequests>,
 }
@@ -68,6 +70,7 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
             brick: brick.clone(),
             session: brick.session(number),
             meter: brick.meters().open(),
+            touches: (0, 0),
             attached: Vec::new(),
         })
     }
@@ -283,7 +286,15 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
             return;
         };
         let brick = self.brick.clone();
-        brick.touch_pages(&mut self.session, &handle, pages, epoch, is_read);
+        let (hits, misses) = brick.touch_pages(&mut self.session, &handle, pages, epoch, is_read);
+        self.touches.0 += hits;
+        self.touches.1 += misses;
+    }
+
+    /// Pages that reads of this session found in memory, and on disks behind it.
+    #[must_use]
+    pub fn tier_touches(&self) -> (u64, u64) {
+        self.touches
     }
 
     fn keeps_order(&mut self, number: u32) -> bool {

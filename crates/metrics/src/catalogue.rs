@@ -158,6 +158,13 @@ pub mod pool {
         CACHE_MISSES Counter "pagemesh_pool_cache_misses_total" [] "Pages that were loaded from the disk.";
         DISK_UNREADABLE Gauge "pagemesh_pool_disk_unreadable_pages" [] "Pages of the disk that could not be read since the brick started. At more than 64 the pool fails.";
         DISK_SLOW Counter "pagemesh_pool_disk_slow_requests_total" [] "Requests to the disk that took longer than 10 s. At 60 s the pool fails.";
+        TIER_CAPACITY Gauge "pagemesh_pool_tier_capacity_bytes" ["tier"] "Bytes of frames in memory and on flash. This metric and the others of the tier are missing for pools without disks behind memory.";
+        TIER_FREE Gauge "pagemesh_pool_tier_free_bytes" ["tier"] "Bytes of these frames that are free.";
+        TIER_DEMOTED Counter "pagemesh_pool_tier_demoted_pages_total" [] "Pages that were moved to flash.";
+        TIER_PROMOTED Counter "pagemesh_pool_tier_promoted_pages_total" [] "Pages that were moved to memory. A write moves a page without being counted.";
+        TIER_ABANDONED Counter "pagemesh_pool_tier_abandoned_moves_total" [] "Pages that changed while they were copied, and stayed.";
+        TIER_HITS Counter "pagemesh_pool_tier_hits_total" [] "Pages that reads over tcp found in memory.";
+        TIER_MISSES Counter "pagemesh_pool_tier_misses_total" [] "Pages that reads over tcp found on flash.";
         REQUESTS Counter "pagemesh_pool_requests_total" ["kind"] "Requests over tcp that the brick answered. Clients that map the pool do not appear here.";
         BYTES Counter "pagemesh_pool_request_bytes_total" ["kind"] "Bytes of these requests.";
         LATENCY Histogram "pagemesh_pool_request_latency_seconds" ["kind"] "Time that the brick spent on these requests.";

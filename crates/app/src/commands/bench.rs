@@ -24,6 +24,7 @@ mod session;
 mod small_files;
 mod sqlite;
 mod sweep;
+mod tier;
 
 use crate::args::Output;
 use crate::output;
@@ -93,6 +94,7 @@ pub enum BenchCommand {
     Direct(direct::DirectArgs),
     Disk(disk::DiskArgs),
     DiskFiles(disk_files::DiskFilesArgs),
+    Tier(tier::TierArgs),
     /// Calls of libpagemesh on a file with two copies, compared with the kernel's.
     Native(MeasureArgs),
     Metadata(metadata::MetadataArgs),
@@ -117,6 +119,10 @@ pub fn run(command: &BenchCommand) -> anyhow::Result<()> {
             return print_report(&report, args.output, args.save.as_deref());
         }
         Bench::DiskFiles(args) => (disk_files::run(args)?, &args.measure),
+        Bench::Tier(args) => {
+            let report = tier::run(args)?;
+            return print_report(&report, args.output, args.save.as_deref());
+        }
         Bench::Session(measure) => (session::run(measure)?, measure),
         Bench::Ramp(args) => (sweep::ramp(args)?, &args.measure),
         Bench::Table(args) => (sweep::table(args)?, &args.measure),
