@@ -19,7 +19,7 @@ use pagemesh_store::devices::Device;
 use pagemesh_store::pool::TierUsage;
 use pagemesh_store::pool_mapping::Handle;
 use pagemesh_store::recovery::PoolError;
-use pagemesh_store::session::Session;
+use pagemesh_store::session::{RECORD_PAGES_MAX, Session};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
@@ -41,6 +41,8 @@ const DEMOTION_WAIT_MAX: Duration = Duration::from_secs(10);
 const DEMOTION_POLL: Duration = Duration::from_millis(50);
 /// The pause after a search that found no page to demote.
 const SEARCH_PAUSE: Duration = Duration::from_secs(1);
+/// The pause after demotions whose frames are not free yet.
+const CHECKPOINT_PAUSE: Duration = Duration::from_millis(5);
 
 /// Counts of a tier since the brick's start.
 #[derive(Default)]
@@ -78,7 +80,10 @@ struct Promotion {
 
 #[derive(Default)]
 struct TierWork {
+    /// Memory is short, or the pool got its first flash device.
     is_memory_low: bool,
+    /// A session waits for frames.
+    is_session_waiting: bool,
     promotions: Vec<Promotion>,
     /// Steps of demotion so far.
     steps: u64,
@@ -187,10 +192,15 @@ impl<M: Media> Brick<M> {
             return;
         }
         let usage = pool.tier_usage();
-        let is_low = pool.take_demotion_request() || usage.memory_free < watermarks(usage).0;
+        let is_waiting = pool.take_demotion_request();
         drop(pool);
-        if is_low || self.tier().heat.get().is_none() {
-            lock(&self.tier().work).is_memory_low |= is_low;
+        // Without room on flash there is nothing to do.
+        let is_low = usage.memory_free < watermarks(usage).0 && usage.flash_free > 0;
+        if is_low || is_waiting || self.tier().heat.get().is_none() {
+            let mut work = lock(&self.tier().work);
+            work.is_memory_low = true;
+            work.is_session_waiting |= is_waiting;
+            drop(work);
             self.tier().wake.notify_all();
         }
     }
@@ -276,6 +286,7 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
             if !self.wait_for_tier_work() {
                 return;
             }
+            lock(&self.tier().work).is_memory_low = false;
         }
         let pid = std::process::id();
         let start_time = crate::process::start_time(pid).unwrap_or(0);
@@ -305,22 +316,21 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
     fn wait_for_tier_work(&self) -> bool {
         let work = lock(&self.tier().work);
         let has_none = |work: &mut TierWork| {
-            let is_started = self.tier().heat.get().is_some();
-            !self.is_ending() && is_started && !work.is_memory_low && work.promotions.is_empty()
+            !self.is_ending() && !work.is_memory_low && work.promotions.is_empty()
         };
-        let waited = match self.tier().heat.get() {
-            Some(_) => recover(self.tier().wake.wait_while(work, has_none)),
-            None => recover(self.tier().wake.wait(work)),
-        };
-        drop(waited);
+        drop(recover(self.tier().wake.wait_while(work, has_none)));
         !self.is_ending()
     }
 
     /// Demotes until enough memory is free, then promotes some pages.
     fn tier_step(&self, mover: &mut Mover<M>) {
-        let is_low = std::mem::take(&mut lock(&self.tier().work).is_memory_low);
+        let (is_low, is_waiting) = {
+            let mut work = lock(&self.tier().work);
+            let is_low = std::mem::take(&mut work.is_memory_low);
+            (is_low, std::mem::take(&mut work.is_session_waiting))
+        };
         if is_low {
-            self.demote(mover);
+            self.demote(mover, is_waiting);
         }
         let promotions = {
             let mut work = lock(&self.tier().work);
@@ -335,9 +345,12 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
         }
     }
 
-    fn demote(&self, mover: &mut Mover<M>) {
+    fn demote(&self, mover: &mut Mover<M>, is_session_waiting: bool) {
         let usage = self.pool().tier_usage();
-        let mut wanted = watermarks(usage).1.saturating_sub(usage.memory_free).max(1);
+        let mut wanted = watermarks(usage).1.saturating_sub(usage.memory_free);
+        if is_session_waiting {
+            wanted = wanted.max(RECORD_PAGES_MAX);
+        }
         while wanted > 0 && !self.is_ending() {
             if self.pool().tier_usage().flash_free == 0 {
                 break;
@@ -352,6 +365,10 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
         }
         // Sessions that wait are refused if flash is full.
         self.end_demotion_step();
+        if self.pool().tier_usage().memory_free <= usage.memory_free {
+            // An operation in progress keeps the checkpoint from freeing the frames. More demotions would not help.
+            self.pause(CHECKPOINT_PAUSE);
+        }
     }
 
     /// Frees the frames of the pages that were demoted, and answers sessions.
@@ -362,13 +379,16 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
     }
 
     fn pause_search(&self) {
+        self.pause(SEARCH_PAUSE);
+        self.pool().set_can_demote(true);
+    }
+
+    /// Waits for a time, or for the end of the brick.
+    fn pause(&self, time: Duration) {
         let work = lock(&self.tier().work);
         let is_running = |_: &mut TierWork| !self.is_ending();
-        let paused = self
-            .tier()
-            .wake
-            .wait_timeout_while(work, SEARCH_PAUSE, is_running);
-        drop(recover(paused));
-        self.pool().set_can_demote(true);
+        drop(recover(
+            self.tier().wake.wait_timeout_while(work, time, is_running),
+        ));
     }
 }

@@ -97,6 +97,8 @@ impl<M: Media + Send + Sync + 'static> Mover<M> {
             match self.session.commit_moves(handle, moves) {
                 // The object was deleted meanwhile.
                 Ok(()) | Err(StoreError::NoSuchObject | StoreError::OutOfRange { .. }) => {}
+                // A promotion finds memory full.
+                Err(StoreError::NoSpace | StoreError::TimedOut) => {}
                 Err(cause) => tracing::warn!(%cause, "pages stay in their tier"),
             }
         }

@@ -241,7 +241,9 @@ impl FrameAllocator {
         for &FrameNo(frame) in frames {
             let was_reserved = self.reserved.remove(&frame);
             debug_assert!(was_reserved, "frame {frame} was reserved");
-            if !are_used {
+            // The device may have left meanwhile.
+            let numbers = self.bitmap.geometry().frame_numbers();
+            if !are_used && numbers.contains(FrameNo(frame)) {
                 self.return_unused(FrameRun {
                     start: frame,
                     len: 1,
