@@ -82,13 +82,14 @@ fn has_room(len: usize, place: usize, rest: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::devices::DeviceKind;
 
     #[test]
     fn paths_round_trip_and_long_ones_have_no_room() {
         let mut devices = DeviceTable::default();
         let ids = [1, 2, 3].map(Uuid::from_u128);
         for id in ids {
-            devices.add(id, 4 << 20, 1000).expect("a device");
+            devices.add(id, 4 << 20, DeviceKind::LikeFirst, 1000).expect("a device");
         }
         devices.put(ids[1], None);
         let mut paths = DevicePaths::default();

@@ -74,12 +74,12 @@ pub fn execute<M: Media>(
         SliceRequest::Births { page, count } => births(session, handle, epoch, page, count),
         SliceRequest::Copy {
             page,
-            births,
-            data,
+            ref births,
+            ref data,
             stamp,
         } => check_copy(births.len(), data.len()).and_then(|()| {
             let leg = LegSession { session, handle };
-            done_reply(copy_pages(leg, page, &births, &data, stamp))
+            done_reply(copy_pages(leg, page, births, data, stamp))
         }),
         // The executor of the connection's requests keeps their order.
         SliceRequest::KeepOrder => Ok(SliceReply::Done),

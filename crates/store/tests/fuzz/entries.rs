@@ -10,7 +10,7 @@ use pagemesh_pmem::{Durability, StatedClass};
 use pagemesh_store::device_paths::DevicePaths;
 use pagemesh_store::devices::DeviceKind;
 use pagemesh_store::geometry::{Geometry, JOURNALS_MAX, OBJECT_BYTES};
-use pagemesh_store::object::{Object, ObjectState};
+use pagemesh_store::object::{Object, ObjectState, TierPolicy};
 use pagemesh_store::record::{
     Change, GroupPosition, JournalEntry, ObjectRecord, PAGES_MAX, Patch, Record, RecordAddress,
     add_checksum, encode_pad, is_pad,
@@ -184,6 +184,7 @@ fn object(state: ObjectState) -> [u8; OBJECT_BYTES as usize] {
         epoch: Epoch(7),
         slice: SliceId(Uuid::from_u128(9)),
         size_bytes: 1 << 30,
+        tier: TierPolicy::Memory,
     };
     object.encode()
 }
