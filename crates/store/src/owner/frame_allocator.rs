@@ -128,15 +128,21 @@ impl FrameAllocator {
 
     /// Frames of a range that can be granted.
     pub(crate) fn free_in(&self, frames: Range<u64>) -> u64 {
-        frames
-            .filter(|frame| self.unavailable[(frame / 64) as usize] >> (frame % 64) & 1 == 0)
-            .count() as u64
+        let words = words_of(frames);
+        let free = words.map(|(word, mask)| (!self.unavailable[word] & mask).count_ones());
+        free.map(u64::from).sum()
     }
 
     /// Frames of a range that were in use at the last checkpoint, without unreadable ones.
     pub(crate) fn used_in(&self, frames: Range<u64>) -> u64 {
-        let is_used = |&frame: &u64| self.bitmap.has(FrameNo(frame)) && !self.is_withheld(frame);
-        frames.filter(is_used).count() as u64
+        let bitmap = self.bitmap.words();
+        let used = words_of(frames.clone());
+        let used: u64 = used
+            .map(|(word, mask)| u64::from((bitmap[word] & mask).count_ones()))
+            .sum();
+        let is_unreadable =
+            |frame: &&u64| frames.contains(frame) && self.bitmap.has(FrameNo(**frame));
+        used - self.withheld.iter().filter(is_unreadable).count() as u64
     }
 
     /// Whether a frame of a range cannot be read.
@@ -358,21 +364,27 @@ fn flash_start(geometry: &Geometry) -> u64 {
     geometry.flash_start().unwrap_or(u64::MAX)
 }
 
+/// The words that hold the bits of a range, each with a mask of those bits.
+fn words_of(bits: Range<u64>) -> impl Iterator<Item = (usize, u64)> {
+    let Range { start, end } = bits;
+    (start / 64..end.div_ceil(64).max(start / 64)).map(move |word| {
+        let first = word * 64;
+        let from = u64::MAX << start.saturating_sub(first);
+        let past_end = (first + 64).saturating_sub(end);
+        (word as usize, from & u64::MAX >> past_end)
+    })
+}
+
 fn set_bits(words: &mut [u64], bits: Range<u64>) {
-    for bit in bits {
-        words[(bit / 64) as usize] |= 1 << (bit % 64);
+    for (word, mask) in words_of(bits) {
+        words[word] |= mask;
     }
 }
 
 /// Makes the frames of a device available that are not in use.
 fn open_bits(busy: &mut [u64], used: &[u64], frames: Range<u64>) {
-    let Range { start, end } = frames;
-    let words = (start / 64) as usize..end.div_ceil(64) as usize;
-    for word in words {
-        let first = word as u64 * 64;
-        let from = u64::MAX << start.saturating_sub(first).min(63);
-        let to = u64::MAX >> (64 - (end - first).min(64));
-        busy[word] = busy[word] & !(from & to) | used[word] & from & to;
+    for (word, mask) in words_of(frames) {
+        busy[word] = busy[word] & !mask | used[word] & mask;
     }
 }
 
@@ -397,6 +409,49 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(32))]
+        #[test]
+        fn ranges_of_bits_are_as_bit_by_bit(
+            used in prop::collection::vec(any::<u64>(), 4),
+            busy in prop::collection::vec(any::<u64>(), 4),
+            (start, len) in (0u64..256, 0u64..256),
+        ) {
+            let end = (start + len).min(256);
+            let has = |words: &[u64], bit: u64| words[(bit / 64) as usize] >> (bit % 64) & 1 == 1;
+            let (mut set, mut opened) = (busy.clone(), busy.clone());
+            set_bits(&mut set, start..end);
+            open_bits(&mut opened, &used, start..end);
+            let counted: u32 = words_of(start..end)
+                .map(|(word, mask)| (busy[word] & mask).count_ones())
+                .sum();
+            prop_assert_eq!(u64::from(counted), (start..end).filter(|&bit| has(&busy, bit)).count() as u64);
+            for bit in 0..256 {
+                let is_inside = (start..end).contains(&bit);
+                prop_assert_eq!(has(&set, bit), is_inside || has(&busy, bit));
+                prop_assert_eq!(has(&opened, bit), has(if is_inside { &used } else { &busy }, bit));
+            }
+        }
+
+        #[test]
+        fn counts_of_a_range_are_as_frame_by_frame(
+            taken in prop::collection::vec(0u64..512, 0..200),
+            unreadable in prop::collection::vec(0u64..512, 0..8),
+            (start, len) in (0u64..512, 0u64..512),
+        ) {
+            let mut frames = frames();
+            let numbers = frames.bitmap.geometry().first_frames();
+            for &frame in taken.iter().filter(|frame| numbers.contains(frame)) {
+                frames.write(frame, true);
+            }
+            for &frame in &unreadable {
+                frames.withhold(frame);
+            }
+            let range = start..(start + len).min(512);
+            let is_used = |&frame: &u64| frames.bitmap.has(FrameNo(frame)) && !frames.is_withheld(frame);
+            prop_assert_eq!(frames.used_in(range.clone()), range.clone().filter(is_used).count() as u64);
+            let is_free = |&frame: &u64| frames.unavailable[(frame / 64) as usize] >> (frame % 64) & 1 == 0;
+            prop_assert_eq!(frames.free_in(range.clone()), range.filter(is_free).count() as u64);
+        }
+
         #[test]
         fn frame_is_allocated_once_until_released(
             steps in prop::collection::vec((1u64..40, any::<bool>()), 1..120),
