@@ -7,12 +7,57 @@ use super::pool::Pool;
 use crate::defect::{self, Defect};
 use crate::format::bitmap::Bitmap;
 use crate::format::devices::{Device, DeviceKind};
-use crate::format::geometry::DeviceFrames;
 use crate::recovery::PoolError;
+use crate::shared::pool_mapping::PoolMapping;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
 use std::path::Path;
 use uuid::Uuid;
+
+/// A planned device whose tables are written and durable. No superblock names it yet.
+#[derive(Debug)]
+pub struct PreparedDevice {
+    device: Device,
+}
+
+impl PreparedDevice {
+    /// Writes the tables of a planned device, where nothing of the pool lies yet. The owner need not be locked, so that the
+    /// pool is served meanwhile.
+    ///
+    /// **Data loss:** everything on the device is lost.
+    ///
+    /// # Errors
+    /// When the plan is no longer valid, the media do not reach there, or the device fails.
+    pub fn write<M: Media>(
+        mapping: &PoolMapping<M>,
+        planned: Device,
+    ) -> Result<PreparedDevice, PoolError> {
+        let data = &*mapping.data;
+        let (wanted, found) = (
+            planned.end_page() * PAGE_BYTES as u64,
+            data.len_bytes() as u64,
+        );
+        if found < wanted {
+            return Err(PoolError::Truncated { wanted, found });
+        }
+        let mut geometry = *mapping.geometry();
+        let bytes = planned.pages * PAGE_BYTES as u64;
+        if geometry.add_device(planned.id, bytes, planned.kind)? != planned {
+            return Err(PoolError::DeviceChanged);
+        }
+        let mut tables = geometry.device_frames();
+        let tables = tables.find(|it| it.first_page == planned.first_page);
+        let tables = tables.expect("the plan has the device");
+        Bitmap::format(data, &tables, mapping.pool());
+        let header = planned.header(mapping.pool());
+        let first = planned.first_page as usize * PAGE_BYTES;
+        let targets = [(data, first), (data, first + PAGE_BYTES)];
+        let (_, stores) = M::stream_page(&targets, &header);
+        let _fenced = data.fence(stores);
+        data.sync()?;
+        Ok(PreparedDevice { device: planned })
+    }
+}
 
 impl<M: Media> Pool<M> {
     /// The place that a device of `bytes` would have. The caller makes the media reach there before
@@ -32,30 +77,39 @@ impl<M: Media> Pool<M> {
         }
     }
 
-    /// Adds a device as planned. When it returns, its frames are granted.
+    /// Writes the tables of a device and adds it, as planned. When it returns, its frames are granted.
     ///
     /// **Data loss:** everything on the device is lost.
     ///
     /// # Errors
-    /// When the plan is no longer valid, or a device fails. After an error of a device the pool has failed, too.
+    /// As [`Pool::add_prepared_device`] and [`PreparedDevice::write`].
     pub fn add_device(&mut self, planned: Device) -> Result<(), PoolError> {
         if self.has_failed {
             return Err(PoolError::Failed);
         }
+        let prepared = PreparedDevice::write(&self.mapping, planned);
+        if let Err(PoolError::System(_)) = &prepared {
+            self.has_failed = true;
+        }
+        self.add_prepared_device(&prepared?)
+    }
+
+    /// Adds a device whose tables are written. When it returns, its frames are granted.
+    ///
+    /// # Errors
+    /// When the plan is no longer valid, or a device fails. After an error of a device the pool has failed, too.
+    pub fn add_prepared_device(&mut self, prepared: &PreparedDevice) -> Result<(), PoolError> {
+        if self.has_failed {
+            return Err(PoolError::Failed);
+        }
+        let planned = prepared.device;
         let mut geometry = *self.mapping.geometry();
         let bytes = planned.pages * PAGE_BYTES as u64;
-        let (wanted, found) = (
-            planned.end_page() * PAGE_BYTES as u64,
-            self.mapping.data.len_bytes() as u64,
-        );
-        if found < wanted {
-            return Err(PoolError::Truncated { wanted, found });
-        }
         let is_planned = geometry.add_device(planned.id, bytes, planned.kind)? == planned;
         if !is_planned || !self.mapping.set_geometry(geometry) {
             return Err(PoolError::DeviceChanged);
         }
-        let added = self.write_device(&planned, geometry.device_frames());
+        let added = self.name_devices();
         self.has_failed |= added.is_err();
         added?;
         self.frame_allocator.add_device(&geometry, &planned);
@@ -74,24 +128,6 @@ impl<M: Media> Pool<M> {
     pub fn set_device_path(&mut self, id: Uuid, path: &Path) -> bool {
         let devices = self.mapping.geometry().devices;
         self.superblock.device_paths.set(id, path, &devices)
-    }
-
-    fn write_device(
-        &mut self,
-        device: &Device,
-        mut tables: impl Iterator<Item = DeviceFrames>,
-    ) -> Result<(), PoolError> {
-        let data = &*self.mapping.data;
-        let tables = tables.find(|it| it.first_page == device.first_page);
-        let tables = tables.expect("the plan has the device");
-        Bitmap::format(data, &tables, self.mapping.pool());
-        let header = device.header(self.mapping.pool());
-        let first = device.first_page as usize * PAGE_BYTES;
-        let targets = [(data, first), (data, first + PAGE_BYTES)];
-        let (_, stores) = M::stream_page(&targets, &header);
-        let _fenced = data.fence(stores);
-        data.sync()?;
-        self.name_devices()
     }
 
     /// Writes the present devices into both superblocks.

@@ -113,6 +113,13 @@ impl<M: Media> Pool<M> {
         Ok(self.frames_in_use(&self.find_device(id)?))
     }
 
+    /// The same of the first device.
+    #[must_use]
+    pub fn first_device_frames_in_use(&self) -> u64 {
+        let first = self.mapping.geometry().first_frames();
+        self.frame_allocator.used_in(first)
+    }
+
     fn frames_in_use(&self, device: &Device) -> u64 {
         self.frame_allocator.used_in(device.frames())
     }

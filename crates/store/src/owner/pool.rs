@@ -8,6 +8,7 @@
 //! - the owner does not delay sessions: they need it only for frames and for room in their journal.
 
 use super::checkpoint::CheckpointPass;
+pub use super::devices::PreparedDevice;
 pub use super::error::ObjectError;
 pub use super::tier::TierUsage;
 use crate::defect::{self, Defect};
