@@ -15,6 +15,7 @@ pub(crate) use barrier::{OPERATION_LIMIT, RESUME_AFTER};
 use crate::disk_file::{self, OpenOptions};
 use crate::file::{self, FileError};
 use crate::further_devices::FoundDevice;
+use crate::pool_devices::PoolDevices;
 use crate::scrub::ScrubSchedule;
 use crate::stalled_sessions::StalledSessions;
 use crate::tier::{Tier, TierThread};
@@ -49,6 +50,7 @@ pub struct Brick<M = MappedMedia> {
     attached: Mutex<Vec<(SliceId, u32)>>,
     /// Locked last.
     stalled: Mutex<StalledSessions>,
+    pub(crate) pool_devices: PoolDevices,
     /// Counts the requests over `tcp`.
     meters: Arc<MeterSet>,
     tier: Tier,
@@ -162,6 +164,7 @@ fn open_on_disk<M: Media + Send + Sync + 'static>(
     });
     let mut pool = opened.0.pool();
     for FoundDevice { device, path, .. } in found {
+        opened.0.pool_devices.note_path(device.id, path);
         if !pool.set_device_path(device.id, path) {
             tracing::warn!(
                 "the pool has no room for the path {} of a device: name it with --device at each start",
@@ -170,6 +173,7 @@ fn open_on_disk<M: Media + Send + Sync + 'static>(
         }
     }
     drop(pool);
+    opened.0.continue_drains();
     Ok(opened)
 }
 
@@ -200,6 +204,7 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
                 path: path.into(),
                 cause,
             })?;
+        brick.pool_devices.note_path(brick.id().0, path);
         let tier = TierThread::start(&brick).map_err(|cause| FileError::System {
             action: "start the tier's thread of",
             path: path.into(),
@@ -243,6 +248,7 @@ impl<M: Media> Brick<M> {
             scrubs: Mutex::default(),
             attached: Mutex::default(),
             stalled: Mutex::default(),
+            pool_devices: PoolDevices::default(),
             meters: Arc::default(),
             tier: Tier::default(),
             owner_lock: claim,
@@ -417,6 +423,7 @@ impl<M: Media> MaintenanceThread<M> {
         let Some(thread) = self.thread.take() else {
             return;
         };
+        self.brick.pool_devices.end();
         self.brick.stopping.store(true, Ordering::Release);
         self.tier = None;
         self.brick.mapping.control().ring_doorbell();

@@ -267,7 +267,7 @@ fn create_allocated(
 }
 
 /// Refuses a block device that the kernel uses.
-fn check_is_free(path: &Path, file: &File) -> Result<(), FileError> {
+pub(crate) fn check_is_free(path: &Path, file: &File) -> Result<(), FileError> {
     let found = file.metadata().map_err(system("look at", path))?;
     if !found.file_type().is_block_device() {
         return Ok(());
@@ -297,7 +297,7 @@ fn check_length(path: &Path, file: &File, wanted: u64) -> Result<(), FileError> 
 }
 
 /// Bytes of a file or block device; none for a character device, which only a mapping measures.
-fn length(path: &Path, mut file: &File) -> Result<Option<u64>, FileError> {
+pub(crate) fn length(path: &Path, mut file: &File) -> Result<Option<u64>, FileError> {
     use std::io::{Seek, SeekFrom};
     let found = file.metadata().map_err(system("look at", path))?;
     if found.file_type().is_block_device() {

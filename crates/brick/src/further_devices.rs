@@ -171,7 +171,7 @@ fn check_header(path: &Path, pool: Uuid, device: Uuid) -> Result<(), String> {
 }
 
 /// The pool and the device in a header, or in its copy.
-fn identify(file: &File) -> Option<(Uuid, Uuid)> {
+pub(crate) fn identify(file: &File) -> Option<(Uuid, Uuid)> {
     let mut page = [0; PAGE_BYTES];
     let mut found = [0, PAGE_BYTES as u64].into_iter().filter_map(|at| {
         file.read_exact_at(&mut page, at).ok()?;

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod brick;
+pub mod device_file;
 mod device_requests;
 pub mod disk_file;
 mod error_hints;
@@ -13,6 +14,7 @@ pub mod file;
 pub mod further_devices;
 mod new_file;
 pub mod offline;
+pub mod pool_devices;
 pub mod process;
 pub mod resource_limits;
 pub mod scrub;

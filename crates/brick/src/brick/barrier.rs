@@ -85,7 +85,7 @@ impl<M: Media> Brick<M> {
     /// A client's process that stays in an operation is killed: nothing else prevents its late
     /// stores. A session that was only just found in an operation, after others came and went, is
     /// not killed.
-    pub(super) fn retry_while_stuck<T>(
+    pub(crate) fn retry_while_stuck<T>(
         &self,
         mut run: impl FnMut(&mut Pool<M>) -> Result<T, ObjectError>,
     ) -> Result<T, ObjectError> {

@@ -156,8 +156,12 @@ pub struct Client<M: Media = DiskMedia> {
 
 impl<M: Media + Send + Sync + 'static> Client<M> {
     pub fn new(brick: &Arc<Brick<M>>, epoch: u32) -> Client<M> {
+        Client::of_slice(brick, SLICE, epoch)
+    }
+
+    pub fn of_slice(brick: &Arc<Brick<M>>, slice: SliceId, epoch: u32) -> Client<M> {
         let mut worker = Worker::open(brick, 1, 1).expect("a session");
-        let attached = Worker::attach(&mut worker, SLICE, Epoch(epoch));
+        let attached = Worker::attach(&mut worker, slice, Epoch(epoch));
         assert_eq!(attached, Ok((0, SIZE)));
         Client {
             worker,

@@ -3,6 +3,7 @@
 mod client;
 mod devices;
 mod faults;
+mod pool_devices;
 mod power_cuts;
 
 use client::{Client, PAGE, Pool, SIZE, SLICE, open, open_all, options, random_write};

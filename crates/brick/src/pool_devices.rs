@@ -1,0 +1,601 @@
+//! The devices of a running brick's pool: adding, draining and removing them.
+//!
+//! A thread carries out requests, and moves the data of draining devices. It starts with the first request, or when a
+//! pool with a draining device is opened, and ends with the brick.
+//!
+//! Invariants: the pool is locked for single steps only, never over allocation of a file, a load of pages or a pause. One
+//! device changes at a time. A drain has no state of its own on the medium but the state of the device: after a restart
+//! it begins again, and finds what is left.
+
+mod mover;
+mod rate;
+
+use crate::brick::Brick;
+use crate::device_file::{self, DeviceFile, DeviceFileError};
+use mover::{DrainStep, Mover};
+use pagemesh_base::poison::{lock, recover};
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::{MapError, Media, NewDevice};
+use pagemesh_store::devices::{Device, DeviceState};
+use pagemesh_store::pool::{ObjectError, PreparedDevice};
+use pagemesh_store::recovery::PoolError;
+use rate::MoveRate;
+use std::collections::{HashMap, VecDeque};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use uuid::Uuid;
+
+/// Bytes that a drain moves per second while clients send requests, unless the operator chooses another rate.
+pub const DRAIN_BYTES_PER_S: u64 = 32 << 20;
+/// How much faster it is while they send none.
+const IDLE_FACTOR: u64 = 8;
+/// Requests that wait for their turn, at most.
+const QUEUE_MAX: usize = 8;
+/// Results that the brick remembers, so that a lost heartbeat loses none.
+const RESULTS_MAX: usize = 8;
+/// The pause between two passes of a drain.
+const PASS_PAUSE: Duration = Duration::from_millis(200);
+/// The pause of a drain that does not proceed.
+const RETRY_PAUSE: Duration = Duration::from_secs(2);
+
+/// A change of the devices of a pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DeviceChange {
+    /// Add a block device, or a new file.
+    Add {
+        /// Its absolute path.
+        path: PathBuf,
+        /// Its size; all of a block device if missing.
+        size_bytes: Option<u64>,
+    },
+    /// Move all data off a device, and remove it.
+    Drain(Uuid),
+    /// Use a draining device again.
+    CancelDrain(Uuid),
+}
+
+/// The result of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceChangeResult {
+    /// The id of the request.
+    pub request: Uuid,
+    /// The device, or a sentence about the refusal.
+    pub outcome: Result<Uuid, String>,
+}
+
+/// A device of a pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceStatus {
+    /// Its id; that of the pool for the first device.
+    pub id: Uuid,
+    /// Its path, if it is known.
+    pub path: Option<PathBuf>,
+    /// Whether it is the first device, which stays.
+    pub is_first: bool,
+    /// Its size.
+    pub size_bytes: u64,
+    /// Bytes in use at the last checkpoint.
+    pub used_bytes: u64,
+    /// Its use.
+    pub state: DeviceState,
+    /// The progress of its drain.
+    pub drain: Option<DrainStatus>,
+}
+
+/// The progress of a drain.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DrainStatus {
+    /// Bytes moved since the drain started or the pool was opened.
+    pub moved_bytes: u64,
+    /// Bytes moved per second, over the last seconds.
+    pub bytes_per_s: u64,
+    /// The time since the drain started or the pool was opened.
+    pub running: Duration,
+    /// Why it does not proceed, if it does not.
+    pub problem: Option<String>,
+}
+
+/// Why the devices of a pool cannot be changed so.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// The file or block device cannot be used.
+    #[error(transparent)]
+    File(#[from] DeviceFileError),
+    /// The pool refuses.
+    #[error(transparent)]
+    Pool(#[from] ObjectError),
+    /// The medium cannot use it.
+    #[error("{path} cannot join the pool: {cause}")]
+    Attach {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        cause: MapError,
+    },
+    /// The first device stays.
+    #[error(
+        "the first device of a pool cannot be drained, because it has the journals and tables; move the volumes to another pool instead"
+    )]
+    FirstDevice,
+    /// The pool failed or the brick ends.
+    #[error("the brick ends; start it again and repeat the request")]
+    Ending,
+}
+
+/// The requests and drains of a pool.
+pub(crate) struct PoolDevices {
+    work: Mutex<DeviceWork>,
+    /// Bytes that a drain moves per second while clients send requests.
+    busy_bytes_per_s: AtomicU64,
+    /// Notified of new work, and of the end of the brick.
+    changed: Condvar,
+    /// Held by a change of the devices. Locked before the pool.
+    changing: Mutex<()>,
+}
+
+impl Default for PoolDevices {
+    fn default() -> PoolDevices {
+        PoolDevices {
+            work: Mutex::default(),
+            busy_bytes_per_s: AtomicU64::new(DRAIN_BYTES_PER_S),
+            changed: Condvar::new(),
+            changing: Mutex::new(()),
+        }
+    }
+}
+
+#[derive(Default)]
+struct DeviceWork {
+    queue: VecDeque<(Uuid, DeviceChange)>,
+    running: Option<Uuid>,
+    results: VecDeque<DeviceChangeResult>,
+    paths: HashMap<Uuid, PathBuf>,
+    drains: HashMap<Uuid, DrainRecord>,
+    /// A device that the pool does not name any more, whose file is still locked.
+    leaving: Option<Device>,
+    thread: Option<JoinHandle<()>>,
+    /// Whether the thread shall not finish its pause.
+    is_woken: bool,
+    is_ending: bool,
+}
+
+/// The progress of a drain, while the brick runs.
+struct DrainRecord {
+    began: Instant,
+    rate: MoveRate,
+    problem: Option<String>,
+}
+
+impl DrainRecord {
+    fn new(now: Instant) -> DrainRecord {
+        DrainRecord {
+            began: now,
+            rate: MoveRate::new(now),
+            problem: None,
+        }
+    }
+}
+
+impl PoolDevices {
+    fn work(&self) -> MutexGuard<'_, DeviceWork> {
+        lock(&self.work)
+    }
+
+    /// Records where a device lies.
+    pub(crate) fn note_path(&self, device: Uuid, path: &Path) {
+        self.work().paths.insert(device, path.to_owned());
+    }
+
+    /// Ends the thread, and waits for it.
+    pub(crate) fn end(&self) {
+        let mut work = self.work();
+        work.is_ending = true;
+        let thread = work.thread.take();
+        drop(work);
+        self.changed.notify_all();
+        if thread.is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("the thread of the pool's devices panicked");
+        }
+    }
+
+    /// Ends a pause of the thread.
+    fn wake(&self) {
+        self.work().is_woken = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits, at most `limit`, for a request or the end of the brick. True at the end of the brick.
+    fn wait(&self, limit: Option<Duration>) -> bool {
+        let work = self.work();
+        let is_idle =
+            |work: &mut DeviceWork| work.queue.is_empty() && !work.is_woken && !work.is_ending;
+        let mut work = match limit {
+            Some(limit) => recover(self.changed.wait_timeout_while(work, limit, is_idle)).0,
+            None => recover(self.changed.wait_while(work, is_idle)),
+        };
+        work.is_woken = false;
+        work.is_ending
+    }
+}
+
+impl<M: Media + Send + Sync + 'static> Brick<M> {
+    /// The devices of the pool, the first one first.
+    #[must_use]
+    pub fn devices(&self) -> Vec<DeviceStatus> {
+        let pool = self.pool();
+        let geometry = *self.mapping().geometry();
+        let used_bytes = |frames: u64| frames * PAGE_BYTES as u64;
+        let first = (self.id().0, used_bytes(pool.first_device_frames_in_use()));
+        let others = geometry.devices.iter().map(|device| {
+            let used = pool.device_frames_in_use(device.id).unwrap_or(0);
+            (*device, used_bytes(used))
+        });
+        let mut others: Vec<(Device, u64)> = others.collect();
+        drop(pool);
+        let now = Instant::now();
+        let work = self.pool_devices.work();
+        let is_listed = |id: Uuid| geometry.devices.iter().any(|it| it.id == id);
+        let leaving = work.leaving.filter(|device| !is_listed(device.id));
+        others.extend(leaving.map(|device| (device, 0)));
+        let mut devices = vec![DeviceStatus {
+            id: first.0,
+            path: work.paths.get(&first.0).cloned(),
+            is_first: true,
+            size_bytes: geometry.pool_bytes,
+            used_bytes: first.1,
+            state: DeviceState::Active,
+            drain: None,
+        }];
+        devices.extend(others.into_iter().map(|(device, used_bytes)| {
+            let is_draining = device.state == DeviceState::Draining;
+            let drain = work.drains.get(&device.id).map(|drain| drain.status(now));
+            DeviceStatus {
+                id: device.id,
+                path: work.paths.get(&device.id).cloned(),
+                is_first: false,
+                size_bytes: device.pages * PAGE_BYTES as u64,
+                used_bytes,
+                state: device.state,
+                drain: is_draining.then(|| drain.unwrap_or_default()),
+            }
+        }));
+        devices
+    }
+
+    /// Adds a block device or a new file to the pool. Blocks while the file is allocated and the tables are written.
+    ///
+    /// **Data loss:** everything on the block device is lost.
+    ///
+    /// # Errors
+    /// When the file cannot be used, or the pool has no place for it.
+    pub fn add_device(&self, path: &Path, size_bytes: Option<u64>) -> Result<Uuid, DeviceError> {
+        let _changing = lock(&self.pool_devices.changing);
+        if self.is_member(path) {
+            return Err(DeviceFileError::IsMember(path.into()).into());
+        }
+        let device = DeviceFile::open(path, size_bytes)?;
+        let id = Uuid::new_v4();
+        let planned = self.pool().plan_device(id, device.bytes);
+        let planned = planned.map_err(ObjectError::from)?;
+        device.prepare(self.durability())?;
+        let device = device.persist()?;
+        let media = self.mapping().media().clone();
+        let refused = |cause| DeviceError::Attach {
+            path: path.into(),
+            cause,
+        };
+        media
+            .attach_device(NewDevice {
+                file: device.file().map_err(DeviceFileError::from)?,
+                bytes: planned.bytes(),
+                head_len: planned.head_len(),
+            })
+            .map_err(refused)?;
+        let mut has_path = true;
+        let prepared = PreparedDevice::write(self.mapping(), planned);
+        let added = prepared.and_then(|prepared| {
+            let mut pool = self.pool();
+            has_path = pool.set_device_path(id, path);
+            pool.add_prepared_device(&prepared)
+        });
+        if let Err(cause) = added {
+            if let Err(cause) = media.detach_device(planned.bytes().start) {
+                tracing::warn!(%cause, path = %path.display(), "a device that did not join stays open");
+            }
+            return Err(self.device_error(cause.into()));
+        }
+        device.keep();
+        if !has_path {
+            tracing::warn!(
+                "the pool has no room for the path {} of a device: name it with --device at each start",
+                path.display()
+            );
+        }
+        self.pool_devices.note_path(id, path);
+        tracing::info!(path = %path.display(), device = %id, "a device has joined the pool");
+        Ok(id)
+    }
+
+    fn is_member(&self, path: &Path) -> bool {
+        let work = self.pool_devices.work();
+        let mut paths = work.paths.values();
+        paths.any(|known| device_file::is_same_file(known, path))
+    }
+
+    /// An error of the pool. One of the medium ends the brick.
+    fn device_error(&self, cause: ObjectError) -> DeviceError {
+        if let ObjectError::Pool(PoolError::System(_) | PoolError::Failed) = &cause {
+            self.fail(&cause);
+        }
+        cause.into()
+    }
+
+    /// Starts to move all data off a device. The thread of the devices then removes it from the pool.
+    ///
+    /// # Errors
+    /// When the pool has no such device, it is the first one, or the others lack room.
+    pub fn drain_device(self: &Arc<Self>, id: Uuid) -> Result<(), DeviceError> {
+        let _changing = lock(&self.pool_devices.changing);
+        if id == self.id().0 {
+            return Err(DeviceError::FirstDevice);
+        }
+        let started = self.retry_while_stuck(|pool| pool.start_drain(id));
+        started.map_err(|cause| self.device_error(cause))?;
+        tracing::info!(device = %id, "the drain of a device has started");
+        let now = Instant::now();
+        let mut work = self.pool_devices.work();
+        work.drains
+            .entry(id)
+            .or_insert_with(|| DrainRecord::new(now));
+        drop(work);
+        self.ensure_device_thread();
+        self.pool_devices.wake();
+        Ok(())
+    }
+
+    /// Lets the pool use a draining device again. Data that has moved stays where it is.
+    ///
+    /// # Errors
+    /// When the pool has no such device.
+    pub fn cancel_drain(&self, id: Uuid) -> Result<(), DeviceError> {
+        let _changing = lock(&self.pool_devices.changing);
+        if id == self.id().0 {
+            return Err(DeviceError::FirstDevice);
+        }
+        let cancelled = self.retry_while_stuck(|pool| pool.cancel_drain(id));
+        cancelled.map_err(|cause| self.device_error(cause))?;
+        self.pool_devices.work().drains.remove(&id);
+        tracing::info!(device = %id, "the drain of a device was cancelled");
+        Ok(())
+    }
+
+    /// Limits drains to this many bytes per second while clients send requests, and to eight times as many otherwise.
+    pub fn limit_drains(&self, bytes_per_s: u64) {
+        let limit = &self.pool_devices.busy_bytes_per_s;
+        limit.store(bytes_per_s.max(1), Ordering::Relaxed);
+        self.pool_devices.wake();
+    }
+
+    /// The bytes that a drain moves per second now.
+    fn drain_rate(&self, is_busy: bool) -> u64 {
+        let busy = self.pool_devices.busy_bytes_per_s.load(Ordering::Relaxed);
+        match is_busy {
+            true => busy,
+            false => busy.saturating_mul(IDLE_FACTOR),
+        }
+    }
+
+    /// Has the thread of the devices carry out a request, once. Its result is in [`Brick::device_results`] later.
+    pub fn request_device_change(self: &Arc<Self>, request: Uuid, change: DeviceChange) {
+        let mut work = self.pool_devices.work();
+        let is_known = work.running == Some(request)
+            || work.queue.iter().any(|(id, _)| *id == request)
+            || work.results.iter().any(|it| it.request == request);
+        // The manager repeats a request that finds no room.
+        if is_known || work.queue.len() >= QUEUE_MAX || work.is_ending {
+            return;
+        }
+        work.queue.push_back((request, change));
+        drop(work);
+        self.ensure_device_thread();
+        self.pool_devices.changed.notify_all();
+    }
+
+    /// The results of the last requests, and whether one is not carried out yet.
+    #[must_use]
+    pub fn device_results(&self) -> (Vec<DeviceChangeResult>, bool) {
+        let work = self.pool_devices.work();
+        let is_busy = work.running.is_some() || !work.queue.is_empty();
+        (work.results.iter().cloned().collect(), is_busy)
+    }
+
+    /// Records a result that was known before a request reached the brick.
+    pub fn refuse_device_change(&self, request: Uuid, cause: String) {
+        let mut work = self.pool_devices.work();
+        if work.results.iter().all(|it| it.request != request) {
+            work.add_result(request, Err(cause));
+        }
+    }
+
+    /// Continues the drains that the pool was opened with.
+    pub(crate) fn continue_drains(self: &Arc<Self>) {
+        let devices = self.mapping().geometry().devices;
+        let is_draining = devices.iter().any(|it| it.state == DeviceState::Draining);
+        if is_draining {
+            self.ensure_device_thread();
+        }
+    }
+
+    fn ensure_device_thread(self: &Arc<Self>) {
+        let mut work = self.pool_devices.work();
+        if work.thread.is_some() || work.is_ending {
+            return;
+        }
+        let brick = Arc::clone(self);
+        let thread = std::thread::Builder::new().name("devices".into());
+        match thread.spawn(move || brick.device_loop()) {
+            Ok(thread) => work.thread = Some(thread),
+            Err(cause) => {
+                tracing::error!(%cause, "cannot start the thread of the pool's devices");
+                let refusal = format!("the brick cannot start a thread: {cause}");
+                while let Some((request, _)) = work.queue.pop_front() {
+                    work.add_result(request, Err(refusal.clone()));
+                }
+            }
+        }
+    }
+
+    fn device_loop(self: Arc<Self>) {
+        let mut mover = None;
+        let mut pause = Some(Duration::ZERO);
+        loop {
+            if self.pool_devices.wait(pause) || self.has_failed() {
+                break;
+            }
+            if let Some((request, change)) = self.next_request() {
+                let outcome = self.carry_out(change);
+                let mut work = self.pool_devices.work();
+                work.running = None;
+                work.add_result(request, outcome.map_err(|cause| cause.to_string()));
+                // A drain may have begun or ended.
+                pause = Some(Duration::ZERO);
+                continue;
+            }
+            pause = self.drain_step(&mut mover);
+        }
+    }
+
+    fn next_request(&self) -> Option<(Uuid, DeviceChange)> {
+        let mut work = self.pool_devices.work();
+        let next = work.queue.pop_front();
+        work.running = next.as_ref().map(|(request, _)| *request);
+        next
+    }
+
+    fn carry_out(self: &Arc<Self>, change: DeviceChange) -> Result<Uuid, DeviceError> {
+        match change {
+            DeviceChange::Add { path, size_bytes } => self.add_device(&path, size_bytes),
+            DeviceChange::Drain(device) => self.drain_device(device).map(|()| device),
+            DeviceChange::CancelDrain(device) => self.cancel_drain(device).map(|()| device),
+        }
+    }
+
+    /// Does a step of the drains. Returns the pause before the next; none without a drain.
+    fn drain_step(self: &Arc<Self>, mover: &mut Option<Mover<M>>) -> Option<Duration> {
+        let devices = self.mapping().geometry().devices;
+        let mut draining = devices.iter();
+        let draining = draining.find(|it| it.state == DeviceState::Draining);
+        let Some(device) = draining.copied() else {
+            *mover = None;
+            return None;
+        };
+        let step = match mover {
+            Some(mover) => Ok(mover),
+            None => Mover::new(self).map(|new| mover.insert(new)),
+        };
+        let step = step.and_then(|mover| mover.step(&device));
+        let now = Instant::now();
+        let mut work = self.pool_devices.work();
+        let record = work
+            .drains
+            .entry(device.id)
+            .or_insert_with(|| DrainRecord::new(now));
+        match step {
+            Ok(DrainStep::Moved { bytes, pause }) => {
+                record.rate.add(bytes, now);
+                if bytes > 0 {
+                    record.problem = None;
+                }
+                Some(pause)
+            }
+            Ok(DrainStep::Blocked(problem)) => {
+                record.block(device.id, problem);
+                Some(RETRY_PAUSE)
+            }
+            Ok(DrainStep::Empty) => {
+                drop(work);
+                *mover = None;
+                Some(self.finish_drain(&device))
+            }
+            Err(cause) => {
+                record.block(device.id, cause.to_string());
+                drop(work);
+                *mover = None;
+                self.device_error(cause);
+                Some(RETRY_PAUSE)
+            }
+        }
+    }
+
+    /// Removes a device without data from the pool, and unlocks its file. Returns the pause before the next step.
+    fn finish_drain(&self, device: &Device) -> Duration {
+        let _changing = lock(&self.pool_devices.changing);
+        self.pool_devices.work().leaving = Some(*device);
+        let pause = self.remove_drained(device);
+        self.pool_devices.work().leaving = None;
+        pause
+    }
+
+    fn remove_drained(&self, device: &Device) -> Duration {
+        let removed = self.retry_while_stuck(|pool| pool.remove_device(device.id));
+        match removed {
+            Ok(true) => {}
+            // Records after the last pass have named frames of it, or the drain was cancelled.
+            Ok(false) | Err(ObjectError::NotDraining(_)) => return PASS_PAUSE,
+            Err(cause) => {
+                tracing::warn!(%cause, device = %device.id, "cannot remove a drained device");
+                self.device_error(cause);
+                return RETRY_PAUSE;
+            }
+        }
+        if let Err(cause) = self.mapping().media().detach_device(device.bytes().start) {
+            tracing::warn!(%cause, device = %device.id, "a device that has left its pool stays open");
+        }
+        let path = self.pool_devices.work().paths.get(&device.id).cloned();
+        let Some(path) = path else {
+            return Duration::ZERO;
+        };
+        tracing::info!(path = %path.display(), device = %device.id, "a device was drained and has left the pool");
+        if let Err(cause) = device_file::clear_header(&path, self.id().0, device.id) {
+            tracing::warn!(%cause, "the header of a device that has left its pool stays");
+        }
+        let mut work = self.pool_devices.work();
+        work.drains.remove(&device.id);
+        work.paths.remove(&device.id);
+        Duration::ZERO
+    }
+}
+
+impl DeviceWork {
+    fn add_result(&mut self, request: Uuid, outcome: Result<Uuid, String>) {
+        if let Err(cause) = &outcome {
+            tracing::warn!(%cause, "a change of the pool's devices was refused");
+        }
+        while self.results.len() >= RESULTS_MAX {
+            self.results.pop_front();
+        }
+        self.results
+            .push_back(DeviceChangeResult { request, outcome });
+    }
+}
+
+impl DrainRecord {
+    fn status(&self, now: Instant) -> DrainStatus {
+        DrainStatus {
+            moved_bytes: self.rate.total(),
+            bytes_per_s: self.rate.bytes_per_s(now),
+            running: now.saturating_duration_since(self.began),
+            problem: self.problem.clone(),
+        }
+    }
+
+    fn block(&mut self, device: Uuid, problem: String) {
+        if self.problem.as_ref() != Some(&problem) {
+            tracing::warn!(%device, %problem, "the drain of a device does not proceed");
+        }
+        self.problem = Some(problem);
+    }
+}
