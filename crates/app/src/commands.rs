@@ -47,7 +47,7 @@ pub enum Command {
     /// Run a whole cluster on this machine, to try pagemesh.
     Up(up::UpArgs),
     Down(down::DownArgs),
-    /// Create, show and check pools.
+    /// Create, show and check pools, and change their devices.
     #[command(subcommand)]
     Pool(pool::PoolCommand),
     /// Run the brick of a pool; list bricks and scrub their pools.

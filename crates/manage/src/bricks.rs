@@ -1,6 +1,7 @@
 //! Bricks: heartbeats, the list, and forgetting.
 
-use crate::events::{EventDraft, scrub_drafts};
+use crate::devices::{DeviceBook, check_devices};
+use crate::events::{EventDraft, device_drafts, scrub_drafts};
 use crate::fault::Fault;
 use crate::figure_history::FigureSubject;
 use crate::manager::{
@@ -9,7 +10,8 @@ use crate::manager::{
 use crate::records::BrickRecord;
 use crate::store::StoreWrite;
 use crate::wire::{
-    BrickInfo, BrickRegistration, BrickScrub, HeartbeatReply, ScrubBrick, ScrubRequest,
+    BrickDevices, BrickInfo, BrickRegistration, BrickScrub, HeartbeatReply, ScrubBrick,
+    ScrubRequest,
 };
 use pagemesh_base::brick_name::{BrickLabel, BrickName, BrickRef};
 use pagemesh_base::layout::{BrickId, NAME_BYTES_MAX, SliceId};
@@ -40,6 +42,7 @@ impl Manager {
             tracing::warn!(%brick, name = %asked, "the brick keeps its name: another brick has this one");
         }
         let known = book.bricks.get(&registration.brick);
+        let devices = registration.devices.clone();
         let (record, seen) = self.split_registration(registration, name, known);
         if known.is_none() && book.bricks.len() >= BRICKS_MAX {
             return Err(Fault::TooMany {
@@ -53,7 +56,7 @@ impl Manager {
             log_changes(&brick.record, &record);
         }
         let changed = known.is_none_or(|brick| needs_commit(&brick.record, &record));
-        let mut drafts = heartbeat_drafts(known, &record, seen.scrub);
+        let mut drafts = heartbeat_drafts(known, &record, seen.scrub, devices.as_ref());
         if known.is_none() {
             drafts.push(EventDraft::brick_joined(&record));
         }
@@ -66,7 +69,7 @@ impl Manager {
             // A brick whose heartbeat is refused counts as dead, and serves all the same.
             tracing::error!(%error, "cannot store the events of a heartbeat");
         }
-        Ok(self.record_heartbeat(&mut book, record, seen))
+        Ok(self.record_heartbeat(&mut book, record, seen, devices))
     }
 
     /// Handles a heartbeat that changes nothing and needs no lock wait, so that the server need not
@@ -79,11 +82,12 @@ impl Manager {
         let name = book.assign_name(registration).ok()?;
         let known = book.bricks.get(&registration.brick)?;
         let (record, seen) = self.split_registration(registration.clone(), name, Some(known));
-        let has_events = !heartbeat_drafts(Some(known), &record, seen.scrub).is_empty();
+        let devices = registration.devices.as_ref();
+        let has_events = !heartbeat_drafts(Some(known), &record, seen.scrub, devices).is_empty();
         if needs_commit(&known.record, &record) || has_events {
             return None;
         }
-        Some(self.record_heartbeat(&mut book, record, seen))
+        Some(self.record_heartbeat(&mut book, record, seen, registration.devices.clone()))
     }
 
     fn split_registration(
@@ -106,6 +110,7 @@ impl Manager {
         book: &mut ManagerState,
         record: BrickRecord,
         seen: LastHeartbeat,
+        devices: Option<BrickDevices>,
     ) -> HeartbeatReply {
         let id = record.brick;
         let known = book.bricks.get(&id);
@@ -116,11 +121,15 @@ impl Manager {
         let request = request.filter(|request| fulfilled != Some(request.id));
         let scrub_actor = known.and_then(|brick| brick.scrub_actor.clone());
         let name = record.name.clone();
+        let mut device_book = known.map_or_else(DeviceBook::default, |it| it.devices.clone());
+        device_book.note_heartbeat(devices);
+        let device_requests = device_book.pending();
         let brick = BrickState {
             record,
             last_heartbeat: Some(seen),
             scrub_request: request,
             scrub_actor: scrub_actor.filter(|_| request.is_some()),
+            devices: device_book,
             logged_alive: was_logged_alive,
         };
         book.bricks.insert(id, brick);
@@ -132,6 +141,7 @@ impl Manager {
             interval_ms: HEARTBEAT_INTERVAL.as_millis() as u64,
             dead_after_ms: self.settings.dead_after.as_millis() as u64,
             scrub: request,
+            devices: device_requests,
             name,
         }
     }
@@ -222,6 +232,7 @@ impl Manager {
             sessions: brick.last_heartbeat.map_or(0, |seen| seen.sessions),
             scrub: brick.last_heartbeat.and_then(|seen| seen.scrub),
             scrub_request: brick.scrub_request,
+            devices: brick.devices.list(),
         }
     }
 
@@ -297,11 +308,16 @@ fn heartbeat_drafts(
     known: Option<&BrickState>,
     record: &BrickRecord,
     scrub: Option<BrickScrub>,
+    devices: Option<&BrickDevices>,
 ) -> Vec<EventDraft> {
     let before = known.and_then(|brick| brick.last_heartbeat?.scrub);
     let request = known.and_then(|brick| brick.scrub_request);
     let actor = known.and_then(|brick| brick.scrub_actor.as_deref());
-    scrub_drafts(record, before, scrub, (request, actor))
+    let mut drafts = scrub_drafts(record, before, scrub, (request, actor));
+    if let (Some(known), Some(devices)) = (known, devices) {
+        drafts.extend(device_drafts(record, &known.devices, devices));
+    }
+    drafts
 }
 
 fn pending_deletes_on(book: &ManagerState, id: BrickId) -> usize {
@@ -401,7 +417,7 @@ fn check_registration(registration: &BrickRegistration) -> Result<(), Fault> {
             "say how many bytes slices can use",
         ));
     }
-    Ok(())
+    registration.devices.as_ref().map_or(Ok(()), check_devices)
 }
 
 fn is_plain(text: &str) -> bool {

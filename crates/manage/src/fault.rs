@@ -120,6 +120,25 @@ pub enum Fault {
     /// The brick reports no scrubs, and would ignore the request.
     #[error("the brick {0} reports no scrubs")]
     BrickCannotScrub(BrickLabel),
+    /// The brick does not report its devices, and would ignore the request.
+    #[error("the brick {0} does not report the devices of its pool")]
+    BrickCannotChangeDevices(BrickLabel),
+    /// The brick's pool has no such device.
+    #[error("the pool of the brick {brick} has no device {device}")]
+    NoSuchDevice {
+        /// The brick.
+        brick: BrickLabel,
+        /// The device that the request names.
+        device: Uuid,
+    },
+    /// The first device holds the journals and tables.
+    #[error(
+        "the first device of the brick {0} cannot be drained: it has the journals and tables of its pool"
+    )]
+    FirstDevice(BrickLabel),
+    /// No cancel without a drain.
+    #[error("the device {0} is not draining")]
+    NotDraining(Uuid),
     /// Two bricks register with the same id.
     #[error("the brick {brick} is alive at {present}; {asked} says it is the same one")]
     BrickDuplicate {
@@ -210,6 +229,7 @@ impl Fault {
             Fault::NoSuchVolume(_)
             | Fault::NoSuchBrick(_)
             | Fault::NoSuchEvent(_)
+            | Fault::NoSuchDevice { .. }
             | Fault::NoSuchToken(_) => ErrorCode::NotFound,
             Fault::VolumeExists(_) | Fault::BrickNameTaken { .. } | Fault::TokenExists(_) => {
                 ErrorCode::Exists
@@ -224,10 +244,13 @@ impl Fault {
             | Fault::BrickHasPendingDeletes { .. }
             | Fault::BrickAlive(_)
             | Fault::BrickDuplicate { .. }
+            | Fault::FirstDevice(_)
+            | Fault::NotDraining(_)
             | Fault::BrickOutdated { .. } => ErrorCode::InUse,
-            Fault::Brick { .. } | Fault::BrickDead(_) | Fault::BrickCannotScrub(_) => {
-                ErrorCode::BrickFailed
-            }
+            Fault::Brick { .. }
+            | Fault::BrickDead(_)
+            | Fault::BrickCannotScrub(_)
+            | Fault::BrickCannotChangeDevices(_) => ErrorCode::BrickFailed,
             Fault::TooMany { .. } => ErrorCode::NoRoom,
         }
     }
@@ -295,7 +318,16 @@ impl Fault {
             }
             Fault::BrickAlive(_) => "stop it first",
             Fault::BrickDead(_) => "start it again",
-            Fault::BrickCannotScrub(_) => "run it with the manager's version of pagemesh",
+            Fault::NoSuchDevice { .. } => {
+                "list what there is with: pagemesh pool device list BRICK"
+            }
+            Fault::FirstDevice(_) => {
+                "to replace it, make a pool elsewhere, and attach a replica of each volume there"
+            }
+            Fault::NotDraining(_) => "see its state with: pagemesh pool device list BRICK",
+            Fault::BrickCannotScrub(_) | Fault::BrickCannotChangeDevices(_) => {
+                "run it with the manager's version of pagemesh"
+            }
             Fault::BrickDuplicate { .. } => {
                 "stop one of them; a copied pool must not be served together with its original"
             }

@@ -8,6 +8,7 @@ use crate::access::{AccessState, TokenBook};
 use crate::api_counters::ApiCounters;
 use crate::call::CallContext;
 use crate::clock::Clock;
+use crate::devices::DeviceBook;
 use crate::events::{EventRing, Feed};
 use crate::fault::Fault;
 use crate::figure_history::Figures;
@@ -147,6 +148,8 @@ pub(crate) struct BrickState {
     pub scrub_request: Option<ScrubRequest>,
     /// The actor of the last scrub request.
     pub scrub_actor: Option<String>,
+    /// The devices of its pool, and requests to change them.
+    pub devices: DeviceBook,
     /// The last state that the sweep logged, so that it logs changes only.
     pub logged_alive: bool,
 }
@@ -254,6 +257,7 @@ impl Manager {
             last_heartbeat: None,
             scrub_request: None,
             scrub_actor: None,
+            devices: DeviceBook::default(),
             logged_alive: false,
         };
         let doom =

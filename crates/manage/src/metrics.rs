@@ -6,7 +6,8 @@
 use crate::figure_history::FigureSubject;
 use crate::manager::Manager;
 use crate::wire::{
-    BrickInfo, ReplicationStatus, ResyncProgress, ScrubState, VolumeHealth, VolumeInfo,
+    BrickDevice, BrickInfo, DeviceState, ReplicationStatus, ResyncProgress, ScrubState,
+    VolumeHealth, VolumeInfo,
 };
 use pagemesh_base::brick_name::BrickName;
 use pagemesh_base::layout::{BrickId, VolumeName};
@@ -156,6 +157,9 @@ fn add_brick(page: &mut MetricPage, brick: &BrickInfo) {
         brick.pending_deletions,
     );
     page.add(&names::BRICK_SESSIONS, &labels, brick.sessions);
+    for device in brick.devices.iter().flatten() {
+        add_device(page, &label, device);
+    }
     let Some(scrub) = &brick.scrub else {
         return;
     };
@@ -169,6 +173,20 @@ fn add_brick(page: &mut MetricPage, brick: &BrickInfo) {
     }
     page.add(&names::BRICK_CORRECTED, &labels, scrub.corrected);
     page.add(&names::BRICK_DAMAGED, &labels, scrub.damaged());
+}
+
+fn add_device(page: &mut MetricPage, brick: &str, device: &BrickDevice) {
+    let id = device.device.to_string();
+    let labels = [brick, id.as_str()];
+    page.add(&names::DEVICE_SIZE, &labels, device.size_bytes);
+    page.add(&names::DEVICE_USED, &labels, device.used_bytes);
+    let is_draining = device.state == DeviceState::Draining;
+    page.add(&names::DEVICE_DRAINING, &labels, u64::from(is_draining));
+    if let Some(drain) = &device.drain {
+        page.add(&names::DEVICE_DRAIN_LEFT, &labels, drain.left_bytes);
+        let is_blocked = drain.problem.is_some();
+        page.add(&names::DEVICE_DRAIN_BLOCKED, &labels, u64::from(is_blocked));
+    }
 }
 
 fn add_replication_status(page: &mut MetricPage, name: &str, status: &ReplicationStatus) {

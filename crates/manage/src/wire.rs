@@ -2,6 +2,7 @@
 
 mod access;
 mod bricks;
+mod devices;
 mod figures;
 mod holders;
 mod problem;
@@ -15,6 +16,10 @@ pub use access::{CreateToken, CreatedToken, LoginRequest, TokenInfo, WhoAmI};
 pub use bricks::{
     BrickInfo, BrickRegistration, BrickScrub, HeartbeatReply, ScrubBrick, ScrubReport,
     ScrubRequest, ScrubState,
+};
+pub use devices::{
+    AddDevice, BrickDevice, BrickDevices, DeviceChange, DeviceList, DeviceRequest,
+    DeviceRequestInfo, DeviceRequestState, DeviceResult, DeviceState, DrainDevice, DrainProgress,
 };
 pub use holders::{HolderSign, HolderStatus, ReportHolder};
 pub use problem::{ErrorBody, PROBLEM_JSON};

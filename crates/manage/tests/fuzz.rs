@@ -97,6 +97,34 @@ fn registration() -> BrickRegistration {
         incarnation: 2,
         sessions: 1,
         scrub: Some(scrub()),
+        devices: Some(devices()),
+    }
+}
+
+fn devices() -> BrickDevices {
+    let device = BrickDevice {
+        device: Uuid::from_u128(9),
+        path: Some("/dev/sdz".into()),
+        is_first: false,
+        size_bytes: 1 << 30,
+        used_bytes: 5,
+        state: DeviceState::Draining,
+        drain: Some(DrainProgress {
+            left_bytes: 5,
+            moved_bytes: 6,
+            bytes_per_s: 7,
+            running_s: 8,
+            problem: Some("no room".into()),
+        }),
+    };
+    let result = DeviceResult {
+        request: Uuid::from_u128(10),
+        device: Some(device.device),
+        error: Some("it is mounted".into()),
+    };
+    BrickDevices {
+        list: vec![device],
+        results: vec![result],
     }
 }
 
@@ -326,6 +354,7 @@ fn brick_info() -> BrickInfo {
         sessions: 1,
         scrub: Some(scrub()),
         scrub_request: None,
+        devices: Some(devices().list),
     }
 }
 
@@ -415,6 +444,13 @@ fn answers() -> Vec<Vec<u8>> {
             id: Uuid::from_u128(6),
             stop: false,
         }),
+        devices: vec![DeviceRequest {
+            id: Uuid::from_u128(11),
+            change: DeviceChange::Add {
+                path: "/dev/sdz".into(),
+                size_bytes: Some(1 << 30),
+            },
+        }],
         name: Some(name()),
     };
     let sized = VolumeSizeReply {

@@ -84,6 +84,11 @@ pub mod manager {
         BRICK_SCRUB_AGE Gauge "pagemesh_brick_scrub_age_seconds" ["brick"] "Time since the last completed scrub; missing if the brick completed none.";
         BRICK_CORRECTED Counter "pagemesh_brick_scrub_corrected_total" ["brick"] "Structures that scrubs of the pool corrected since the brick started.";
         BRICK_DAMAGED Gauge "pagemesh_brick_scrub_damaged" ["brick"] "Structures that are still damaged, by the running scrub or else by the last one.";
+        DEVICE_SIZE Gauge "pagemesh_brick_device_size_bytes" ["brick", "device"] "Size of a device of the pool, by its UUID; the first device has that of the pool.";
+        DEVICE_USED Gauge "pagemesh_brick_device_used_bytes" ["brick", "device"] "Bytes in use on a device of the pool, by the last heartbeat.";
+        DEVICE_DRAINING Gauge "pagemesh_brick_device_draining" ["brick", "device"] "Whether the data of a device moves to the pool's other devices: 1 or 0.";
+        DEVICE_DRAIN_LEFT Gauge "pagemesh_brick_device_drain_left_bytes" ["brick", "device"] "Bytes in use on a device that is draining.";
+        DEVICE_DRAIN_BLOCKED Gauge "pagemesh_brick_device_drain_blocked" ["brick", "device"] "Whether a drain does not proceed, for the reason in `pagemesh pool device list`: 1 or 0.";
         BRICK_OPERATIONS Counter "pagemesh_brick_operations_total" ["brick", "kind"] "Requests over tcp that the brick answered and reported.";
         BRICK_BYTES Counter "pagemesh_brick_operation_bytes_total" ["brick", "kind"] "Bytes of these requests.";
         BRICK_MEDIA Counter "pagemesh_brick_media_written_bytes_total" ["brick", "kind"] "Bytes that the brick and the clients that map its pool wrote to its medium, as reported: `data`, `journal` or `tables`.";

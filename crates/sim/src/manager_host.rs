@@ -216,6 +216,7 @@ impl ManagerHost {
             incarnation: status.incarnation,
             sessions: status.sessions,
             scrub: None,
+            devices: None,
         };
         if let Err(fault) = manager.heartbeat(json_round_trip(&registration)) {
             tell!(self.cluster, "the manager refuses brick {host}: {fault}");

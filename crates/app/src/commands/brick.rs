@@ -1,5 +1,6 @@
 //! `pagemesh brick`.
 
+pub mod device_reports;
 pub mod list;
 pub mod serve;
 
@@ -9,6 +10,7 @@ use crate::memory_budget::MemoryBudget;
 use crate::metrics_pages::MetricsArgs;
 use clap::{Args, Subcommand};
 use pagemesh_base::brick_name::{BrickName, BrickRef};
+use pagemesh_base::units::Size;
 use std::path::PathBuf;
 
 /// Run the brick of a pool; list bricks and scrub their pools.
@@ -21,6 +23,10 @@ pub struct BrickArgs {
     /// Pool to serve.
     #[arg(long, required = true)]
     pub pool: Option<PathBuf>,
+    /// Path of a further device of the pool, if it has another one than at the last start; may be repeated. The pool
+    /// knows its devices (`pagemesh pool device`), and each has a header that identifies it.
+    #[arg(long = "device", value_name = "PATH")]
+    pub devices: Vec<PathBuf>,
     /// Address of the TCP transport; port 0 takes a free port.
     #[arg(long, default_value = "127.0.0.1:0")]
     pub listen: String,
@@ -53,6 +59,9 @@ pub struct BrickArgs {
     /// start or stop a scrub; SIGUSR1 and `pagemesh brick list` show the findings.
     #[arg(long, default_value = "1d", value_name = "TIME")]
     pub scrub_every: Interval,
+    /// Bytes that the drain of a device moves per second while clients send requests; eight times as many otherwise.
+    #[arg(long, default_value = "32M", value_name = "SIZE")]
+    pub drain_rate: Size,
     #[command(flatten)]
     pub metrics: MetricsArgs,
     #[command(flatten)]

@@ -1,6 +1,9 @@
 //! `pagemesh pool`.
 
 mod check;
+mod device;
+
+pub use device::state_text;
 
 use crate::args::{CLASSES, Output};
 use crate::commands::Verdict;
@@ -13,7 +16,7 @@ use serde::Serialize;
 use std::path::Path;
 use std::path::PathBuf;
 
-/// Create, show and check pools.
+/// Create, show and check pools, and change their devices.
 #[derive(Subcommand)]
 pub enum PoolCommand {
     /// Create a pool. Its class is `file-sync` on a plain file, `process` on tmpfs and `pmem` on
@@ -64,6 +67,9 @@ pub enum PoolCommand {
         #[arg(long, value_enum, default_value = "table")]
         output: Output,
     },
+    /// List, add and drain the devices of the pool of a running brick.
+    #[command(subcommand)]
+    Device(device::DeviceCommand),
     /// Show the superblock of a pool.
     Show {
         /// Pool to show.
@@ -143,6 +149,7 @@ pub fn run(command: &PoolCommand) -> anyhow::Result<Verdict> {
                 )
             })?;
         }
+        PoolCommand::Device(command) => device::run(command)?,
         PoolCommand::Show { path, output } => show(path, *output)?,
         PoolCommand::Check {
             path,

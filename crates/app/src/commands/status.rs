@@ -45,7 +45,7 @@ pub fn run(args: &ManagerArgs) -> anyhow::Result<()> {
             ""
         };
         format!(
-            "manager {} {}{store}\n{} of {} bricks alive, {} of {} used, {} promised to volumes{scrubs}\n\n{}\n\n{}",
+            "manager {} {}{store}\n{} of {} bricks alive, {} of {} used, {} promised to volumes{scrubs}\n\n{}{}\n\n{}",
             cluster.manager,
             status.version,
             status.bricks_alive,
@@ -54,6 +54,7 @@ pub fn run(args: &ManagerArgs) -> anyhow::Result<()> {
             bytes(status.capacity_bytes),
             bytes(status.provisioned_bytes),
             list::brick_table(&cluster.bricks),
+            list::draining_text(&cluster.bricks),
             volume_table(&cluster.volumes)
         )
     })

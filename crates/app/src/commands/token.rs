@@ -34,9 +34,9 @@ pub enum TokenCommand {
 pub enum RoleArg {
     /// Read everything but tokens.
     Viewer,
-    /// Also create, grow and delete volumes, change replicas, start scrubs, detach.
+    /// Also create, grow and delete volumes, change replicas, start scrubs, drain devices, detach.
     Operator,
-    /// Also make tokens and forget bricks.
+    /// Also make tokens, forget bricks and add devices.
     Admin,
 }
 

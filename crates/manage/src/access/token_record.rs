@@ -74,9 +74,9 @@ impl fmt::Display for TokenName {
 pub enum TokenRole {
     /// Reads everything but tokens.
     Viewer,
-    /// Also changes volumes and replicas, and starts scrubs.
+    /// Also changes volumes and replicas, starts scrubs and drains devices.
     Operator,
-    /// Also makes tokens and forgets bricks.
+    /// Also makes tokens, forgets bricks and adds devices.
     Admin,
 }
 

@@ -7,6 +7,7 @@
 mod access;
 mod attachments;
 mod bricks;
+mod devices;
 mod events;
 mod figures;
 mod metrics;
@@ -39,6 +40,7 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
         .routes(routes!(status))
         .merge(access::routes())
         .merge(bricks::routes())
+        .merge(devices::routes())
         .merge(volumes::routes())
         .merge(replicas::routes())
         .merge(attachments::routes())

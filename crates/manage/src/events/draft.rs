@@ -4,6 +4,7 @@
 
 use super::record::{EventKind, Severity, Subject, SubjectKind, TEXT_BYTES_MAX};
 use crate::records::BrickRecord;
+use crate::wire::{BrickDevice, DeviceChange};
 use pagemesh_base::brick_name::BrickLabel;
 use pagemesh_base::layout::{EpochNumber, VolumeName};
 use std::time::Duration;
@@ -25,6 +26,14 @@ pub(crate) struct LossEffect {
     pub volumes: usize,
     /// Of these, the volumes with a column that has no in-sync leg on a living brick.
     pub unusable: usize,
+}
+
+/// A device in a text: its path, if it is known, and its id.
+fn device_label(device: &BrickDevice) -> String {
+    match &device.path {
+        Some(path) => format!("{path} ({})", device.device),
+        None => device.device.to_string(),
+    }
 }
 
 impl EventDraft {
@@ -209,6 +218,94 @@ impl EventDraft {
             ),
         };
         EventDraft::of_brick(EventKind::ScrubFound, severity, brick, "manager", text)
+    }
+
+    pub(crate) fn device_added(
+        brick: &BrickRecord,
+        actor: &str,
+        device: &BrickDevice,
+    ) -> EventDraft {
+        let text = format!(
+            "The device {} of {} bytes was added to the pool of the brick {}.",
+            device_label(device),
+            device.size_bytes,
+            brick.label()
+        );
+        EventDraft::of_brick(EventKind::DeviceAdded, Severity::Info, brick, actor, text)
+    }
+
+    pub(crate) fn device_drain_started(
+        brick: &BrickRecord,
+        actor: &str,
+        device: &BrickDevice,
+    ) -> EventDraft {
+        let text = format!(
+            "The drain of the device {} of the brick {} has started: its {} bytes in use move to the \
+             pool's other devices.",
+            device_label(device),
+            brick.label(),
+            device.used_bytes
+        );
+        let kind = EventKind::DeviceDrainStarted;
+        EventDraft::of_brick(kind, Severity::Info, brick, actor, text)
+    }
+
+    pub(crate) fn device_drain_cancelled(
+        brick: &BrickRecord,
+        actor: &str,
+        device: &BrickDevice,
+    ) -> EventDraft {
+        let text = format!(
+            "The drain of the device {} of the brick {} was cancelled. The pool uses the device again.",
+            device_label(device),
+            brick.label()
+        );
+        let kind = EventKind::DeviceDrainCancelled;
+        EventDraft::of_brick(kind, Severity::Info, brick, actor, text)
+    }
+
+    pub(crate) fn device_drained(brick: &BrickRecord, device: &BrickDevice) -> EventDraft {
+        let text = format!(
+            "The device {} has left the pool of the brick {}: no data is on it any more.",
+            device_label(device),
+            brick.label()
+        );
+        let kind = EventKind::DeviceDrained;
+        EventDraft::of_brick(kind, Severity::Info, brick, "manager", text)
+    }
+
+    pub(crate) fn device_drain_failed(
+        brick: &BrickRecord,
+        device: &BrickDevice,
+        problem: &str,
+    ) -> EventDraft {
+        let label = brick.label();
+        let text = format!(
+            "The drain of the device {} of the brick {label} does not proceed: {problem}. The brick tries \
+             again; `pagemesh pool device drain --cancel` ends the drain.",
+            device_label(device),
+        );
+        let kind = EventKind::DeviceDrainFailed;
+        EventDraft::of_brick(kind, Severity::Warning, brick, "manager", text)
+    }
+
+    pub(crate) fn device_refused(
+        brick: &BrickRecord,
+        actor: &str,
+        change: &DeviceChange,
+        error: &str,
+    ) -> EventDraft {
+        let asked = match change {
+            DeviceChange::Add { path, .. } => format!("to add {path} to its pool"),
+            DeviceChange::Drain { device } => format!("to drain the device {device}"),
+            DeviceChange::CancelDrain { device } => {
+                format!("to cancel the drain of the device {device}")
+            }
+            DeviceChange::Other => "a change of its devices".to_owned(),
+        };
+        let text = format!("The brick {} has refused {asked}: {error}", brick.label());
+        let kind = EventKind::DeviceRefused;
+        EventDraft::of_brick(kind, Severity::Warning, brick, actor, text)
     }
 
     pub(crate) fn legs_lost(

@@ -14,6 +14,7 @@
 //! - A full ring drops the oldest event of its most frequent kind. Refused logins have a limit of
 //!   their own, because unauthenticated requests cause them.
 
+mod devices;
 mod draft;
 mod feed;
 mod leg_changes;
@@ -27,6 +28,7 @@ pub use list::EventFilter;
 pub use record::{Acknowledgement, EventKind, EventRecord, Severity, Subject, SubjectKind};
 pub use ring::{EVENTS_MAX, LOGIN_REFUSED_MAX, REPEAT_PERIOD};
 
+pub(crate) use devices::device_drafts;
 pub(crate) use draft::{EventDraft, LossEffect};
 pub(crate) use feed::{Feed, MessageQueue, Subscription, event_frame, frame};
 pub(crate) use leg_changes::leg_drafts;

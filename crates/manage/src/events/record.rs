@@ -47,6 +47,18 @@ pub enum EventKind {
     ScrubStarted,
     /// A scrub has corrected or found damage.
     ScrubFound,
+    /// A device was added to the pool of a brick.
+    DeviceAdded,
+    /// The drain of a device has started.
+    DeviceDrainStarted,
+    /// The drain of a device was cancelled.
+    DeviceDrainCancelled,
+    /// A device was drained, and has left its pool.
+    DeviceDrained,
+    /// The drain of a device does not proceed.
+    DeviceDrainFailed,
+    /// A brick has refused to change its devices.
+    DeviceRefused,
     /// A token was created.
     TokenCreated,
     /// A token was revoked.

@@ -49,7 +49,7 @@ impl<'e> RepeatKey<'e> {
             | EventKind::LoginRefused
             | EventKind::ManagerStarted => Some(text),
             // A scrub reports each heartbeat in which its sums have risen.
-            EventKind::ScrubFound => None,
+            EventKind::ScrubFound | EventKind::DeviceDrainFailed => None,
             _ => return None,
         };
         Some(RepeatKey {

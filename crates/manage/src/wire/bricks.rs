@@ -1,5 +1,6 @@
 //! Bodies about bricks: heartbeats, scrubs of pools, and the list.
 
+use super::devices::{BrickDevice, BrickDevices, DeviceRequest};
 use pagemesh_base::brick_name::{BrickLabel, BrickName};
 use pagemesh_base::durability::Durability;
 use pagemesh_base::layout::BrickId;
@@ -48,6 +49,9 @@ pub struct BrickRegistration {
     #[serde(default)]
     #[schema(value_type = Option<crate::api::document::BrickScrub>)]
     pub scrub: Option<BrickScrub>,
+    /// The devices of its pool. If missing, the brick cannot change them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub devices: Option<BrickDevices>,
 }
 
 impl BrickRegistration {
@@ -163,6 +167,9 @@ pub struct HeartbeatReply {
     /// The pending scrub request, if any.
     #[serde(default)]
     pub scrub: Option<ScrubRequest>,
+    /// The pending requests to change the devices of its pool, the oldest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<DeviceRequest>,
     /// The name of the brick, if it has one.
     #[serde(default)]
     #[schema(value_type = Option<String>)]
@@ -212,6 +219,9 @@ pub struct BrickInfo {
     /// The scrub request that the brick has not carried out yet.
     #[serde(default, alias = "scrub_wish")]
     pub scrub_request: Option<ScrubRequest>,
+    /// The devices of its pool, by the last heartbeat; missing if the brick does not report them.
+    #[serde(default)]
+    pub devices: Option<Vec<BrickDevice>>,
 }
 
 impl BrickInfo {

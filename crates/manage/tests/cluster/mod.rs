@@ -244,6 +244,7 @@ pub fn registration(number: usize) -> BrickRegistration {
         incarnation: 1,
         sessions: 0,
         scrub: None,
+        devices: None,
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::args::ManagerArgs;
 use crate::client::manager_client;
 use crate::commands::brick::BrickCommand;
+use crate::commands::pool::state_text;
 use crate::output::{self, bytes, table};
 use pagemesh_manage::ManagerClient;
 use pagemesh_manage::wire::{BrickInfo, BrickScrub, ScrubState};
@@ -13,7 +14,9 @@ pub fn run(command: &BrickCommand, args: &ManagerArgs) -> anyhow::Result<()> {
     match command {
         BrickCommand::List => {
             let bricks = manager.bricks()?;
-            output::print(args.output, &bricks, || brick_table(&bricks))
+            output::print(args.output, &bricks, || {
+                format!("{}{}", brick_table(&bricks), draining_text(&bricks))
+            })
         }
         BrickCommand::Scrub { brick, stop, .. } => {
             let stop = *stop;
@@ -46,6 +49,21 @@ fn scrub_all(manager: &ManagerClient, stop: bool) -> anyhow::Result<Vec<BrickInf
     alive
         .map(|brick| Ok(manager.scrub_brick(brick.brick, stop)?))
         .collect()
+}
+
+/// A line for each device that is draining, behind the table of bricks.
+pub fn draining_text(bricks: &[BrickInfo]) -> String {
+    let mut text = String::new();
+    for brick in bricks {
+        let devices = brick.devices.iter().flatten();
+        for device in devices.filter(|it| it.drain.is_some()) {
+            let id = device.device.to_string();
+            let name = device.path.as_ref().unwrap_or(&id);
+            let state = state_text(device);
+            text += &format!("\n{}: device {name} is {state}", brick.label());
+        }
+    }
+    text
 }
 
 /// Bricks as a table, by name.

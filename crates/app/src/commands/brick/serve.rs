@@ -2,7 +2,7 @@
 
 use crate::args::listen_address;
 use crate::client::host_name;
-use crate::commands::brick::BrickArgs;
+use crate::commands::brick::{BrickArgs, device_reports};
 use crate::figure_reporter::FigureReporter;
 use crate::key;
 use crate::memory_budget::MemoryBudget;
@@ -20,7 +20,9 @@ use pagemesh_brick::disk_file::OpenOptions;
 use pagemesh_brick::scrub::{ScrubState, ScrubStatus};
 use pagemesh_brick::service::{BrickService, MappedFirst};
 use pagemesh_fabric::{map, tcp};
-use pagemesh_manage::wire::{self, BrickRegistration, BrickScrub, ErrorCode, ScrubRequest};
+use pagemesh_manage::wire::{
+    self, BrickDevices, BrickRegistration, BrickScrub, ErrorCode, ScrubRequest,
+};
 use pagemesh_manage::{ManagerClient, ManagerError};
 use pagemesh_metrics::BoundResponder;
 use pagemesh_pmem::Media;
@@ -35,6 +37,9 @@ use uuid::Uuid;
 
 /// Interval of heartbeats to a manager that did not answer.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Interval of heartbeats while a change of the pool's devices is being carried out.
+const CHANGE_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Limit of the orderly end of a brick whose pool failed.
 const FAILED_EXIT_LIMIT: Duration = Duration::from_secs(5);
@@ -59,6 +64,7 @@ pub fn run(args: &BrickArgs) -> anyhow::Result<()> {
     let budget = args.memory_budget;
     let options = OpenOptions {
         is_sparse: args.sparse,
+        devices: args.devices.clone(),
         memory_budget: budget.unwrap_or_else(|| MemoryBudget::of_each(1)).bytes(),
         ..OpenOptions::default()
     };
@@ -106,6 +112,7 @@ impl BrickProcess<'_> {
         let args = self.args;
         // By the failure itself: a heartbeat may wait for the thread that is stuck.
         brick.on_failure(exit_soon);
+        brick.limit_drains(args.drain_rate.0);
         brick.plan_scrubs(args.scrub_every.0, Instant::now());
         let obeys = Arc::downgrade(&brick);
         let registered_name = Arc::new(OnceLock::new());
@@ -125,7 +132,7 @@ impl BrickProcess<'_> {
         let tcp = tcp::TcpServer::bind(self.listen, self.key, served.clone(), options)?;
         let map = bind_map(served)?;
         let registrar = Registrar {
-            brick: &*brick,
+            brick: &brick,
             manager: self.manager,
             address: args
                 .advertise
@@ -228,7 +235,7 @@ fn is_name_taken(cause: &ManagerError) -> bool {
 
 /// Keeps a brick registered with the manager.
 struct Registrar<'a, M> {
-    brick: &'a Brick<M>,
+    brick: &'a Arc<Brick<M>>,
     manager: ManagerClient,
     address: String,
     map_socket: Option<String>,
@@ -242,7 +249,11 @@ struct Registrar<'a, M> {
 }
 
 impl<M: Media + Send + Sync + 'static> Registrar<'_, M> {
-    fn registration(&self, fulfilled: Option<Uuid>) -> anyhow::Result<BrickRegistration> {
+    fn registration(
+        &self,
+        fulfilled: Option<Uuid>,
+        devices: BrickDevices,
+    ) -> anyhow::Result<BrickRegistration> {
         let status = self.brick.status()?;
         let scrubs = self.brick.scrub_status(Instant::now());
         Ok(BrickRegistration {
@@ -258,6 +269,7 @@ impl<M: Media + Send + Sync + 'static> Registrar<'_, M> {
             incarnation: status.incarnation,
             sessions: status.sessions,
             scrub: Some(scrub_report(&scrubs, fulfilled)),
+            devices: Some(devices),
         })
     }
 
@@ -282,7 +294,9 @@ impl<M: Media + Send + Sync + 'static> Registrar<'_, M> {
         if self.brick.has_failed() {
             bail!("the pool failed; see the log, then start the brick again to recover it");
         }
-        let answer = self.manager.heartbeat(&self.registration(past.fulfilled)?);
+        let (devices, is_changing) = device_reports::report(self.brick);
+        let registration = self.registration(past.fulfilled, devices)?;
+        let answer = self.manager.heartbeat(&registration);
         let was_answered = std::mem::replace(&mut past.was_answered, answer.is_ok());
         let reply = match answer {
             Ok(reply) => reply,
@@ -308,7 +322,13 @@ impl<M: Media + Send + Sync + 'static> Registrar<'_, M> {
             self.apply_scrub_request(request);
             past.fulfilled = Some(request.id);
         }
-        Ok(Duration::from_millis(reply.interval_ms.max(10)))
+        let is_asked = !reply.devices.is_empty();
+        device_reports::apply(self.brick, reply.devices);
+        let interval = Duration::from_millis(reply.interval_ms.max(10));
+        Ok(match is_changing || is_asked {
+            true => interval.min(CHANGE_INTERVAL),
+            false => interval,
+        })
     }
 
     /// Takes the name in the first answer.
