@@ -2,7 +2,7 @@
 
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from "node:http";
 import type { AddressInfo } from "node:net";
-import type { BrickInfo, CreateVolume, Problem, Role, Span, VolumeDetail } from "../src/api/types.ts";
+import type { BrickInfo, CreateVolume, DeviceRequestInfo, Problem, Role, Span, VolumeDetail } from "../src/api/types.ts";
 import { includes } from "../src/text/words.ts";
 import * as figures from "./figures.ts";
 import { serveFile } from "./files.ts";
@@ -176,6 +176,39 @@ function carryOutScrub(world: World, brick: BrickInfo): void {
   if (!stop) addEvent(world, "scrub-started", "info", { kind: "brick", name: brick.name || brick.brick }, `A scrub of the pool of the brick ${brick.name} has started.`);
 }
 
+const deviceRequests = new WeakMap<World, DeviceRequestInfo[]>();
+
+/** Carries out a request for the devices of a brick at once; a brick takes until its next heartbeat. */
+function deviceResult(call: Call, error: string | null): Result {
+  const requests = deviceRequests.get(call.world) ?? [];
+  const request: DeviceRequestInfo = { id: `request-${requests.length}`, state: error === null ? "done" : "failed", error };
+  deviceRequests.set(call.world, [...requests, request]);
+  call.publish("brick", brickNow(call.world, brickOf(call)));
+  return { status: 201, body: request };
+}
+
+const listDevices: Handler = (call) => {
+  const brick = brickOf(call);
+  return { body: { alive: brick.alive, devices: brick.devices ?? [], requests: deviceRequests.get(call.world) ?? [] } };
+};
+
+const addDevice: Handler = (call) => {
+  const brick = brickOf(call);
+  const path = String(call.body["path"]);
+  if (brick.devices?.some((it) => it.path === path)) return deviceResult(call, `${path} is a device of this pool already; \`pagemesh pool device list\` shows its devices`);
+  brick.devices = [...(brick.devices ?? []), { device: `${brick.brick.slice(0, -4)}000${(brick.devices ?? []).length + 1}`, path, is_first: false, size_bytes: Number(call.body["size_bytes"] ?? 2 ** 34), used_bytes: 0, state: "active", drain: null }];
+  return deviceResult(call, null);
+};
+
+const drainDevice: Handler = (call) => {
+  const device = brickOf(call).devices?.find((it) => it.device === call.names[1]);
+  if (!device) throw new Refused(404, "not-found", "the pool has no such device", "list what there is with: pagemesh pool device list BRICK");
+  const isCancelled = call.body["cancel"] === true;
+  device.state = isCancelled ? "active" : "draining";
+  device.drain = isCancelled ? null : { left_bytes: device.used_bytes, moved_bytes: 0, bytes_per_s: 2 ** 25, running_s: 0, problem: null };
+  return deviceResult(call, null);
+};
+
 /** A brick without its ages, which are no changes. */
 function agelessText(brick: BrickInfo): string {
   return JSON.stringify({ ...brick, heartbeat_age_ms: null, scrub: brick.scrub ? { ...brick.scrub, next_in_ms: null, ended_ms_ago: null } : null });
@@ -231,6 +264,9 @@ const ROUTES: [string, string, Role, Handler][] = [
   ["GET", "status", "viewer", ({ world }) => ({ body: statusOf(world) })],
   ["GET", "bricks", "viewer", ({ world }) => ({ body: world.bricks.map((it) => brickNow(world, it)) })],
   ["POST", "bricks/*/scrub", "operator", scrub],
+  ["GET", "bricks/*/devices", "viewer", listDevices],
+  ["POST", "bricks/*/devices", "admin", addDevice],
+  ["POST", "bricks/*/devices/*/drain", "operator", drainDevice],
   ["DELETE", "bricks/*", "admin", forget],
   ["GET", "volumes", "viewer", listVolumes],
   ["POST", "volumes", "operator", create],

@@ -31,14 +31,19 @@ export interface World {
 
 function brick(random: () => number, name: string, domain: string, more: Partial<BrickInfo>): BrickInfo {
   const capacity = 64 * GIB;
+  const first = uuidFrom(random);
   const report = { checked: 1_284_113, superblocks: 0, records: 2, skipped_journals: 0, in_flight: 0, bitmap_lines: 1, objects: 0, slots: 4, corrected: 7, damaged: 0 };
   return {
-    brick: uuidFrom(random), name, alive: true, heartbeat_age_ms: 800, address: `10.0.${domain.length}.${name.length + 10}:7071`,
+    brick: first, name, alive: true, heartbeat_age_ms: 800, address: `10.0.${domain.length}.${name.length + 10}:7071`,
     map_socket: `/run/pagemesh/${name}.sock`, domain, durability: "file-sync", capacity_bytes: capacity,
     used_bytes: Math.floor(capacity * (0.2 + random() * 0.4)), provisioned_bytes: Math.floor(capacity * (1 + random())),
     slices: 6, pending_deletions: 0, sessions: 3 + Math.floor(random() * 9),
     scrub: { state: "waiting", passes: 4, progress_percent: null, next_in_ms: 2_340_000, pass: null, last: report, ended_ms_ago: 1_260_000, corrected: 7 },
     scrub_request: null, ...more,
+    devices: [
+      { device: first, path: `/var/lib/pagemesh/${name}.pool`, is_first: true, size_bytes: capacity / 2, used_bytes: capacity / 8, state: "active", drain: null },
+      { device: `${first.slice(0, -4)}0002`, path: "/dev/nvme1n1", is_first: false, size_bytes: capacity / 2, used_bytes: capacity / 16, state: "active", drain: null },
+    ],
   };
 }
 

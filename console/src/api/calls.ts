@@ -1,8 +1,8 @@
 // The calls of the API that the console makes, one function each.
 
-import { newKey, send, type Answer } from "./client.ts";
+import { ApiError, newKey, send, type Answer } from "./client.ts";
 import type {
-  AttachReplica, BrickInfo, ChooseReplica, ClusterStatus, CreatedToken, CreateToken, CreateVolume, EventRecord,
+  AttachReplica, BrickInfo, ChooseReplica, ClusterStatus, CreatedToken, CreateToken, CreateVolume, DeviceList, DeviceRequestInfo, EventRecord,
   FigureSeries, RecentFigures, Severity, Span, StageFigures, TokenInfo, VolumeContent, VolumeDetail, VolumeHealth,
   VolumeInfo, VolumeSizeReply, WhoAmI,
 } from "./types.ts";
@@ -46,6 +46,27 @@ export async function bricks(): Promise<BrickInfo[]> {
 
 export const scrub = (brick: string, stop: boolean) => post<BrickInfo>(`/bricks/${name(brick)}/scrub`, { stop });
 export const forget = (brick: string, force: boolean) => remove<null>(`/bricks/${name(brick)}${queryText({ force: force ? "true" : null })}`);
+
+export const addDevice = (brick: string, path: string, sizeBytes: number | null) =>
+  post<DeviceRequestInfo>(`/bricks/${name(brick)}/devices`, { path, size_bytes: sizeBytes }, newKey());
+export const drainDevice = (brick: string, device: string, cancel: boolean) =>
+  post<DeviceRequestInfo>(`/bricks/${name(brick)}/devices/${name(device)}/drain`, { cancel });
+
+/** The interval of looks at a request to a brick, and how many there are: two minutes. */
+const LOOK_MS = 500;
+const LOOKS_MAX = 240;
+
+/** Waits until the brick has carried out a request to change its devices; its refusal is an error. */
+export async function deviceRequestEnd(brick: string, request: string): Promise<void> {
+  for (let look = 0; look < LOOKS_MAX; look += 1) {
+    const list = await get<DeviceList>(`/bricks/${name(brick)}/devices`);
+    const found = list.requests.find((it) => it.id === request);
+    if (!found) throw new ApiError(409, "The manager was restarted and has forgotten the request.", "Look at the devices, and repeat it if nothing has changed.", "forgotten");
+    if (found.state === "failed") throw new ApiError(409, found.error ?? "The brick refused it.", "", "brick-failed");
+    if (found.state === "done") return;
+    await new Promise((done) => setTimeout(done, LOOK_MS));
+  }
+}
 
 export interface VolumeFilter {
   search?: string;

@@ -67,6 +67,36 @@ export interface BrickScrub {
   corrected: number;
 }
 
+export interface DrainProgress {
+  left_bytes: number;
+  moved_bytes: number;
+  bytes_per_s: number;
+  running_s: number;
+  problem?: string | null;
+}
+
+export interface BrickDevice {
+  device: Uuid;
+  path?: string | null;
+  is_first: boolean;
+  size_bytes: number;
+  used_bytes: number;
+  state: "active" | "draining" | "other";
+  drain?: DrainProgress | null;
+}
+
+export interface DeviceRequestInfo {
+  id: Uuid;
+  state: "pending" | "done" | "failed";
+  error?: string | null;
+}
+
+export interface DeviceList {
+  alive: boolean;
+  devices: BrickDevice[];
+  requests: DeviceRequestInfo[];
+}
+
 export interface BrickInfo {
   brick: Uuid;
   name?: string | null;
@@ -84,6 +114,7 @@ export interface BrickInfo {
   sessions: number;
   scrub?: BrickScrub | null;
   scrub_request?: { id: Uuid; stop: boolean } | null;
+  devices?: BrickDevice[] | null;
 }
 
 export interface Attachment {

@@ -1,6 +1,6 @@
 // The progress of resyncs and the remaining time. Pure.
 
-import type { BrickScrub, EventRecord, ResyncProgress } from "../api/types.ts";
+import type { BrickScrub, DrainProgress, EventRecord, ResyncProgress } from "../api/types.ts";
 import { duration } from "./format.ts";
 
 export interface Progress {
@@ -40,6 +40,11 @@ export function scrubDueSeconds(scrub: BrickScrub, heardAgo: number): number | n
 export function scrubSecondsLeft(percent: number, elapsedSeconds: number): number | null {
   if (percent < 1 || elapsedSeconds <= 0) return null;
   return (elapsedSeconds / percent) * (100 - percent);
+}
+
+/** The remaining seconds of a drain at its present rate; null while nothing moves. */
+export function drainSecondsLeft(drain: DrainProgress): number | null {
+  return drain.bytes_per_s > 0 ? drain.left_bytes / drain.bytes_per_s : null;
 }
 
 /** The copy of a volume that is ready last, as a hint; null if no client has reported a resync. */

@@ -107,6 +107,26 @@ check("a scrub is started and stopped", { path: "/bricks/node-1", role: "operato
   await button(page, "Scrub now").waitFor();
 });
 
+check("a device is added, refused twice, drained, and kept", { path: "/bricks/node-1" }, async (page) => {
+  const devices = page.getByRole("region", { name: "Devices", exact: true });
+  for (const outcome of ["of this pool", "already"]) {
+    await devices.getByRole("button", { name: "Add device" }).click();
+    await dialog(page).getByLabel("Absolute path").fill("/dev/nvme2n1");
+    await dialog(page).getByLabel(/^Type/).fill("node-1");
+    await dialog(page).getByRole("button", { name: "Add device" }).click();
+    if (outcome === "already") await dialog(page).getByText("is a device of this pool already").waitFor();
+    else await devices.getByText("/dev/nvme2n1").waitFor();
+  }
+  await dialog(page).getByRole("button", { name: "Cancel" }).click();
+  await devices.getByRole("button", { name: "Drain" }).first().click();
+  await dialog(page).getByText("move to the other devices").waitFor();
+  await button(page, "Start drain").click();
+  await devices.getByText(/left, 32.* about/).waitFor();
+  await devices.getByRole("button", { name: "Cancel drain" }).click();
+  await dialog(page).getByRole("button", { name: "Cancel drain" }).click();
+  await expect.poll(() => devices.getByText("draining", { exact: true }).count()).toBe(0);
+});
+
 function beginScrub(mock: Mock): void {
   addEvent(mock.world, "scrub-started", "info", { kind: "brick", name: "node-3" }, "A scrub of the pool of the brick node-3 has started.", "manager", 10 * 60_000);
 }

@@ -2,7 +2,7 @@ import { describe, expect, test } from "vitest";
 import type { BrickInfo, BrickScrub, EventRecord, FigureKind, FigureSeries, FigureValues, RecentFigures } from "../../src/api/types.ts";
 import { mediaNote } from "../../src/text/media.ts";
 import { brickOrder, ordered, withChanges } from "../../src/text/order.ts";
-import { resyncHint, resyncProgress, scrubDueSeconds, scrubSecondsLeft, scrubStart } from "../../src/text/progress.ts";
+import { drainSecondsLeft, resyncHint, resyncProgress, scrubDueSeconds, scrubSecondsLeft, scrubStart } from "../../src/text/progress.ts";
 import { rates, recentRates, regularSeries, stageShares } from "../../src/text/series.ts";
 
 const none: FigureValues = { operations: [], kib: [], p50_ns: [], p99_ns: [] };
@@ -110,6 +110,8 @@ describe("progress", () => {
 
   test("there is no pace yet, or nothing to do", () => {
     expect(resyncProgress({ copy: 0, bytes_todo: 1000, bytes_done: 0, elapsed_ms: 5000 }).secondsLeft).toBeNull();
+    expect(drainSecondsLeft({ left_bytes: 100, moved_bytes: 0, bytes_per_s: 50, running_s: 1 })).toBe(2);
+    expect(drainSecondsLeft({ left_bytes: 100, moved_bytes: 0, bytes_per_s: 0, running_s: 1 })).toBeNull();
     expect(resyncProgress({ copy: 0, bytes_todo: 0, bytes_done: 0, elapsed_ms: 0 }).percent).toBe(0);
     expect(resyncProgress({ copy: 0, bytes_todo: 10, bytes_done: 20, elapsed_ms: 1 })).toMatchObject({ percent: 100, secondsLeft: 0 });
   });

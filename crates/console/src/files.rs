@@ -4,10 +4,10 @@ use crate::ConsoleFile;
 
 pub(crate) const FILES: &[ConsoleFile] = &[
     ConsoleFile {
-        path: "/assets/console-xR2y5FDG.js",
+        path: "/assets/console-DYhAk4jE.js",
         content_type: "text/javascript; charset=utf-8",
-        etag: "\"d28b702cb054ee4cccbd81457e29f742\"",
-        bytes: include_bytes!("../assets/assets/console-xR2y5FDG.js"),
+        etag: "\"8f5d472d71e3f6308644d4708fdb68bb\"",
+        bytes: include_bytes!("../assets/assets/console-DYhAk4jE.js"),
     },
     ConsoleFile {
         path: "/assets/icon-WOU32JyF.svg",
@@ -16,15 +16,15 @@ pub(crate) const FILES: &[ConsoleFile] = &[
         bytes: include_bytes!("../assets/assets/icon-WOU32JyF.svg"),
     },
     ConsoleFile {
-        path: "/assets/style-3zy5b3hO.css",
+        path: "/assets/style-DeJlnFWw.css",
         content_type: "text/css; charset=utf-8",
-        etag: "\"eec828091c26b92df87880507ea1d962\"",
-        bytes: include_bytes!("../assets/assets/style-3zy5b3hO.css"),
+        etag: "\"5c8b9c4f2fc1daa767c885bfc9884310\"",
+        bytes: include_bytes!("../assets/assets/style-DeJlnFWw.css"),
     },
     ConsoleFile {
         path: "/index.html",
         content_type: "text/html; charset=utf-8",
-        etag: "\"8bdae996f0f5bc53db65fbedeefe7924\"",
+        etag: "\"a0457f88d2764a4a3cf40be44a61cf85\"",
         bytes: include_bytes!("../assets/index.html"),
     },
 ];
