@@ -247,5 +247,6 @@ fn error_code(error: &SliceError) -> u8 {
         SliceError::Lost(_) => 7,
         SliceError::Refused(_) => 8,
         SliceError::NoSession(_) => 9,
+        SliceError::OnFlash => 10,
     }
 }
