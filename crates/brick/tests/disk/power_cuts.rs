@@ -79,7 +79,14 @@ struct CutDevice {
     /// The image with all writes before the last FLUSH.
     durable: Vec<u8>,
     /// Each sector with the contents of later writes, in their order.
-    pending: BTreeMap<usize, Vec<Vec<u8>>>,
+    pending: BTreeMap<usize, Vec<PendingSector>>,
+}
+
+struct PendingSector {
+    bytes: Vec<u8>,
+    has_ended: bool,
+    /// It had ended when the FLUSH began that is running.
+    is_covered: bool,
 }
 
 impl CutDisk {
@@ -109,8 +116,29 @@ impl CutDisk {
                 for (number, sector) in bytes.chunks(SECTOR).enumerate() {
                     let pending = &mut self.devices[*device].pending;
                     let versions = pending.entry(first + number).or_default();
-                    versions.push(sector.to_vec());
+                    versions.push(PendingSector {
+                        bytes: sector.to_vec(),
+                        has_ended: false,
+                        is_covered: false,
+                    });
                 }
+            }
+            DeviceEvent::WriteEnd {
+                device,
+                offset,
+                len,
+            } => {
+                let first = *offset as usize / SECTOR;
+                for sector in first..first + len / SECTOR {
+                    let versions = self.devices[*device].pending.get_mut(&sector);
+                    // Two writes of a page are never in flight together.
+                    let last = versions.and_then(|versions| versions.last_mut());
+                    last.expect("a write has started").has_ended = true;
+                }
+            }
+            DeviceEvent::FlushStart { device } => {
+                let versions = self.devices[*device].pending.values_mut().flatten();
+                versions.for_each(|version| version.is_covered = version.has_ended);
             }
             DeviceEvent::Flush { device } => self.devices[*device].flush(),
             DeviceEvent::Mark(write) => self.flushed = *write,
@@ -120,10 +148,14 @@ impl CutDisk {
 
 impl CutDevice {
     fn flush(&mut self) {
-        for (sector, versions) in std::mem::take(&mut self.pending) {
-            let last = versions.last().expect("a version");
-            self.durable[sector * SECTOR..][..SECTOR].copy_from_slice(last);
+        for (sector, versions) in &mut self.pending {
+            let covered = versions.iter().rposition(|version| version.is_covered);
+            if let Some(last) = covered {
+                self.durable[sector * SECTOR..][..SECTOR].copy_from_slice(&versions[last].bytes);
+                versions.drain(..=last);
+            }
         }
+        self.pending.retain(|_, versions| !versions.is_empty());
     }
 
     /// An image that this cut may leave: all pending sectors, none, or some by chance.
@@ -140,7 +172,7 @@ impl CutDevice {
                 0 => latest,
                 _ => rng.below(latest + 1),
             };
-            image[sector * SECTOR..][..SECTOR].copy_from_slice(&versions[version as usize]);
+            image[sector * SECTOR..][..SECTOR].copy_from_slice(&versions[version as usize].bytes);
         }
         image
     }

@@ -155,6 +155,10 @@ impl Device {
     /// # Errors
     /// When the device fails.
     pub(super) fn flush(&self) -> Result<(), MapError> {
+        #[cfg(feature = "test-api")]
+        if let Some(log) = &self.log {
+            log.push_flush_start();
+        }
         let flushed = self.watched.watch(self.first_byte, || self.fdatasync());
         flushed.map_err(system("flush the medium (fdatasync)"))?;
         #[cfg(feature = "test-api")]
@@ -232,6 +236,14 @@ impl Device {
     pub(super) fn note_write(&self, offset: u64, bytes: impl FnOnce() -> Vec<u8>) {
         if let Some(log) = &self.log {
             log.push_write(offset, bytes());
+        }
+    }
+
+    /// Notes a write that has ended.
+    #[cfg(feature = "test-api")]
+    pub(super) fn note_write_end(&self, offset: u64, len: usize) {
+        if let Some(log) = &self.log {
+            log.push_write_end(offset, len);
         }
     }
 

@@ -11,8 +11,8 @@ thread_local! {
 
 /// The requests to devices in the order of their start.
 ///
-/// A power cut after any entry leaves the writes before the last [`DeviceEvent::Flush`] of their device, and of each 512
-/// bytes of the writes after it some version since then.
+/// A power cut after any entry leaves the writes that had ended when the last FLUSH of their device that has ended began, and
+/// of each 512 bytes of other writes some version since then.
 #[derive(Default)]
 pub struct DeviceLog {
     events: Mutex<Vec<DeviceEvent>>,
@@ -30,7 +30,21 @@ pub enum DeviceEvent {
         /// The bytes.
         bytes: Vec<u8>,
     },
-    /// A FLUSH of a device has ended. All writes of it before had ended when it began.
+    /// A write has ended.
+    WriteEnd {
+        /// The number of the device.
+        device: usize,
+        /// The first byte.
+        offset: u64,
+        /// Bytes.
+        len: usize,
+    },
+    /// A FLUSH of a device is about to start.
+    FlushStart {
+        /// The number of the device.
+        device: usize,
+    },
+    /// It has ended.
     Flush {
         /// The number of the device.
         device: usize,
@@ -57,6 +71,20 @@ impl LoggedDevice {
             offset,
             bytes,
         });
+    }
+
+    pub(super) fn push_write_end(&self, offset: u64, len: usize) {
+        let device = self.device;
+        self.log.push(DeviceEvent::WriteEnd {
+            device,
+            offset,
+            len,
+        });
+    }
+
+    pub(super) fn push_flush_start(&self) {
+        let device = self.device;
+        self.log.push(DeviceEvent::FlushStart { device });
     }
 
     pub(super) fn push_flush(&self) {

@@ -141,14 +141,14 @@ impl DiskDevice {
         Ok(())
     }
 
-    /// A write of it is about to start.
+    /// A write of it has ended.
     pub(super) fn mark_unflushed(&self) {
-        self.is_unflushed.store(true, Ordering::Relaxed);
+        self.is_unflushed.store(true, Ordering::SeqCst);
     }
 
-    /// Whether writes of it may be lost with its power, until a FLUSH that begins now. No write is in flight.
+    /// Whether writes that have ended may be lost with its power, until a FLUSH that begins now.
     fn take_unflushed(&self) -> bool {
-        self.is_unflushed.swap(false, Ordering::Relaxed)
+        self.is_unflushed.swap(false, Ordering::SeqCst)
     }
 }
 

@@ -4,10 +4,10 @@
 //! completion was reaped, also while the user ends.
 
 use super::cache::{PageCache, ReservedSlot};
+use super::group_queue::{GroupEnd, GroupNo};
 use super::media::Disk;
 use super::memory::Memory;
 use super::requests::{DeviceRequest, RequestKind, RequestMemory, RequestRing};
-use super::writer::{GroupEnd, GroupNo};
 use crate::async_io::AsyncIo;
 use crate::map_error::MapError;
 use crate::mapped_media::system;
@@ -311,14 +311,16 @@ impl AsyncIo for DiskIo {
             }
             return;
         }
-        let is_flush = |&(_, end): &(u64, GroupEnd)| end == GroupEnd::Flush;
-        let end = match self.new_groups.iter().any(is_flush) {
-            true => GroupEnd::Flush,
-            false => GroupEnd::Written,
-        };
-        let group = parts.queue.request(end, &self.written);
-        let tags = self.new_groups.drain(..).map(|(tag, _)| (tag, group));
-        self.groups.extend(tags);
+        for end in [GroupEnd::Flush, GroupEnd::Written] {
+            let asks = |&(_, of): &(u64, GroupEnd)| of == end;
+            if !self.new_groups.iter().any(asks) {
+                continue;
+            }
+            let group = parts.queue.request(end, &self.written);
+            let tags = self.new_groups.iter().filter(|it| asks(it));
+            self.groups.extend(tags.map(|&(tag, _)| (tag, group)));
+        }
+        self.new_groups.clear();
     }
 
     fn wait_for_room(&mut self, tag: u64) {

@@ -57,8 +57,13 @@ impl Disk {
             threads: Mutex::default(),
         };
         disk.spawn("disk", |parts| {
-            while let Some(end) = parts.queue.next() {
-                parts.run_group(end);
+            while let Some(group) = parts.queue.next() {
+                parts.run_group(group);
+            }
+        })?;
+        disk.spawn("disk-flush", |parts| {
+            while let Some(number) = parts.queue.next_flush() {
+                parts.flush(number);
             }
         })?;
         disk.spawn("disk-watch", move |parts| {

@@ -25,6 +25,7 @@ mod device_map;
 #[cfg(feature = "test-api")]
 mod device_plan;
 mod failure;
+mod group_queue;
 mod head;
 mod io;
 mod media;

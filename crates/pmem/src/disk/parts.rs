@@ -3,9 +3,10 @@
 use super::cache::{LoadEnd, PageCache};
 use super::device_map::{DeviceMap, DiskDevice, Place};
 use super::failure::DiskFailure;
+use super::group_queue::{BegunGroup, GroupEnd, WriterQueue};
 use super::memory::Memory;
 use super::watch::{LOOKS_BEFORE_FAILURE, OldRequest, RequestLimits, WatchedRequests};
-use super::writer::{GroupEnd, Writer, WriterQueue, WriterTarget};
+use super::writer::{Writer, WriterTarget, flush_devices};
 use crate::disk_figures::DiskFigures;
 use crate::map_error::MapError;
 use crate::media::{NewDevice, check_range};
@@ -16,6 +17,7 @@ use pagemesh_base::units::PAGE_BYTES;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 pub(super) struct DiskParts {
     pub(super) devices: DeviceMap,
@@ -79,18 +81,31 @@ impl DiskParts {
         lock(&self.unreadable).retain(|page| !pages.contains(page));
     }
 
-    /// Writes a group that was begun.
-    pub(super) fn run_group(&self, end: GroupEnd) {
+    /// Writes a group that was begun, and flushes it if its thread is to do that.
+    pub(super) fn run_group(&self, group: BegunGroup) {
         let target = WriterTarget {
             devices: &self.devices,
             cache: &self.cache,
             queue: &self.queue,
         };
-        let result = lock(&self.writer).run_group(target, end);
+        let result = lock(&self.writer).write_group(target);
         if let Err(failure) = &result {
             self.note_unwritten(failure);
         }
-        self.queue.end_group(result.is_ok());
+        if let Some(number) = self.queue.end_writes(group, result.is_ok()) {
+            self.flush(number);
+        }
+    }
+
+    /// Flushes the groups that were written, up to a number.
+    pub(super) fn flush(&self, number: u64) {
+        let began = Instant::now();
+        let result = flush_devices(&self.devices);
+        if let Err(failure) = &result {
+            self.note_unwritten(failure);
+        }
+        self.queue
+            .end_flush(number, result.is_ok(), began.elapsed());
     }
 
     /// Reports requests that take too long, and fails the disk if one takes even longer.
@@ -118,8 +133,8 @@ impl DiskParts {
     /// Writes all dirty pages on this thread, if no group is running.
     pub(super) fn try_write_inline(&self, end: GroupEnd) -> bool {
         let begun = self.queue.try_begin(end);
-        if let Some(end) = begun {
-            self.run_group(end);
+        if let Some(group) = begun {
+            self.run_group(group);
         }
         begun.is_some()
     }
