@@ -266,7 +266,6 @@ impl Superblock {
                 "it counts more frames, objects or journals than the pool has",
             ));
         }
-        let boot = Uuid::from_bytes(field(page, 96));
         let in_page = geometry.journals.min(PAGE_HEADS) as usize;
         let heads = (HEADS_AT..).step_by(8).take(in_page);
         let mut heads: Vec<u64> = heads.map(|at| get_u64(page, at)).collect();
@@ -288,7 +287,7 @@ impl Superblock {
             objects_end,
             journals_end: lanes_end,
             stated: decode_stated(field(page, 68))?,
-            boot: (!boot.is_nil()).then_some(boot),
+            boot: Some(Uuid::from_bytes(field(page, 96))).filter(|boot| !boot.is_nil()),
             features,
             device_paths: DevicePaths::decode(&geometry.devices, &page[PATHS_AT..PATHS_END]),
             geometry,
