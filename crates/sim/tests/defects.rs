@@ -76,7 +76,6 @@ const BLOCK_DEFECTS: &[(Defect, &[&str])] = &[
     (Defect::RegionNotResynced, DIVERGENCE_ERRORS),
     (Defect::BirthNotStored, DIVERGENCE_ERRORS),
     (Defect::DirtyAfterLossOnly, DIVERGENCE_ERRORS),
-    (Defect::HoleKeepsBirth, DIVERGENCE_ERRORS),
     (
         Defect::NoBarrier,
         &[SUPERSEDED_ERROR, LEGS_DIFFER_ERROR, LINEARIZABILITY_ERROR],

@@ -1,6 +1,7 @@
 //! Births of pages and holes: which record sets them, and that copies, moves, crashes and checkpoints
 //! keep them.
 
+use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::{Epoch, FrameNo, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{PageRun, SliceReply, SliceRequest, Stamp};
@@ -175,6 +176,10 @@ fn hole_of_earlier_epoch_is_born_anew_by_clear() {
     world.clear(0, 3);
     assert_eq!(end(&world), before, "no record for holes of the same epoch");
     world.raise(4);
+    defect::set(Some(Defect::HoleKeepsBirth));
+    world.clear(0, 3);
+    defect::set(None);
+    assert_eq!(world.births(0, 3), [3, 3, 0], "the defect");
     world.clear(0, 3);
     assert_eq!(world.births(0, 3), [4, 4, 0], "page 2 was never written");
 }

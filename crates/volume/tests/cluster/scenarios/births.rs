@@ -50,6 +50,8 @@ fn discard_in_flight_at_loss_reaches_returned_leg() {
     world.kill(1);
     world.advance_time(MANAGER_RETRY_MAX);
     assert_eq!(world.result_of(token), Some(Ok(Reply::Done)));
+    // The next operation of the connection says that the discard is complete.
+    world.write(3 * PAGE, PAGE, 2);
     world.restore_and_compare();
     world.assert_holds(PAGE, PAGE, 0);
 }
