@@ -94,6 +94,24 @@ const POOLS: &[Limit] = &[
 
 const DISKS: &[Limit] = &[
     (
+        "Devices of a pool, with the first.",
+        Unit::Count,
+        "store",
+        "DEVICES_MAX",
+    ),
+    (
+        "Requests to change the devices of a brick without a result. Further ones are refused.",
+        Unit::Count,
+        "manage",
+        "DEVICE_REQUESTS_MAX",
+    ),
+    (
+        "Bytes that a drain moves while clients send requests, by default (`--drain-rate`); eight times as many otherwise.",
+        Unit::Rate,
+        "brick",
+        "DRAIN_BYTES_PER_S",
+    ),
+    (
         "Least memory for the data pages of a pool (`--memory-budget`).",
         Unit::Bytes,
         "brick",

@@ -9,17 +9,19 @@
 
 mod mover;
 mod rate;
+mod status;
+
+pub use status::{DeviceStatus, DrainStatus};
 
 use crate::brick::Brick;
-use crate::device_file::{self, DeviceFile, DeviceFileError};
+use crate::device_file::{self, DeviceFile, DeviceFileError, NamedDevice};
 use mover::{DrainStep, Mover};
 use pagemesh_base::poison::{lock, recover};
-use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{MapError, Media, NewDevice};
 use pagemesh_store::devices::{Device, DeviceState};
 use pagemesh_store::pool::{ObjectError, PreparedDevice};
 use pagemesh_store::recovery::PoolError;
-use rate::MoveRate;
+use status::DrainRecord;
 use std::collections::{HashMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -64,38 +66,6 @@ pub struct DeviceChangeResult {
     pub request: Uuid,
     /// The device, or a sentence about the refusal.
     pub outcome: Result<Uuid, String>,
-}
-
-/// A device of a pool.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceStatus {
-    /// Its id; that of the pool for the first device.
-    pub id: Uuid,
-    /// Its path, if it is known.
-    pub path: Option<PathBuf>,
-    /// Whether it is the first device, which stays.
-    pub is_first: bool,
-    /// Its size.
-    pub size_bytes: u64,
-    /// Bytes in use at the last checkpoint.
-    pub used_bytes: u64,
-    /// Its use.
-    pub state: DeviceState,
-    /// The progress of its drain.
-    pub drain: Option<DrainStatus>,
-}
-
-/// The progress of a drain.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct DrainStatus {
-    /// Bytes moved since the drain started or the pool was opened.
-    pub moved_bytes: u64,
-    /// Bytes moved per second, over the last seconds.
-    pub bytes_per_s: u64,
-    /// The time since the drain started or the pool was opened.
-    pub running: Duration,
-    /// Why it does not proceed, if it does not.
-    pub problem: Option<String>,
 }
 
 /// Why the devices of a pool cannot be changed so.
@@ -162,23 +132,6 @@ struct DeviceWork {
     is_ending: bool,
 }
 
-/// The progress of a drain, while the brick runs.
-struct DrainRecord {
-    began: Instant,
-    rate: MoveRate,
-    problem: Option<String>,
-}
-
-impl DrainRecord {
-    fn new(now: Instant) -> DrainRecord {
-        DrainRecord {
-            began: now,
-            rate: MoveRate::new(now),
-            problem: None,
-        }
-    }
-}
-
 impl PoolDevices {
     fn work(&self) -> MutexGuard<'_, DeviceWork> {
         lock(&self.work)
@@ -222,49 +175,6 @@ impl PoolDevices {
 }
 
 impl<M: Media + Send + Sync + 'static> Brick<M> {
-    /// The devices of the pool, the first one first.
-    #[must_use]
-    pub fn devices(&self) -> Vec<DeviceStatus> {
-        let pool = self.pool();
-        let geometry = *self.mapping().geometry();
-        let used_bytes = |frames: u64| frames * PAGE_BYTES as u64;
-        let first = (self.id().0, used_bytes(pool.first_device_frames_in_use()));
-        let others = geometry.devices.iter().map(|device| {
-            let used = pool.device_frames_in_use(device.id).unwrap_or(0);
-            (*device, used_bytes(used))
-        });
-        let mut others: Vec<(Device, u64)> = others.collect();
-        drop(pool);
-        let now = Instant::now();
-        let work = self.pool_devices.work();
-        let is_listed = |id: Uuid| geometry.devices.iter().any(|it| it.id == id);
-        let leaving = work.leaving.filter(|device| !is_listed(device.id));
-        others.extend(leaving.map(|device| (device, 0)));
-        let mut devices = vec![DeviceStatus {
-            id: first.0,
-            path: work.paths.get(&first.0).cloned(),
-            is_first: true,
-            size_bytes: geometry.pool_bytes,
-            used_bytes: first.1,
-            state: DeviceState::Active,
-            drain: None,
-        }];
-        devices.extend(others.into_iter().map(|(device, used_bytes)| {
-            let is_draining = device.state == DeviceState::Draining;
-            let drain = work.drains.get(&device.id).map(|drain| drain.status(now));
-            DeviceStatus {
-                id: device.id,
-                path: work.paths.get(&device.id).cloned(),
-                is_first: false,
-                size_bytes: device.pages * PAGE_BYTES as u64,
-                used_bytes,
-                state: device.state,
-                drain: is_draining.then(|| drain.unwrap_or_default()),
-            }
-        }));
-        devices
-    }
-
     /// Adds a block device or a new file to the pool. Blocks while the file is allocated and the tables are written.
     ///
     /// **Data loss:** everything on the block device is lost.
@@ -282,6 +192,26 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
         let planned = planned.map_err(ObjectError::from)?;
         device.prepare(self.durability())?;
         let device = device.persist()?;
+        let has_path = self.join(path, &device, planned)?;
+        device.keep();
+        if !has_path {
+            tracing::warn!(
+                "the pool has no room for the path {} of a device: name it with --device at each start",
+                path.display()
+            );
+        }
+        self.pool_devices.note_path(id, path);
+        tracing::info!(path = %path.display(), device = %id, "a device has joined the pool");
+        Ok(id)
+    }
+
+    /// Extends the medium and then the pool by a device. False if the pool has no room for its path.
+    fn join(
+        &self,
+        path: &Path,
+        device: &NamedDevice<'_>,
+        planned: Device,
+    ) -> Result<bool, DeviceError> {
         let media = self.mapping().media().clone();
         let refused = |cause| DeviceError::Attach {
             path: path.into(),
@@ -298,7 +228,7 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
         let prepared = PreparedDevice::write(self.mapping(), planned);
         let added = prepared.and_then(|prepared| {
             let mut pool = self.pool();
-            has_path = pool.set_device_path(id, path);
+            has_path = pool.set_device_path(planned.id, path);
             pool.add_prepared_device(&prepared)
         });
         if let Err(cause) = added {
@@ -307,16 +237,7 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
             }
             return Err(self.device_error(cause.into()));
         }
-        device.keep();
-        if !has_path {
-            tracing::warn!(
-                "the pool has no room for the path {} of a device: name it with --device at each start",
-                path.display()
-            );
-        }
-        self.pool_devices.note_path(id, path);
-        tracing::info!(path = %path.display(), device = %id, "a device has joined the pool");
-        Ok(id)
+        Ok(has_path)
     }
 
     fn is_member(&self, path: &Path) -> bool {
@@ -579,23 +500,5 @@ impl DeviceWork {
         }
         self.results
             .push_back(DeviceChangeResult { request, outcome });
-    }
-}
-
-impl DrainRecord {
-    fn status(&self, now: Instant) -> DrainStatus {
-        DrainStatus {
-            moved_bytes: self.rate.total(),
-            bytes_per_s: self.rate.bytes_per_s(now),
-            running: now.saturating_duration_since(self.began),
-            problem: self.problem.clone(),
-        }
-    }
-
-    fn block(&mut self, device: Uuid, problem: String) {
-        if self.problem.as_ref() != Some(&problem) {
-            tracing::warn!(%device, %problem, "the drain of a device does not proceed");
-        }
-        self.problem = Some(problem);
     }
 }

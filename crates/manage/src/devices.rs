@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use uuid::Uuid;
 
 /// Requests to one brick without a result, at most.
-pub(crate) const PENDING_MAX: usize = 4;
+pub(crate) const DEVICE_REQUESTS_MAX: usize = 4;
 /// Requests with a result that the manager remembers of each brick.
 const ENDED_MAX: usize = 16;
 /// Devices in a registration, at most; a pool has 16.
@@ -35,7 +35,7 @@ pub(crate) struct DeviceBook {
     requests: VecDeque<TrackedRequest>,
 }
 
-/// A request, and the actor who made it.
+/// A request and its actor.
 #[derive(Clone, Debug)]
 struct TrackedRequest {
     info: DeviceRequestInfo,
@@ -112,7 +112,7 @@ impl DeviceBook {
         if let Some(same) = pending.clone().find(|it| it.info.change == change) {
             return Some(same.info.clone());
         }
-        if pending.nth(PENDING_MAX - 1).is_some() {
+        if pending.nth(DEVICE_REQUESTS_MAX - 1).is_some() {
             return None;
         }
         let device = match &change {
@@ -262,7 +262,7 @@ impl Manager {
         let request = brick.devices.ask(id, change, &self.call.actor);
         let request = request.ok_or(Fault::TooMany {
             what: "pending requests to change the devices of a brick",
-            most: PENDING_MAX,
+            most: DEVICE_REQUESTS_MAX,
         })?;
         self.feed.mark_brick(brick.record.brick);
         Ok((request, RecordTag::new(&brick.record)))

@@ -14,6 +14,9 @@ use pagemesh_base::slice::SliceError;
 use std::io;
 use uuid::Uuid;
 
+/// The way out of errors about devices.
+const LIST_DEVICES: &str = "list what there is with: pagemesh pool device list BRICK";
+
 /// An error of the manager.
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
@@ -318,13 +321,8 @@ impl Fault {
             }
             Fault::BrickAlive(_) => "stop it first",
             Fault::BrickDead(_) => "start it again",
-            Fault::NoSuchDevice { .. } => {
-                "list what there is with: pagemesh pool device list BRICK"
-            }
-            Fault::FirstDevice(_) => {
-                "to replace it, make a pool elsewhere, and attach a replica of each volume there"
-            }
-            Fault::NotDraining(_) => "see its state with: pagemesh pool device list BRICK",
+            Fault::NoSuchDevice { .. } | Fault::NotDraining(_) => LIST_DEVICES,
+            Fault::FirstDevice(_) => "attach replicas of its volumes elsewhere",
             Fault::BrickCannotScrub(_) | Fault::BrickCannotChangeDevices(_) => {
                 "run it with the manager's version of pagemesh"
             }
