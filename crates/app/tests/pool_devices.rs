@@ -26,7 +26,7 @@ impl DeviceCluster {
     /// A brick with a pool of 24 MiB, and a volume of 40 MiB on it.
     fn new() -> DeviceCluster {
         let cluster = Cluster::with_pools(Pools::Disk, &[24]);
-        cluster.create("disk", "40M", &["--copies", "1"]);
+        cluster.create("disk", "40M", &["--layout", "concat"]);
         DeviceCluster { cluster }
     }
 
@@ -134,8 +134,9 @@ fn pool_grows_and_shrinks_under_load() {
         let (at, len) = REST_KIB;
         export.io(&[&format!("write -P 0x77 {at}k {len}k"), "flush"]);
     });
-    let second = bed.find("second").unwrap();
-    assert!(second["used_bytes"].as_u64() > Some(8 << 20), "{second}");
+    until("a heartbeat reports the use of the second device", || {
+        bed.find("second").unwrap()["used_bytes"].as_u64() > Some(8 << 20)
+    });
     let drained = under_load(&export, &mut load, || {
         bed.add("third", "48M");
         bed.drain("second", &["--wait"])

@@ -124,6 +124,8 @@ pub(crate) fn find(
             }
         }
     }
+    // A device that joined later may have the place of one that has left.
+    found.sort_by_key(|it| it.device.first_page);
     for path in named.values() {
         tracing::warn!(
             "{} has left the pool {}, and is not used",

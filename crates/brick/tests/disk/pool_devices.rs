@@ -241,7 +241,7 @@ fn drain_continues_after_a_restart() {
     maintenance.stop();
     drop(brick);
     until("the unlock", || !is_locked(&home.path("second")));
-    let (brick, _maintenance) = open(&home.path("pool"));
+    let (brick, maintenance) = open(&home.path("pool"));
     let mut client = Client::new(&brick, 2);
     until("the drain", || find(&brick, second).is_none());
     assert!(client.read_all() == model);
@@ -253,6 +253,14 @@ fn drain_continues_after_a_restart() {
         Some(home.path("third"))
     );
     until("the unlock", || !is_locked(&home.path("second")));
+    // The next device has the second's place in the superblock, and pages behind the third's.
+    add(&brick, &home.path("fourth"));
+    drop(client);
+    maintenance.stop();
+    drop(brick);
+    let (brick, _maintenance) = open(&home.path("pool"));
+    assert!(Client::new(&brick, 3).read_all() == model);
+    assert_eq!(brick.devices().len(), 3);
 }
 
 #[test]
