@@ -45,12 +45,15 @@ impl OpenOptions {
     }
 }
 
+/// A disk, and the further devices that were found.
+pub(crate) type StartedDisk = (Arc<Disk>, Vec<FoundDevice>);
+
 /// Starts the disk of a locked pool in place of its mapping, with its further devices.
 pub(crate) fn start(
     path: &Path,
     mapped: MappedMedia,
     options: &OpenOptions,
-) -> Result<(Arc<Disk>, Vec<FoundDevice>), FileError> {
+) -> Result<StartedDisk, FileError> {
     let file = mapped.file().try_clone().map_err(system("open", path))?;
     let len = mapped.len_bytes();
     // A mapping would hold pages of the kernel's cache that requests to the disk change below it.
@@ -74,7 +77,7 @@ pub(crate) fn start_behind(
     path: &Path,
     mapped: &MappedMedia,
     options: &OpenOptions,
-) -> Result<Option<(Arc<Disk>, Vec<FoundDevice>)>, FileError> {
+) -> Result<Option<StartedDisk>, FileError> {
     let found = further_devices::find(path, mapped.file(), &options.devices, BRICK_PATIENCE)?;
     if found.is_empty() && !options.takes_disks {
         return Ok(None);
