@@ -126,6 +126,11 @@ pub(crate) fn find(
     }
     // A device that joined later may have the place of one that has left.
     found.sort_by_key(|it| it.device.first_page);
+    warn_of_left(pool, &named);
+    Ok(found)
+}
+
+fn warn_of_left(pool: &Path, named: &HashMap<Uuid, PathBuf>) {
     for path in named.values() {
         tracing::warn!(
             "{} has left the pool {}, and is not used",
@@ -133,7 +138,6 @@ pub(crate) fn find(
             pool.display()
         );
     }
-    Ok(found)
 }
 
 /// The devices at the paths that the operator named.
