@@ -160,7 +160,7 @@ impl TieredPool {
         found
     }
 
-    /// The owner dies, and what was not synced is as the medium kept it.
+    /// The owner dies. Each sector that was not synced may be lost.
     fn reopen(&mut self, seed: u64) {
         let image = self.media.crash_point().sample(seed);
         let media = Recorder::tiered(image, MEMORY_BYTES).without_crash_points();

@@ -10,7 +10,7 @@ pub(crate) const HEAT_MAX: u8 = 3;
 /// Bits of a frame's number in a word of the table of touches; the rest is the time of the touch.
 const FRAME_BITS: u32 = 36;
 
-/// What a touch found.
+/// The place of a touched page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Touch {
     /// The page is in memory.

@@ -22,7 +22,7 @@ use crate::owner::frame_allocator::FrameAllocator;
 use crate::owner::session_table::SessionTable;
 use crate::owner::tier::TierState;
 use crate::recovery::{
-    PoolError, RecoveryResult, RecoverySummary, read_superblock, recover, write_superblock,
+    PoolError, RecoveryResult, RecoverySummary, read_superblock_of_first, recover, write_superblock,
 };
 use crate::session::Session;
 use crate::session::leaf_cache::LeafCache;
@@ -230,12 +230,12 @@ impl<M: Media> Pool<M> {
         Ok((pool, recovered))
     }
 
-    /// The superblock of a medium, without opening it.
+    /// The superblock of a medium, which may end with the first device, without opening it.
     ///
     /// # Errors
     /// As [`Pool::open`].
     pub fn peek(media: &M) -> Result<Superblock, PoolError> {
-        read_superblock(media)
+        read_superblock_of_first(media)
     }
 
     fn load_objects(&mut self) -> Result<(), PoolError> {

@@ -65,7 +65,8 @@ pub(crate) use repair::{CorrectedSlot, FlippedPage};
 use replay::Replay;
 pub use superblocks::read_superblock;
 pub(crate) use superblocks::{
-    superblock_copies, superblock_pages, write_superblock, write_superblocks,
+    read_superblock_of_first, superblock_copies, superblock_pages, write_superblock,
+    write_superblocks,
 };
 
 /// The results of recovery, for the log.

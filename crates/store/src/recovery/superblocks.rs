@@ -12,12 +12,24 @@ use pagemesh_pmem::{MapError, Media};
 /// # Errors
 /// When there is none, or the medium is shorter than the pool.
 pub fn read_superblock<M: Media>(media: &M) -> Result<Superblock, PoolError> {
+    read_superblock_of(media, |block| block.geometry.end_bytes())
+}
+
+/// The same for a medium that may end with the first device.
+pub(crate) fn read_superblock_of_first<M: Media>(media: &M) -> Result<Superblock, PoolError> {
+    read_superblock_of(media, |block| block.geometry.pool_bytes)
+}
+
+fn read_superblock_of<M: Media>(
+    media: &M,
+    wanted: impl Fn(&Superblock) -> u64,
+) -> Result<Superblock, PoolError> {
     let found = media.len_bytes() as u64;
     if found < 2 * PAGE_BYTES as u64 {
         return Err(BadSuperblock::NotAPool.into());
     }
     let block = Superblock::newer(superblock_copies(media))?;
-    let wanted = block.geometry.end_bytes();
+    let wanted = wanted(&block);
     if found < wanted {
         return Err(PoolError::Truncated { wanted, found });
     }

@@ -3,7 +3,7 @@
 //! 1. [`Session::copy_pages`] copies pages, each with its slot and the word of its frame, without locks.
 //! 2. A demotion writes the copies into reserved flash frames ([`PageMove::write_to_flash`]), and [`Session::sync_moves`]
 //!    makes them durable. A promotion has nothing to write yet.
-//! 3. [`Session::commit_moves`] takes the lock words, and compares slot and word with those of the copy. A page
+//! 3. [`Session::commit_moves`] takes the lock words, and compares slot and word with the copy's. A page
 //!    that changed meanwhile stays. The record that names the new frames keeps the birth of its pages.
 //!
 //! Invariants: the data of a page is durable on flash before a record names the frame. No lock is held, and no

@@ -51,7 +51,7 @@ pub struct PoolMapping<M> {
     geometry: GeometryVersions,
     pub(crate) pool: Uuid,
     pub(crate) incarnation: Incarnation,
-    /// The mapping ends with the first device: it is that of a client.
+    /// The mapping belongs to a client, and ends with the first device.
     has_first_device_only: bool,
 }
 
