@@ -186,6 +186,7 @@ fn is_answered_by_done(kind: MessageKind) -> bool {
         MessageKind::Write
             | MessageKind::Clear
             | MessageKind::Transact
+            | MessageKind::Copy
             | MessageKind::Flush
             | MessageKind::ForgetInFlight
             | MessageKind::KeepOrder
