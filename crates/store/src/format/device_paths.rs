@@ -89,7 +89,9 @@ mod tests {
         let mut devices = DeviceTable::default();
         let ids = [1, 2, 3].map(Uuid::from_u128);
         for id in ids {
-            devices.add(id, 4 << 20, DeviceKind::LikeFirst, 1000).expect("a device");
+            devices
+                .add(id, 4 << 20, DeviceKind::LikeFirst, 1000)
+                .expect("a device");
         }
         devices.put(ids[1], None);
         let mut paths = DevicePaths::default();
