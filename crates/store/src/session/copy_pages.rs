@@ -4,11 +4,12 @@
 //! Invariant: a record has one birth, so a copy has a record for each run of pages of one birth.
 
 use super::commit::{RecordStamp, commit, encode_all, stream_page};
-use super::operation::{OpRequirements, begin_run, lock_run, unlock_and_end};
+use super::operation::{OpRequirements, abort_all, begin_run, lock_run, unlock_and_end};
 use super::write::load_changes_all;
-use super::{LegFailure, LegSession, Page, clear};
+use super::{LegFailure, LegSession, Page, clear, defects};
 use crate::format::record::lines;
 use crate::format::table::NODE_SLOTS;
+use crate::shared::error::damaged_page_error;
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::slice::Stamp;
 use pagemesh_base::units::PAGE_BYTES;
@@ -97,6 +98,9 @@ fn copy_holes<M: Media>(
     };
     let slots = begin_run(leg, page, needs, stamp.stamp.epoch)?;
     lock_run(leg, page, count as u64)?;
+    if defects::refuses_damage(&leg[0].session.mapping, slots[0], count) {
+        return abort_all(leg, 0, damaged_page_error(page));
+    }
     load_changes_all(leg, page, count, &slots)?;
     let [one] = leg;
     let LegSession { session, handle } = one;

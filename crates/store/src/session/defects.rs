@@ -5,6 +5,7 @@ use super::{LegSession, Session};
 use crate::defect::{self, Defect};
 use crate::format::frame_word::FrameWord;
 use crate::format::record::{Change, Record};
+use crate::format::slot::Slot;
 use crate::shared::control::SessionCells;
 use crate::shared::pool_mapping::PoolMapping;
 use pagemesh_base::ids::{Epoch, Seq};
@@ -145,6 +146,13 @@ pub(super) fn frame_word<M: Media>(
             FrameWord::new(change.sums.crc, before.unwrap_or(Epoch(1))).bits()
         },
     )
+}
+
+/// Whether a copy of holes refuses a damaged slot among `count` from byte `at` on.
+#[inline(always)]
+pub(super) fn refuses_damage<M: Media>(mapping: &PoolMapping<M>, at: usize, count: usize) -> bool {
+    let is_damaged = |index: usize| Slot::decode(mapping.meta.load(at + index * 8)).is_err();
+    defect::is(Defect::DamageNotCleared) && (0..count).any(is_damaged)
 }
 
 fn unlock_all<M: Media>(legs: &[LegSession<'_, M>]) {
