@@ -233,6 +233,18 @@ pub enum Defect {
     /// A channel adopts a layout snapshot without the connections announced just before.
     NewConnectionsMissed,
 
+    // Defects of a disk: caught by the simulation.
+    /// A change on a disk is answered before its group was written.
+    ChangeNotWritten,
+    /// Every second group that must end with a FLUSH does not.
+    SecondFlushSkipped,
+    /// The cache of a disk evicts dirty pages.
+    DirtyPageEvicted,
+    /// A load from a disk replaces bytes that were written meanwhile.
+    StaleLoadTaken,
+    /// The device below a disk ignores FLUSH.
+    DeviceFlushIgnored,
+
     // Defects of a brick, a volume or the manager: caught by the simulation.
     /// A slice accepts requests of an old epoch.
     StaleEpochTaken,

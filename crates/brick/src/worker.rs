@@ -269,7 +269,11 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
             self.touch(number, pages, false);
         }
         match (&result, is_change) {
-            (Ok(SliceReply::Done), true) if is_buffered => Err(device.answer_written(number)),
+            (Ok(SliceReply::Done), true)
+                if is_buffered && !defect::is(Defect::ChangeNotWritten) =>
+            {
+                Err(device.answer_written(number))
+            }
             _ => Ok(result),
         }
     }

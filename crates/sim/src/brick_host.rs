@@ -1,14 +1,17 @@
 //! A brick's machine: its pool, and the brick while it runs.
 
-use crate::medium::SimMedium;
+use crate::any_medium::SimMedium;
+use crate::disk_medium::{DiskMedium, end_user};
+use crate::medium::MemoryMedium;
 use pagemesh_base::layout::BrickId;
-use pagemesh_base::slice::BrickStatus;
+use pagemesh_base::rng::SplitMix64;
+use pagemesh_base::slice::{BrickStatus, SliceError};
 use pagemesh_brick::brick::Brick;
 use pagemesh_brick::service::BrickService;
 use pagemesh_fabric::serve::{ConnectionError, Exchange};
 use pagemesh_fabric::service::{PeerInfo, Service};
 use pagemesh_fabric::wire::{ReceiveResult, Wire};
-use pagemesh_pmem::{Durability, Recorder};
+use pagemesh_pmem::{Disk, Durability, Media, Recorder, SimulatedDevice};
 use pagemesh_store::pool::{Pool, format};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,7 +23,7 @@ use uuid::Uuid;
 pub(crate) enum CrashKind {
     /// The process dies: all stores survive.
     Process,
-    /// The machine loses its power: each unfenced store survives or not.
+    /// The machine loses its power: each unfenced store, and each sector that no FLUSH covers, survives or not.
     Power,
 }
 
@@ -31,20 +34,34 @@ pub(crate) struct RunningBrick {
     served: BrickService<SimMedium>,
 }
 
+/// The kind of a brick's medium.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PoolKind {
+    Memory,
+    Disk,
+}
+
 /// A pool that no brick has open.
 enum IdlePool {
     Unmapped(Recorder),
     /// Direct clients may have it mapped, and continue to store.
     Mapped(Arc<SimMedium>),
+    Disk(Arc<SimulatedDevice>),
 }
 
 impl IdlePool {
-    fn into_recorder(self) -> Recorder {
+    /// The contents of memory; none of a disk.
+    fn into_recorder(self) -> Result<Recorder, Arc<SimulatedDevice>> {
         match self {
-            IdlePool::Unmapped(recorder) => recorder,
-            IdlePool::Mapped(medium) => medium.take_surviving_state(),
+            IdlePool::Unmapped(recorder) => Ok(recorder),
+            IdlePool::Mapped(medium) => Ok(memory_of(&medium).take_surviving_state()),
+            IdlePool::Disk(device) => Err(device),
         }
     }
+}
+
+fn memory_of(medium: &SimMedium) -> &MemoryMedium {
+    medium.memory().expect("a pool in memory")
 }
 
 /// A brick's machine.
@@ -57,6 +74,14 @@ pub(crate) struct BrickHost {
     pub(crate) crash_kind: CrashKind,
     pub(crate) port: u32,
     pub(crate) doorbell_count: u32,
+    /// The disk's device, if the pool is on one.
+    pub(crate) device: Option<Arc<SimulatedDevice>>,
+    /// The disk has made progress that connections have not noticed.
+    pub(crate) needs_poll: bool,
+    /// How often the disk has failed.
+    pub(crate) disk_failures: u64,
+    /// Chooses the sizes of caches.
+    rng: SplitMix64,
 }
 
 /// The brick died during an operation.
@@ -76,21 +101,66 @@ pub(crate) fn catch_crash<T>(act: impl FnOnce() -> T) -> Result<T, BrickDied> {
 impl RunningBrick {
     /// Opens and recovers a pool.
     fn open(recorder: Recorder, fuse: Option<u32>) -> Result<RunningBrick, Recorder> {
-        let medium = Arc::new(SimMedium::new(recorder));
+        let medium = Arc::new(SimMedium::Memory(MemoryMedium::new(recorder)));
+        let views = [medium.clone(), medium];
+        let opened = RunningBrick::recover(&views, fuse, Durability::Pmem);
+        opened.ok_or_else(|| memory_of(&views[0]).take_surviving_state())
+    }
+
+    /// The same of a pool on a disk. None: the fuse blew, or the disk has failed.
+    fn open_disk(
+        device: &Arc<SimulatedDevice>,
+        cache: u64,
+        fuse: Option<u32>,
+    ) -> Option<RunningBrick> {
+        let views = DiskMedium::open(device, cache).map(|view| Arc::new(SimMedium::Disk(view)));
+        RunningBrick::recover(&views, fuse, Durability::FileSync)
+    }
+
+    fn recover(
+        views: &[Arc<SimMedium>; 2],
+        fuse: Option<u32>,
+        durability: Durability,
+    ) -> Option<RunningBrick> {
+        let [data, overlay] = views;
         if let Some(accesses) = fuse {
-            medium.arm_fuse(accesses);
+            data.arm_fuse(accesses);
         }
-        let opened = catch_crash(|| Pool::open(medium.clone(), medium.clone()));
-        let Ok(opened) = opened else {
-            return Err(medium.take_surviving_state());
-        };
+        let opened = catch_crash(|| Pool::open(data.clone(), overlay.clone())).ok()?;
+        let has_failed = data
+            .disk()
+            .is_some_and(|disk| disk.disk().failure().is_some());
+        if has_failed {
+            return None;
+        }
         let (pool, _) = opened.unwrap_or_else(|cause| panic!("cannot open a pool: {cause}"));
-        let brick = Arc::new(Brick::new(pool, Durability::Pmem));
-        Ok(RunningBrick {
+        let brick = Arc::new(Brick::new(pool, durability));
+        Some(RunningBrick {
             served: BrickService(brick.clone()),
             brick,
-            medium,
+            medium: data.clone(),
         })
+    }
+
+    /// The disk below the pool, if there is one.
+    pub(crate) fn disk(&self) -> Option<&Arc<Disk>> {
+        Some(self.medium.disk()?.disk())
+    }
+
+    /// Why the brick must end, if its disk has failed.
+    pub(crate) fn disk_failure(&self) -> Option<String> {
+        self.disk()?.failure()
+    }
+
+    /// Answers the requests of a connection that need not wait any longer.
+    pub(crate) fn poll(
+        &self,
+        exchange: &mut Exchange,
+        wire: &impl Wire,
+    ) -> Result<bool, ConnectionError> {
+        let mut open = || -> Result<_, SliceError> { Err(SliceError::NoSession("not now".into())) };
+        exchange.advance(wire, self.served.control(), &mut open)?;
+        Ok(true)
     }
 
     /// Serves one turn of a connection; false at its end.
@@ -118,18 +188,39 @@ impl RunningBrick {
 }
 
 impl BrickHost {
-    /// A machine with a new pool.
-    pub(crate) fn new(number: usize, pool_bytes: usize) -> BrickHost {
+    /// A machine with a new pool. The random numbers are for a disk.
+    pub(crate) fn new(
+        number: usize,
+        pool_bytes: usize,
+        kind: PoolKind,
+        mut rng: SplitMix64,
+    ) -> BrickHost {
         let id = Uuid::from_u128(0xb000 + number as u128);
-        let recorder = Recorder::new(pool_bytes).without_crash_points();
-        format(&recorder, id).unwrap_or_else(|cause| panic!("cannot format a pool: {cause}"));
+        let (device, idle_pool) = match kind {
+            PoolKind::Memory => {
+                let recorder = Recorder::new(pool_bytes).without_crash_points();
+                format_pool(&recorder, id);
+                (None, IdlePool::Unmapped(recorder))
+            }
+            PoolKind::Disk => {
+                let device = SimulatedDevice::new(pool_bytes as u64, rng.next_u64());
+                let [data, _] = DiskMedium::open(&device, 0);
+                format_pool(&data, id);
+                data.sync().expect("a sound disk");
+                (Some(device.clone()), IdlePool::Disk(device))
+            }
+        };
         let mut host = BrickHost {
             id: BrickId(id),
             running: None,
-            idle_pool: Some(IdlePool::Unmapped(recorder)),
+            idle_pool: Some(idle_pool),
             crash_kind: CrashKind::Process,
             port: 1,
             doorbell_count: 0,
+            device,
+            needs_poll: false,
+            disk_failures: 0,
+            rng,
         };
         host.start(None);
         host
@@ -141,17 +232,27 @@ impl BrickHost {
 
     /// Starts the brick; false if its fuse blew during the recovery.
     pub(crate) fn start(&mut self, fuse: Option<u32>) -> bool {
-        let Some(recorder) = self.idle_pool.take() else {
+        let Some(idle) = self.idle_pool.take() else {
             return true;
         };
-        match RunningBrick::open(recorder.into_recorder(), fuse) {
+        let opened = match idle.into_recorder() {
+            Ok(recorder) => RunningBrick::open(recorder, fuse).map_err(IdlePool::Unmapped),
+            Err(device) => {
+                let opened = RunningBrick::open_disk(&device, self.rng.next_u64(), fuse);
+                opened.ok_or_else(|| {
+                    end_user(&device, self.crash_kind);
+                    IdlePool::Disk(device)
+                })
+            }
+        };
+        match opened {
             Ok(running) => {
                 self.doorbell_count = running.brick.mapping().control().doorbell_count();
                 self.running = Some(Arc::new(running));
                 true
             }
             Err(left) => {
-                self.idle_pool = Some(IdlePool::Unmapped(left));
+                self.idle_pool = Some(left);
                 false
             }
         }
@@ -160,15 +261,19 @@ impl BrickHost {
     /// Ends the brick. The caller drops the returned brick while it holds no lock.
     pub(crate) fn stop(&mut self, death: CrashKind, seed: u64) -> Option<Arc<RunningBrick>> {
         let running = self.running.take()?;
-        self.idle_pool = Some(match death {
-            CrashKind::Process => {
-                running.medium.freeze_state();
+        self.idle_pool = Some(match (&*running.medium, death) {
+            (SimMedium::Disk(disk), _) => {
+                disk.disarm_fuse();
+                end_user(disk.device(), death);
+                IdlePool::Disk(disk.device().clone())
+            }
+            (SimMedium::Memory(memory), CrashKind::Process) => {
+                memory.freeze_state();
                 IdlePool::Mapped(running.medium.clone())
             }
-            CrashKind::Power => IdlePool::Unmapped(after_power_loss(
-                running.medium.take_surviving_state(),
-                seed,
-            )),
+            (SimMedium::Memory(memory), CrashKind::Power) => {
+                IdlePool::Unmapped(after_power_loss(memory.take_surviving_state(), seed))
+            }
         });
         Some(running)
     }
@@ -176,12 +281,19 @@ impl BrickHost {
     /// A stopped machine loses the stores that its medium had not made durable.
     pub(crate) fn lose_power(&mut self, seed: u64) {
         if let Some(left) = self.idle_pool.take() {
-            self.idle_pool = Some(IdlePool::Unmapped(after_power_loss(
-                left.into_recorder(),
-                seed,
-            )));
+            self.idle_pool = Some(match left.into_recorder() {
+                Ok(recorder) => IdlePool::Unmapped(after_power_loss(recorder, seed)),
+                Err(device) => {
+                    end_user(&device, CrashKind::Power);
+                    IdlePool::Disk(device)
+                }
+            });
         }
     }
+}
+
+fn format_pool(media: &impl Media, id: Uuid) {
+    format(media, id).unwrap_or_else(|cause| panic!("cannot format a pool: {cause}"));
 }
 
 /// The contents of a pool after its machine lost its power.

@@ -21,8 +21,10 @@
 //!   (`checker/promotion.rs`).
 
 mod atomicity;
+mod power_loss;
 mod promotion;
 
+use power_loss::SurvivingValues;
 use promotion::PromotionPoint;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -100,6 +102,10 @@ enum Event {
     Attached(u32),
     /// A promoted replica takes over with its contents.
     Promoted(usize),
+    /// See `checker/power_loss.rs`.
+    FlushBegan(usize),
+    Flushed(usize),
+    PowerLost,
 }
 
 /// The record of a history.
@@ -117,6 +123,7 @@ pub(crate) struct HistoryChecker {
     promotions: Vec<PromotionPoint>,
     /// Acknowledged flushes: attachment, and event index of the beginning.
     flushes: Vec<(u32, usize)>,
+    has_lost_power: bool,
 }
 
 /// The result of the search.
@@ -266,8 +273,10 @@ impl HistoryChecker {
             }
         }
         searched.skipped = given_up.len() as u64;
-        let outcomes = self.check_atomicity(&of_sector, &given_up)?;
-        (searched.happened, searched.rolled_back, searched.unknown) = outcomes;
+        if !self.has_lost_power {
+            let outcomes = self.check_atomicity(&of_sector, &given_up)?;
+            (searched.happened, searched.rolled_back, searched.unknown) = outcomes;
+        }
         (searched.lost, searched.durable_kept) = self.check_promotions()?;
         Ok(searched)
     }
@@ -275,7 +284,11 @@ impl HistoryChecker {
     /// The events of each sector.
     fn events_by_sector(&self, sectors: u64) -> Vec<Vec<Event>> {
         let mut of_sector: Vec<Vec<Event>> = vec![vec![]; sectors as usize];
-        for event in &self.events {
+        let flushes = self.flushes_begun_at();
+        for (at, event) in self.events.iter().enumerate() {
+            for began in flushes.get(&at).into_iter().flatten() {
+                of_sector.iter_mut().for_each(|all| all.push(*began));
+            }
             match *event {
                 Event::Begin(number) | Event::End(number, _) => {
                     let operation = &self.operations[number];
@@ -286,7 +299,8 @@ impl HistoryChecker {
                         }
                     }
                 }
-                Event::Attached(_) | Event::Promoted(_) => {
+                Event::Flushed(_) if !self.has_lost_power => {}
+                _ => {
                     of_sector.iter_mut().for_each(|all| all.push(*event));
                 }
             }
@@ -343,6 +357,7 @@ impl HistoryChecker {
                     let held = self.promotions[cut].value(sector);
                     writeln!(story, "  a promoted replica takes over with {held:?}")
                 }
+                other => writeln!(story, "  {other:?}"),
             };
         }
         story
@@ -376,6 +391,7 @@ struct Search<'c> {
     states_before: BTreeSet<SearchState>,
     open: Vec<Option<OpenOp>>,
     states_max: usize,
+    surviving: SurvivingValues,
 }
 
 impl<'c> Search<'c> {
@@ -388,6 +404,7 @@ impl<'c> Search<'c> {
             states: BTreeSet::from([(0, 0)]),
             states_before: BTreeSet::new(),
             open: vec![],
+            surviving: Self::new_surviving(),
         }
     }
 
@@ -408,6 +425,7 @@ impl<'c> Search<'c> {
                     self.restart_from(self.checker.promotions[cut].value(self.sector));
                     Ok(())
                 }
+                other => self.run_durability(other),
             };
             if taken.is_err() {
                 return Ok(false);
@@ -461,6 +479,7 @@ impl<'c> Search<'c> {
             value: (operation.value(self.sector)).expect("an operation of this sector"),
             must_happen: outcome.is_some(),
         });
+        self.begin_change(number, operation);
         if is_read {
             let states = std::mem::take(&mut self.states).into_iter();
             self.states = states.map(|state| self.apply_reads(state)).collect();
@@ -514,6 +533,7 @@ impl<'c> Search<'c> {
     }
 
     fn end(&mut self, number: usize, ending: OpOutcome) -> Result<(), SearchLimit> {
+        self.end_change(number, ending == OpOutcome::Done);
         let is_it = |open: &Option<OpenOp>| open.as_ref().is_some_and(|open| open.number == number);
         let Some(bit) = self.open.iter().position(is_it) else {
             return Ok(());

@@ -3,10 +3,11 @@
 //! Locks are held briefly and never while production code runs: that code sends and receives, and
 //! takes the locks itself.
 
-use crate::brick_host::{BrickHost, CrashKind, RunningBrick, catch_crash};
+use crate::brick_host::{BrickHost, CrashKind, PoolKind, RunningBrick, catch_crash};
 use crate::direct_clients::DirectClientSet;
 use crate::event_log::EventLog;
 use crate::network::{ConnectionId, Direction, Network, Peer};
+use crate::rng::SimRng;
 use crate::sim_wire::{BrickEnd, PeerEnd};
 use pagemesh_base::layout::BrickId;
 use pagemesh_base::poison::lock;
@@ -14,7 +15,7 @@ use pagemesh_base::rng::SplitMix64;
 use pagemesh_base::slice::SliceError;
 use pagemesh_fabric::brick_client::BrickClient;
 use pagemesh_fabric::limits::Timeouts;
-use pagemesh_fabric::serve::Exchange;
+use pagemesh_fabric::serve::{ConnectionError, Exchange};
 use std::collections::BTreeMap;
 use std::fmt::Arguments;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -28,6 +29,8 @@ pub(crate) struct Cluster {
     hosts: Mutex<Vec<BrickHost>>,
     exchanges: Mutex<BTreeMap<ConnectionId, Exchange>>,
     event_log: Mutex<EventLog>,
+    /// Hosts with a disk that have lost their power.
+    pub(crate) power_losses: Mutex<Vec<usize>>,
     rng: Mutex<SplitMix64>,
     scrub_every: Option<Duration>,
     pub(crate) direct_clients: Mutex<DirectClientSet>,
@@ -46,18 +49,22 @@ pub(crate) use tell;
 impl Cluster {
     pub(crate) fn new(
         mut rng: SplitMix64,
-        pools: &[usize],
+        pools: &[(usize, PoolKind)],
         scrub_every: Option<Duration>,
         history: EventLog,
         client_set: Option<DirectClientSet>,
     ) -> Arc<Cluster> {
         let hosts = pools.iter().enumerate();
-        let hosts = hosts.map(|(number, bytes)| BrickHost::new(number, *bytes));
+        let mut disk_rng = rng.derive();
+        let hosts = hosts
+            .map(|(number, &(bytes, kind))| BrickHost::new(number, bytes, kind, disk_rng.split()));
+        let hosts = hosts.collect();
         let cluster = Arc::new(Cluster {
             net: Mutex::new(Network::new(rng.split(), pools.len())),
-            hosts: Mutex::new(hosts.collect()),
+            hosts: Mutex::new(hosts),
             exchanges: Mutex::default(),
             event_log: Mutex::new(history),
+            power_losses: Mutex::default(),
             rng: Mutex::new(rng),
             scrub_every,
             has_direct_clients: client_set.is_some(),
@@ -174,6 +181,18 @@ impl Cluster {
         if !self.net().deliver(connection, Direction::ToBrick) {
             return false;
         }
+        self.serve_with(host, connection, |exchange, wire| {
+            running.serve_turn(exchange, wire)
+        })
+    }
+
+    /// A brick's turn with one connection. False: there is none.
+    pub(crate) fn serve_with(
+        &self,
+        host: usize,
+        connection: ConnectionId,
+        serve: impl FnOnce(&mut Exchange, &BrickEnd<'_>) -> Result<bool, ConnectionError>,
+    ) -> bool {
         let Some(mut exchange) = lock(&self.exchanges).remove(&connection) else {
             return false;
         };
@@ -182,7 +201,7 @@ impl Cluster {
             connection,
         };
         self.begin_brick_work(host);
-        let served = catch_crash(|| running.serve_turn(&mut exchange, &wire));
+        let served = catch_crash(|| serve(&mut exchange, &wire));
         self.end_brick_work();
         match served {
             Ok(Ok(true)) => {
@@ -248,10 +267,19 @@ impl Cluster {
             Err(_) => self.crash_brick(host),
         }
         assert!(
-            !running.brick.has_failed(),
+            !running.brick.has_failed() || running.disk_failure().is_some(),
             "the pool of brick {host} failed"
         );
+        self.end_failed_brick(host);
         true
+    }
+
+    /// The connections that a brick serves, and those that are gone.
+    pub(crate) fn connections_of(&self, host: usize) -> Vec<ConnectionId> {
+        let net = self.net();
+        let exchanges = lock(&self.exchanges);
+        let is_its = |id: &ConnectionId| net.connection(*id).is_none_or(|it| it.host == host);
+        exchanges.keys().copied().filter(is_its).collect()
     }
 
     pub(crate) fn crash_brick(&self, host: usize) {
@@ -261,6 +289,9 @@ impl Cluster {
 
     /// Kills a brick at once.
     pub(crate) fn kill_brick(&self, host: usize, death: CrashKind) {
+        if death == CrashKind::Power && self.hosts()[host].device.is_some() {
+            lock(&self.power_losses).push(host);
+        }
         let seed = lock(&self.rng).next_u64();
         let Some(running) = self.hosts()[host].stop(death, seed) else {
             if death == CrashKind::Power {
@@ -272,16 +303,8 @@ impl Cluster {
         if self.has_direct_clients {
             running.brick.mapping().mark_owner_gone();
         }
-        let connections: Vec<ConnectionId> = {
-            let mut net = self.net();
-            let exchanges = lock(&self.exchanges);
-            let of_house = |connection: &ConnectionId| {
-                net.connection(*connection).is_none_or(|l| l.host == host)
-            };
-            let connections = exchanges.keys().copied().filter(of_house).collect();
-            net.drop_brick(host, death == CrashKind::Power);
-            connections
-        };
+        let connections = self.connections_of(host);
+        self.net().drop_brick(host, death == CrashKind::Power);
         let dead: Vec<Exchange> = {
             let mut exchanges = lock(&self.exchanges);
             connections

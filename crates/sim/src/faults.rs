@@ -1,6 +1,7 @@
 //! The faults of a history.
 
 mod crash_trap;
+mod disk;
 mod takeover;
 
 pub(crate) use crash_trap::CrashTrap;
@@ -8,7 +9,7 @@ pub(crate) use takeover::TakeoverFault;
 
 use crate::brick_host::CrashKind;
 use crate::cluster::tell;
-use crate::medium::{FlippedSlot, SimMedium, WriteFault};
+use crate::medium::{FlippedSlot, MemoryMedium, WriteFault};
 use crate::network::{MessageFaults, Peer};
 use crate::rng::SimRng;
 use crate::scenario::{SEVER_ODDS, Scenario};
@@ -71,6 +72,9 @@ impl Scenario {
         }
         if self.takeover.is_some() || self.is_promotion_under_way() {
             return;
+        }
+        if self.wants_disk_fault() {
+            return self.inject_disk_fault();
         }
         let mut hosts = 0..self.plan.pool_bytes.len();
         if hosts.any(|host| !self.cluster.is_up(host)) && self.rng.one_in(3) {
@@ -469,14 +473,16 @@ impl Scenario {
         else {
             return;
         };
+        let medium = match (running.medium.memory(), running.medium.disk()) {
+            (Some(memory), _) => memory,
+            (None, Some(disk)) => return self.damage_disk(disk.device()),
+            (None, None) => return,
+        };
         if self.plan.flips_slots && self.slot_flip_rng.one_in(2) {
-            return self.flip_table_slot(&running.medium);
+            return self.flip_table_slot(medium);
         }
         if self.plan.has_unreadable_pages && self.unreadable_rng.one_in(3) {
-            if running
-                .medium
-                .make_unreadable(self.unreadable_rng.next_u64())
-            {
+            if medium.make_unreadable(self.unreadable_rng.next_u64()) {
                 tell!(self.cluster, "a page cannot be read");
                 self.count_event("page unreadable");
                 self.frames_withheld += 1;
@@ -486,25 +492,23 @@ impl Scenario {
         let choice = self.rng.next_u64();
         match choice >> 60 {
             0..=7 => {
-                if running.medium.flip_data_bit(choice) {
+                if medium.flip_data_bit(choice) {
                     self.count_event("bit flipped");
                 }
             }
             8..=11 => {
-                running.medium.inject_write_fault(WriteFault::Lost);
+                medium.inject_write_fault(WriteFault::Lost);
                 self.count_event("write lost");
             }
             _ => {
-                running
-                    .medium
-                    .inject_write_fault(WriteFault::Misdirected(choice));
+                medium.inject_write_fault(WriteFault::Misdirected(choice));
                 self.count_event("write misdirected");
             }
         }
         tell!(self.cluster, "the medium is damaged");
     }
 
-    fn flip_table_slot(&mut self, medium: &SimMedium) {
+    fn flip_table_slot(&mut self, medium: &MemoryMedium) {
         let Some(FlippedSlot { level, is_mapped }) = medium.flip_slot(&mut self.slot_flip_rng)
         else {
             return;

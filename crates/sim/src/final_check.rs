@@ -1,10 +1,11 @@
 //! The end of a history: no more faults. The cluster must become quiescent and consistent.
 
+use crate::any_medium::SimMedium;
 use crate::checker::{SECTOR, value_of};
 use crate::client::VolumeClient;
 use crate::cluster::tell;
-use crate::medium::SimMedium;
 use crate::scenario::Scenario;
+use pagemesh_base::checksum::crc32c;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{Layout, Leg, LegState};
 use pagemesh_base::slice::{BrickControl, SliceError, SliceReply, SliceRequest};
@@ -73,7 +74,7 @@ impl LegReader {
     }
 }
 /// Every leg state.
-const ALL_LEG_STATES: [LegState; 4] = [
+pub(crate) const ALL_LEG_STATES: [LegState; 4] = [
     LegState::InSync,
     LegState::Stale,
     LegState::Syncing,
@@ -131,10 +132,12 @@ impl Scenario {
         self.remove_refused_threads()?;
         self.is_fault_free = true;
         self.write_all()?;
+        self.flush_for_power_loss()?;
         self.is_rewritten = true;
         self.end_all_clients();
         self.count_scrubs();
         self.compare_all_legs()?;
+        self.recover_disks()?;
         let searched = self.checker.check(self.sectors)?;
         (self.report.sectors_searched, self.report.sectors_skipped) =
             (searched.sectors, searched.skipped);
@@ -166,7 +169,12 @@ impl Scenario {
         for host in 0..self.plan.pool_bytes.len() {
             if let Some(running) = self.cluster.running_brick(host) {
                 running.medium.disarm_fuse();
-                running.medium.clear_write_fault();
+                if let Some(memory) = running.medium.memory() {
+                    memory.clear_write_fault();
+                }
+            }
+            if let Some(device) = self.cluster.device(host) {
+                device.clear_faults();
             }
             self.cluster.start_brick(host, None, false);
             self.manager_host.send_heartbeat(host);
@@ -252,7 +260,7 @@ impl Scenario {
     }
 
     /// Waits until every request has its answer, with or without all legs.
-    fn run_until_answered(&mut self) -> Result<(), String> {
+    pub(crate) fn run_until_answered(&mut self) -> Result<(), String> {
         for _ in 0..STEPS_MAX {
             if self.clients.iter().all(VolumeClient::is_idle) {
                 return Ok(());
@@ -374,6 +382,12 @@ impl Scenario {
 
     /// Checks that the legs in these states are equal.
     fn compare_legs(&self, states: &[LegState]) -> Result<(), String> {
+        self.read_legs(states).map(drop)
+    }
+
+    /// The same. Returns a digest of their pages.
+    pub(crate) fn read_legs(&self, states: &[LegState]) -> Result<u32, String> {
+        let mut digest = 0u32;
         let layout = self.layout()?;
         let epoch = Epoch(layout.epoch.0);
         for segment in &layout.segments {
@@ -398,13 +412,14 @@ impl Scenario {
                         let held: Vec<_> = found.iter().map(|bytes| sectors(bytes)).collect();
                         return Err(format!("page {page} of column {number} differs: {held:?}"));
                     }
-                    if found.is_empty() {
+                    let Some(bytes) = found.first() else {
                         return Err(format!("page {page} of column {number} is lost"));
-                    }
+                    };
+                    digest = crc32c(bytes).rotate_left(5) ^ digest.rotate_left(1);
                 }
             }
         }
-        Ok(())
+        Ok(digest)
     }
 
     /// Deletes the volume: every frame must be free again.

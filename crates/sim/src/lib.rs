@@ -15,13 +15,16 @@
 
 #![forbid(unsafe_code)]
 
+mod any_medium;
 mod brick_host;
 mod checker;
 mod client;
 mod cluster;
+mod cluster_disks;
 mod coverage;
 mod direct_clients;
 mod disk;
+mod disk_medium;
 mod event_log;
 mod faults;
 mod files;
@@ -37,4 +40,4 @@ mod scenario;
 mod sim_wire;
 mod workload;
 
-pub use scenario::{HistoryReport, run, run_direct_clients, run_files};
+pub use scenario::{HistoryReport, run, run_direct_clients, run_disks, run_files};

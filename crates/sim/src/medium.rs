@@ -44,7 +44,7 @@ pub(crate) struct FlippedSlot {
 type SlotLocation = (u8, usize, Slot);
 
 /// A brick's memory.
-pub(crate) struct SimMedium {
+pub(crate) struct MemoryMedium {
     inner: Recorder,
     /// Changing accesses until the brick dies; negative: never.
     fuse: AtomicI64,
@@ -60,12 +60,12 @@ pub(crate) struct SimMedium {
 }
 
 /// Panic payload of a brick with a blown fuse.
-struct FuseBlown;
+pub(crate) struct FuseBlown;
 
-impl SimMedium {
-    pub(crate) fn new(inner: Recorder) -> SimMedium {
+impl MemoryMedium {
+    pub(crate) fn new(inner: Recorder) -> MemoryMedium {
         let plan = Geometry::plan(inner.len_bytes() as u64).expect("the size of a pool");
-        SimMedium {
+        MemoryMedium {
             frames_offset: plan.frames.start as usize,
             inner: inner.without_crash_points(),
             fuse: AtomicI64::new(-1),
@@ -288,7 +288,7 @@ impl SimMedium {
     }
 }
 
-impl Media for SimMedium {
+impl Media for MemoryMedium {
     fn len_bytes(&self) -> usize {
         self.inner.len_bytes()
     }
@@ -331,7 +331,7 @@ impl Media for SimMedium {
         targets: &[(&Self, usize)],
         page: &[u8; PAGE_BYTES],
     ) -> (PageChecksums, UnfencedStores) {
-        let stream = |&(medium, offset): &(&SimMedium, usize)| {
+        let stream = |&(medium, offset): &(&MemoryMedium, usize)| {
             medium.with_write_access(|inner| {
                 medium.overwrite_bad_page(offset);
                 match medium.write_location(offset, page) {

@@ -1,6 +1,7 @@
 //! One history: a cluster, clients that read and write, faults, and a final check in which the
 //! cluster must be quiescent and consistent.
 
+mod disks;
 mod plan;
 
 pub(crate) use plan::ScenarioPlan;
@@ -20,7 +21,7 @@ use pagemesh_base::rng::SplitMix64;
 use pagemesh_manage::wire::{AttachReplica, CreateVolume, VolumeContent};
 use pagemesh_store::wait::set_yield_fn;
 use pagemesh_volume::AttachError;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -46,6 +47,10 @@ const UNREADABLE_SEED: u64 = 0x7370_6f69_6c69_6e67;
 const REPLICA_SEED: u64 = 0x666f_6c6c_6f77_696e;
 /// Separates the random numbers of promotions from the others of a seed.
 const PROMOTION_SEED: u64 = 0x7072_6f6d_6f74_696e;
+/// Separates the random numbers of disks from the others of a seed.
+const DISK_SEED: u64 = 0x6469_736b_7320_3120;
+/// Odds that the bricks of a history with requests to the volume itself have disks.
+const DISK_ODDS: u64 = 5;
 /// Idle steps after which time jumps ahead.
 const IDLE_STEPS_MAX: u32 = 2;
 
@@ -53,6 +58,8 @@ const IDLE_STEPS_MAX: u32 = 2;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum VolumeUse {
     Blocks,
+    /// Requests to a volume on disks.
+    Disks,
     Files,
     DirectClients,
 }
@@ -90,6 +97,9 @@ pub(crate) struct Scenario {
     pub(crate) crash_trap_rng: SplitMix64,
     pub(crate) slot_flip_rng: SplitMix64,
     pub(crate) unreadable_rng: SplitMix64,
+    pub(crate) disk_rng: SplitMix64,
+    /// Hosts with a disk whose last power loss no flush has followed, and the checker's time of that.
+    pub(crate) powerless_hosts: BTreeMap<usize, usize>,
     /// Frames withheld for damaged slots and unreadable pages.
     pub(crate) frames_withheld: u64,
     /// The next connection with requests to a brick is severed.
@@ -127,12 +137,16 @@ pub(crate) struct Scenario {
 
 impl Scenario {
     fn new(seed: u64, used: VolumeUse, is_printed: bool) -> Scenario {
-        let has_files = used != VolumeUse::Blocks;
+        let has_files = matches!(used, VolumeUse::Files | VolumeUse::DirectClients);
         let mut rng = SplitMix64::new(seed);
         // Separate generators: histories without such faults stay as they were before those
         // existed.
         let mut severing = SplitMix64::new(seed ^ SEVER_SEED);
         let mut plan = ScenarioPlan::random(&mut rng);
+        let mut disk_rng = SplitMix64::new(seed ^ DISK_SEED);
+        if !has_files && (disk_rng.one_in(DISK_ODDS) || used == VolumeUse::Disks) {
+            plan.set_disks(&mut disk_rng);
+        }
         if has_files {
             plan.set_files();
         }
@@ -150,12 +164,13 @@ impl Scenario {
         let mut spoiling = SplitMix64::new(seed ^ UNREADABLE_SEED);
         plan.has_unreadable_pages = plan.damaged_brick.is_some() && spoiling.one_in(2);
         let has_room = plan.copies < plan.pool_bytes.len().min(LEGS_MAX);
-        let has_room = has_room && plan.columns == 1 && !plan.is_undersized;
+        let has_room = has_room && plan.columns == 1 && !plan.is_undersized && !plan.is_mixed();
         plan.has_replica = has_room && SplitMix64::new(seed ^ REPLICA_SEED).one_in(2);
         let mut promoting = SplitMix64::new(seed ^ PROMOTION_SEED);
         plan.promotes_replica = has_room
             && plan.damaged_brick.is_none()
             && !plan.has_direct_clients
+            && !plan.has_disks()
             && !promoting.one_in(3);
         plan.has_replica |= plan.promotes_replica;
         let promotion = plan
@@ -176,7 +191,8 @@ impl Scenario {
             .then(|| DirectClientWorkload::new(seed))
             .unzip();
         let every = plan.scrub_every;
-        let cluster = Cluster::new(rng.split(), &plan.pool_bytes, every, history, client_set);
+        let pools = plan.pools();
+        let cluster = Cluster::new(rng.split(), &pools, every, history, client_set);
         if plan.has_direct_clients {
             let weak = Arc::downgrade(&cluster);
             set_yield_fn(Some(Rc::new(move || {
@@ -222,6 +238,8 @@ impl Scenario {
             crash_trap_rng: ambushing,
             slot_flip_rng: flipping,
             unreadable_rng: spoiling,
+            disk_rng,
+            powerless_hosts: BTreeMap::new(),
             frames_withheld: 0,
             is_severing: false,
             cluster,
@@ -279,6 +297,11 @@ impl Scenario {
 
     /// Runs a random event; true if it did something.
     pub(crate) fn step(&mut self) -> Result<bool, String> {
+        self.record_power_losses();
+        if self.step_random_disk() {
+            self.idle_steps = 0;
+            return Ok(true);
+        }
         let at = self.rng.below(self.clients.len().max(1) as u64) as usize;
         let acted = match self.rng.below(100) {
             0..=34 => self.serve_random_connection(),
@@ -307,6 +330,9 @@ impl Scenario {
     /// Runs a due event that the random choice missed.
     fn run_due_event(&mut self) -> Result<bool, String> {
         let clients = self.clients.len();
+        if self.step_disks() {
+            return Ok(true);
+        }
         if self.serve_random_connection() || (0..clients).any(|at| self.run_client_call(at)) {
             return Ok(true);
         }
@@ -429,6 +455,7 @@ impl Scenario {
 
     pub(crate) fn advance_time(&mut self, by: Duration) {
         self.cluster.net().now += by;
+        self.cluster.set_disk_time();
         let now = self.cluster.now();
         if now >= self.next_heartbeat {
             self.next_heartbeat = now + HEARTBEAT;
@@ -447,6 +474,7 @@ impl Scenario {
         let clients = self.clients.iter().filter_map(VolumeClient::next_due);
         let arrival = self.cluster.net().next_arrival();
         let next = clients.chain(arrival).chain([self.next_heartbeat]);
+        let next = next.chain(self.cluster.next_disk_due());
         let next = next.filter(|at| *at > now).min();
         let by = next.map_or(Duration::from_millis(1), |at| at - now);
         // Only a poll detects a silent leg.
@@ -483,6 +511,14 @@ impl Scenario {
 /// The failed check.
 pub fn run(seed: u64, is_printed: bool) -> Result<HistoryReport, String> {
     run_history(seed, VolumeUse::Blocks, is_printed)
+}
+
+/// Runs the history of a seed on disks.
+///
+/// # Errors
+/// The failed check.
+pub fn run_disks(seed: u64, is_printed: bool) -> Result<HistoryReport, String> {
+    run_history(seed, VolumeUse::Disks, is_printed)
 }
 
 /// Runs the history of a seed on a volume that holds a file system.

@@ -263,7 +263,7 @@ impl Scenario {
     /// Takes the completions of all channels of a client.
     pub(crate) fn reap_completions(&mut self, at: usize) -> Result<bool, String> {
         let mut acted = false;
-        let mut completions = vec![];
+        let (mut completions, mut flushed) = (vec![], vec![]);
         let now = self.cluster.now();
         let is_mild = self.plan.damaged_brick.is_some();
         let VolumeClient {
@@ -316,6 +316,7 @@ impl Scenario {
                 if operation == FLUSH_OPERATION {
                     if is_done {
                         self.checker.record_flush(*attachment, began);
+                        flushed.push(began);
                     }
                     continue;
                 }
@@ -353,6 +354,9 @@ impl Scenario {
             }
         }
         threads.retain(|thread| !thread.is_refused || !thread.pending.is_empty());
+        for began in flushed {
+            self.record_flush_of_disks(began);
+        }
         Ok(acted)
     }
 }

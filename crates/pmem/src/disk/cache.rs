@@ -12,6 +12,7 @@ use super::queue::EvictionQueue;
 use crate::disk_figures::DiskFigures;
 use crate::map_error::MapError;
 use pagemesh_base::checksum::PageChecksums;
+use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::poison::lock;
 use pagemesh_base::units::PAGE_BYTES;
 use std::collections::HashMap;
@@ -395,7 +396,7 @@ impl Part {
         if count == 0 {
             self.loads.remove(&page);
         }
-        is_stale
+        is_stale && !defect::is(Defect::StaleLoadTaken)
     }
 
     fn new(first_slot: u32, slots: usize) -> Part {
@@ -452,7 +453,10 @@ impl Part {
         let (entries, first) = (&self.entries, self.first_slot);
         let entry = |slot: u32| entries[(slot - first) as usize];
         let has_failed = self.has_failed;
-        let can_evict = |slot| has_failed || !entry(slot).is_dirty && !entry(slot).is_being_written;
+        let can_evict = |slot| {
+            let is_clean = !entry(slot).is_dirty && !entry(slot).is_being_written;
+            has_failed || is_clean || defect::is(Defect::DirtyPageEvicted)
+        };
         let slot = self.queue.evict(can_evict, |slot| entry(slot).page)?;
         let page = self.entry(slot).page;
         self.slots.remove(&page);

@@ -1,5 +1,8 @@
 //! The file or block device below a disk.
 
+#[cfg(feature = "test-api")]
+mod simulated;
+
 use super::watch::WatchedRequests;
 use crate::map_error::MapError;
 use crate::mapped_media::system;
@@ -52,6 +55,8 @@ pub(super) struct Device {
     log: Option<super::device_log::LoggedDevice>,
     #[cfg(feature = "test-api")]
     plan: Option<Arc<super::device_plan::DevicePlan>>,
+    #[cfg(feature = "test-api")]
+    simulated: Option<simulated::SimulatedUser>,
 }
 
 impl Device {
@@ -97,6 +102,8 @@ impl Device {
             log: super::device_log::LoggedDevice::take_next(),
             #[cfg(feature = "test-api")]
             plan: super::device_plan::DevicePlan::take_next(),
+            #[cfg(feature = "test-api")]
+            simulated: None,
         };
         device.report_facts();
         Ok(device)
@@ -170,6 +177,10 @@ impl Device {
 
     fn fdatasync(&self) -> io::Result<()> {
         #[cfg(feature = "test-api")]
+        if let Some(result) = self.flush_simulated() {
+            return result;
+        }
+        #[cfg(feature = "test-api")]
         if let Some(result) = self.planned_result(super::PlannedRequest::Flush, 0, 0) {
             return Err(io::Error::from_raw_os_error(-result));
         }
@@ -190,6 +201,10 @@ impl Device {
     pub(super) fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
         self.watched.watch(self.byte_in_disk(offset), || {
             #[cfg(feature = "test-api")]
+            if let Some(result) = self.read_simulated(bytes, offset) {
+                return result;
+            }
+            #[cfg(feature = "test-api")]
             match self.planned_result(super::PlannedRequest::Read, offset, bytes.len()) {
                 None => {}
                 Some(code @ ..0) => return Err(io::Error::from_raw_os_error(-code)),
@@ -197,6 +212,14 @@ impl Device {
             }
             self.file.read_exact_at(bytes, offset)
         })
+    }
+
+    /// Whether a simulation plays the device.
+    pub(super) fn is_simulated(&self) -> bool {
+        #[cfg(feature = "test-api")]
+        return self.simulated.is_some();
+        #[cfg(not(feature = "test-api"))]
+        false
     }
 
     /// Whether a test plays a system without io_uring.

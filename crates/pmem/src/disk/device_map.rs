@@ -189,6 +189,19 @@ impl DeviceMap {
         self.first.as_ref()
     }
 
+    /// Whether a simulation plays the first device, and so the disk has no threads.
+    pub(super) fn is_simulated(&self) -> bool {
+        let first = self.first.as_ref();
+        first.is_some_and(|first| first.device.is_simulated())
+    }
+
+    /// Whether a caller may write its group itself now.
+    #[cfg(feature = "test-api")]
+    pub(super) fn allows_inline(&self) -> bool {
+        let first = self.first.as_ref();
+        first.is_none_or(|first| first.device.allows_inline())
+    }
+
     /// The devices that have not left.
     pub(super) fn iter(&self) -> impl Iterator<Item = &DiskDevice> {
         let joined = self.joined().filter(|device| !device.has_left());

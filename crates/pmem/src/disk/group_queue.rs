@@ -188,11 +188,10 @@ impl WriterQueue {
     pub(super) fn next(&self) -> Option<BegunGroup> {
         let mut state = lock(&self.state);
         loop {
-            let is_idle = state.started == state.written;
-            if is_idle && (state.wanted > state.written || state.is_cleaning_wanted) {
-                return Some(state.begin(false));
+            if let Some(group) = state.begin_wanted() {
+                return Some(group);
             }
-            if is_idle && state.is_stopping {
+            if state.started == state.written && state.is_stopping {
                 return None;
             }
             state = recover(self.work.wait(state));
@@ -247,12 +246,10 @@ impl WriterQueue {
     pub(super) fn next_flush(&self) -> Option<u64> {
         let mut state = lock(&self.state);
         loop {
-            let is_due = state.flush_due > state.flushed && !state.has_failed;
-            if is_due && !state.is_flushing {
-                state.is_flushing = true;
-                return Some(state.flush_due);
+            if let Some(number) = state.begin_flush() {
+                return Some(number);
             }
-            if state.is_stopping && !is_due && state.started == state.written {
+            if state.is_stopping && !state.is_flush_due() && state.started == state.written {
                 return None;
             }
             state = recover(self.flush_work.wait(state));
@@ -272,6 +269,24 @@ impl WriterQueue {
             self.flush_work.notify_one();
         }
         self.tell(state);
+    }
+
+    /// Begins a group, if one is wanted and none is running.
+    #[cfg(feature = "test-api")]
+    pub(super) fn try_next(&self) -> Option<BegunGroup> {
+        lock(&self.state).begin_wanted()
+    }
+
+    /// Begins a FLUSH, if one is due and none is running.
+    #[cfg(feature = "test-api")]
+    pub(super) fn try_next_flush(&self) -> Option<u64> {
+        lock(&self.state).begin_flush()
+    }
+
+    /// Asks for a group that begins after this call, without FLUSH.
+    #[cfg(feature = "test-api")]
+    pub(super) fn request_group(&self) -> GroupNo {
+        lock(&self.state).want(GroupEnd::Written)
     }
 
     /// Wakes those whose groups have ended.
@@ -304,6 +319,26 @@ impl WriterState {
             self.flush_wanted = self.flush_wanted.max(number);
         }
         GroupNo { number, end }
+    }
+
+    /// Begins a group for the writer, if one is wanted and none is running.
+    fn begin_wanted(&mut self) -> Option<BegunGroup> {
+        let is_idle = self.started == self.written;
+        let is_wanted = self.wanted > self.written || self.is_cleaning_wanted;
+        (is_idle && is_wanted).then(|| self.begin(false))
+    }
+
+    fn is_flush_due(&self) -> bool {
+        self.flush_due > self.flushed && !self.has_failed
+    }
+
+    /// Begins a FLUSH, if one is due and none is running. Returns the last group that it serves.
+    fn begin_flush(&mut self) -> Option<u64> {
+        if self.is_flushing || !self.is_flush_due() {
+            return None;
+        }
+        self.is_flushing = true;
+        Some(self.flush_due)
     }
 
     /// Begins the next group.

@@ -41,21 +41,13 @@ impl Disk {
     /// # Errors
     /// When the device is shorter, or the system refuses.
     pub fn start(first: Option<NewDevice>, options: DiskOptions) -> Result<Disk, MapError> {
-        let DiskOptions {
-            cache_bytes,
-            limits,
-        } = options;
+        let limits = options.limits;
         let watched = Arc::new(WatchedRequests::new());
         let first = first.map(|first| {
             let device = Device::open(&first.file)?.placed_at(0, &watched);
             DiskDevice::new(device, first)
         });
-        let devices = DeviceMap::new(first.transpose()?);
-        let parts = Arc::new(DiskParts::new(devices, watched, cache_bytes)?);
-        let disk = Disk {
-            parts,
-            threads: Mutex::default(),
-        };
+        let disk = Disk::without_threads(first.transpose()?, watched, options)?;
         disk.spawn("disk", |parts| {
             while let Some(group) = parts.queue.next() {
                 parts.run_group(group);
@@ -72,6 +64,19 @@ impl Disk {
             }
         })?;
         Ok(disk)
+    }
+
+    pub(super) fn without_threads(
+        first: Option<DiskDevice>,
+        watched: Arc<WatchedRequests>,
+        options: DiskOptions,
+    ) -> Result<Disk, MapError> {
+        let devices = DeviceMap::new(first);
+        let parts = DiskParts::new(devices, watched, options.cache_bytes)?;
+        Ok(Disk {
+            parts: Arc::new(parts),
+            threads: Mutex::default(),
+        })
     }
 
     fn spawn(
@@ -336,7 +341,7 @@ impl Media for DiskMedia {
         if self.is_overlay {
             return Ok(());
         }
-        let queue = &self.parts().queue;
-        queue.wait(queue.request_flush())
+        let parts = self.parts();
+        parts.wait_for_group(parts.queue.request_flush())
     }
 }

@@ -24,8 +24,11 @@ mod device_log;
 mod device_map;
 #[cfg(feature = "test-api")]
 mod device_plan;
+#[cfg(feature = "test-api")]
+mod device_sim;
 mod failure;
 mod group_queue;
+mod groups;
 mod head;
 mod io;
 mod media;
@@ -34,6 +37,8 @@ mod parts;
 mod queue;
 mod requests;
 mod resident;
+#[cfg(feature = "test-api")]
+mod simulated;
 mod watch;
 mod writer;
 
@@ -42,6 +47,8 @@ pub use device::{DeviceFacts, WriteCache};
 pub use device_log::{DeviceEvent, DeviceLog};
 #[cfg(feature = "test-api")]
 pub use device_plan::{DeviceFault, DevicePlan, PlannedRequest};
+#[cfg(feature = "test-api")]
+pub use device_sim::{DeviceEnd, SimulatedCounts, SimulatedDevice, SimulatedFault};
 pub use media::{Disk, DiskMedia, DiskOptions};
 pub use requests::io_uring_refusal;
-pub use watch::RequestLimits;
+pub use watch::{REQUEST_LIMIT, RequestLimits};

@@ -3,10 +3,10 @@
 use super::cache::{LoadEnd, PageCache};
 use super::device_map::{DeviceMap, DiskDevice, Place};
 use super::failure::DiskFailure;
-use super::group_queue::{BegunGroup, GroupEnd, WriterQueue};
+use super::group_queue::WriterQueue;
 use super::memory::Memory;
 use super::watch::{LOOKS_BEFORE_FAILURE, OldRequest, RequestLimits, WatchedRequests};
-use super::writer::{Writer, WriterTarget, flush_devices};
+use super::writer::Writer;
 use crate::disk_figures::DiskFigures;
 use crate::map_error::MapError;
 use crate::media::{NewDevice, check_range};
@@ -17,7 +17,6 @@ use pagemesh_base::units::PAGE_BYTES;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
 
 pub(super) struct DiskParts {
     pub(super) devices: DeviceMap,
@@ -25,6 +24,8 @@ pub(super) struct DiskParts {
     pub(super) cache: PageCache,
     pub(super) queue: WriterQueue,
     pub(super) writer: Mutex<Writer>,
+    #[cfg(feature = "test-api")]
+    pub(super) stepped_flush: Mutex<Option<super::simulated::SteppedFlush>>,
     unreadable: Mutex<BTreeSet<usize>>,
     has_unreadable: AtomicBool,
     pub(super) failure: DiskFailure,
@@ -47,6 +48,8 @@ impl DiskParts {
             watched,
             cache: PageCache::new(cache_bytes)?,
             queue: WriterQueue::default(),
+            #[cfg(feature = "test-api")]
+            stepped_flush: Mutex::default(),
             unreadable: Mutex::default(),
             has_unreadable: AtomicBool::new(false),
             failure: DiskFailure::default(),
@@ -65,7 +68,7 @@ impl DiskParts {
 
     /// Takes a device out. Nobody uses a frame of it any more.
     pub(super) fn detach(&self, first_byte: usize) -> Result<(), MapError> {
-        let no_group = lock(&self.writer);
+        let no_group = self.lock_writer();
         let device = self.devices.joined_at(first_byte);
         let device = device.ok_or(MapError::NoDeviceAt(first_byte))?;
         device.mark_left();
@@ -79,33 +82,6 @@ impl DiskParts {
         let pages = device.first_page()..device.end_page();
         self.cache.discard(&pages);
         lock(&self.unreadable).retain(|page| !pages.contains(page));
-    }
-
-    /// Writes a group that was begun, and flushes it if its thread is to do that.
-    pub(super) fn run_group(&self, group: BegunGroup) {
-        let target = WriterTarget {
-            devices: &self.devices,
-            cache: &self.cache,
-            queue: &self.queue,
-        };
-        let result = lock(&self.writer).write_group(target);
-        if let Err(failure) = &result {
-            self.note_unwritten(failure);
-        }
-        if let Some(number) = self.queue.end_writes(group, result.is_ok()) {
-            self.flush(number);
-        }
-    }
-
-    /// Flushes the groups that were written, up to a number.
-    pub(super) fn flush(&self, number: u64) {
-        let began = Instant::now();
-        let result = flush_devices(&self.devices);
-        if let Err(failure) = &result {
-            self.note_unwritten(failure);
-        }
-        self.queue
-            .end_flush(number, result.is_ok(), began.elapsed());
     }
 
     /// Reports requests that take too long, and fails the disk if one takes even longer.
@@ -128,15 +104,6 @@ impl DiskParts {
                 ));
             }
         }
-    }
-
-    /// Writes all dirty pages on this thread, if no group is running.
-    pub(super) fn try_write_inline(&self, end: GroupEnd) -> bool {
-        let begun = self.queue.try_begin(end);
-        if let Some(group) = begun {
-            self.run_group(group);
-        }
-        begun.is_some()
     }
 
     /// Reads a page from its device, or lists it as unreadable. False: its device has left, and the bytes are not to be
@@ -237,7 +204,7 @@ impl DiskParts {
     }
 
     fn wait_for_room(&self) {
-        if !self.queue.wait_for_cleaning() {
+        if !self.wait_for_cleaning() {
             // The pool ends at the next sync. Slots that are reserved for loads come back.
             std::thread::sleep(std::time::Duration::from_millis(10));
         }

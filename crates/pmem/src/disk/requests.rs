@@ -2,6 +2,9 @@
 //!
 //! Invariant: a request that was pushed is in the clock until its completion is taken.
 
+#[cfg(feature = "test-api")]
+pub(super) mod simulated;
+
 use super::device::Device;
 use super::device_map::DeviceMap;
 use super::watch::{RequestClock, WatchedRequests};
@@ -49,6 +52,8 @@ pub(super) struct RequestRing {
     /// Requests in the ring that the kernel has not taken.
     unsubmitted: usize,
     clock: Arc<RequestClock>,
+    #[cfg(feature = "test-api")]
+    simulated: Option<simulated::SimulatedRing>,
 }
 
 impl RequestRing {
@@ -64,6 +69,8 @@ impl RequestRing {
             ended: Vec::new(),
             unsubmitted: 0,
             clock: watched.add(entries),
+            #[cfg(feature = "test-api")]
+            simulated: devices.iter().find_map(|it| it.device.simulated_ring()),
         })
     }
 
@@ -72,6 +79,11 @@ impl RequestRing {
     /// # Safety
     /// The buffer belongs to this request until its completion was taken.
     pub(super) unsafe fn push(&mut self, device: &Device, request: DeviceRequest) {
+        #[cfg(feature = "test-api")]
+        if let Some(ring) = &mut self.simulated {
+            // SAFETY: the caller's promise.
+            return unsafe { ring.push(request) };
+        }
         let DeviceRequest {
             kind,
             offset,
@@ -140,6 +152,11 @@ impl RequestRing {
     /// # Errors
     /// When the system refuses.
     pub(super) fn wait(&mut self) -> io::Result<()> {
+        #[cfg(feature = "test-api")]
+        if let Some(ring) = &self.simulated {
+            ring.wait();
+            return Ok(());
+        }
         let Some(ring) = &self.ring else {
             return Ok(());
         };
@@ -160,6 +177,10 @@ impl RequestRing {
 
     /// Moves the buffers and results of requests that have ended to `into`.
     pub(super) fn take_ended(&mut self, into: &mut Vec<(usize, i32)>) {
+        #[cfg(feature = "test-api")]
+        if let Some(ring) = &mut self.simulated {
+            return ring.take_ended(into);
+        }
         let first = into.len();
         into.append(&mut self.ended);
         if let Some(ring) = &mut self.ring {
@@ -169,6 +190,13 @@ impl RequestRing {
         for &(buffer, _) in &into[first..] {
             self.clock.end(buffer);
         }
+    }
+
+    /// Whether a request of a simulated device has ended.
+    #[cfg(feature = "test-api")]
+    pub(super) fn has_ended(&self) -> bool {
+        let ring = self.simulated.as_ref();
+        ring.is_some_and(simulated::SimulatedRing::has_ended)
     }
 
     /// Whether requests have ended of which no descriptor tells.
@@ -185,6 +213,9 @@ impl RequestRing {
 }
 
 fn open_ring(devices: &DeviceMap, entries: usize) -> Result<Option<IoUring>, MapError> {
+    if devices.is_simulated() {
+        return Ok(None);
+    }
     let mut all = devices.iter().map(|it| &it.device);
     let opened = match all.any(Device::refuses_io_uring) {
         true => Err(io::Error::from_raw_os_error(libc::EPERM)),

@@ -8,7 +8,6 @@
 use super::device_map::DiskDevice;
 use super::parts::DiskParts;
 use crate::disk_figures::ResidentCheck;
-use pagemesh_base::poison::lock;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 
 /// Pages of a step.
@@ -38,7 +37,7 @@ impl DiskParts {
         let mut compared = 0;
         while page < end && compared < STEP_PAGES {
             // No group runs, so a page without mark is on the device.
-            let _no_group = lock(&self.writer);
+            let _no_group = self.lock_writer();
             for _ in 0..LOCKED_PAGES.min(end - page) {
                 if device.head.is_resident_clean(page - first) {
                     self.compare_page(device, page, &mut suspects);
@@ -87,14 +86,14 @@ impl DiskParts {
     fn rewrite_damaged(&self, suspects: Vec<DifferentLine>) -> Vec<usize> {
         let mut damaged = Vec::new();
         // After an error the pool fails with its next sync.
-        let write_all = || self.queue.wait(self.queue.request_flush()).is_ok();
+        let write_all = || self.wait_for_group(self.queue.request_flush()).is_ok();
         if suspects.is_empty() || !write_all() {
             return damaged;
         }
         let pages =
             suspects.chunk_by(|one, next| one.offset / PAGE_BYTES == next.offset / PAGE_BYTES);
         for lines in pages {
-            let _no_group = lock(&self.writer);
+            let _no_group = self.lock_writer();
             let page = lines[0].offset / PAGE_BYTES;
             let Some(device) = self.devices.device_of(page * PAGE_BYTES) else {
                 continue;

@@ -3,6 +3,9 @@
 //! A group contains each page that is dirty when it begins. Its requests are in flight together, in any
 //! order. If somebody waits for durability, a FLUSH of each device that was written follows.
 
+#[cfg(feature = "test-api")]
+pub(super) mod stepwise;
+
 use super::cache::PageCache;
 use super::device_map::{DeviceMap, DiskDevice};
 use super::group_queue::WriterQueue;
@@ -39,6 +42,9 @@ pub(super) struct Writer {
     pages: Vec<usize>,
     /// Requests so far.
     pushed: usize,
+    /// The group that is written in steps, with its first error.
+    #[cfg(feature = "test-api")]
+    stepped: Option<stepwise::SteppedGroup>,
 }
 
 /// The parts of a disk that a group works on.
@@ -59,6 +65,8 @@ impl Writer {
             in_flight: vec![None; REQUESTS_MAX],
             pages: Vec::new(),
             pushed: 0,
+            #[cfg(feature = "test-api")]
+            stepped: None,
         })
     }
 
@@ -67,6 +75,17 @@ impl Writer {
     /// # Errors
     /// When a device fails, or the disk has failed.
     pub(super) fn write_group(&mut self, target: WriterTarget<'_>) -> Result<(), WriteFailure> {
+        let mut result = self.start_group(target);
+        // Also after an error: the kernel reads the buffers until its requests have ended.
+        while self.free.len() < REQUESTS_MAX {
+            let reaped = self.reap(target);
+            result = result.and(reaped);
+        }
+        result
+    }
+
+    /// Submits the writes of all pages that are dirty now.
+    fn start_group(&mut self, target: WriterTarget<'_>) -> Result<(), WriteFailure> {
         // What the devices hold is unknown: nothing may be added.
         if target.queue.has_failed() {
             return Err(WriteFailure::of_disk(MapError::SyncFailed));
@@ -100,11 +119,6 @@ impl Writer {
             if target.cache.has_room() {
                 target.queue.signal_room();
             }
-        }
-        // Also after an error: the kernel reads the buffers until its requests have ended.
-        while self.free.len() < REQUESTS_MAX {
-            let reaped = self.reap(target);
-            result = result.and(reaped);
         }
         pages.clear();
         self.pages = pages;
@@ -245,7 +259,7 @@ pub(super) struct WriteFailure {
 }
 
 impl WriteFailure {
-    fn of(device: &DiskDevice, cause: MapError) -> WriteFailure {
+    pub(super) fn of(device: &DiskDevice, cause: MapError) -> WriteFailure {
         WriteFailure {
             first_byte: Some(device.bytes.start),
             cause,

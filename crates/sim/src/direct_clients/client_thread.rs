@@ -5,7 +5,7 @@
 //! Invariants: inside an operation the client gives the baton away only at accesses to a medium and
 //! where it waits. When it is told to die, it unwinds from there and stores nothing more.
 
-use crate::medium::SimMedium;
+use crate::any_medium::SimMedium;
 use pagemesh_base::defect;
 use pagemesh_base::slice::SliceError;
 use pagemesh_direct::client::io_slot::{Intent, IoSlot, Operation, WriteOutcome};

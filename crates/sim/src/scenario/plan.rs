@@ -2,6 +2,7 @@
 
 #[cfg(doc)]
 use super::Scenario;
+use crate::brick_host::PoolKind;
 use crate::files::VOLUME_BYTES;
 use crate::rng::SimRng;
 use pagemesh_base::layout::LEGS_MAX;
@@ -16,6 +17,8 @@ pub(crate) struct ScenarioPlan {
     pub(crate) copies: usize,
     pub(crate) columns: usize,
     pub(crate) pool_bytes: Vec<usize>,
+    /// The kinds of the pools.
+    pub(crate) pool_kinds: Vec<PoolKind>,
     pub(crate) volume_bytes: u64,
     pub(crate) channels_max: u64,
     /// The volume is larger than the pools.
@@ -84,6 +87,7 @@ impl ScenarioPlan {
             copies,
             columns,
             pool_bytes: vec![bytes; hosts],
+            pool_kinds: vec![PoolKind::Memory; hosts],
             volume_bytes,
             channels_max,
             is_undersized: is_tight,
@@ -102,6 +106,33 @@ impl ScenarioPlan {
             has_files: false,
             has_direct_clients: false,
         }
+    }
+
+    /// Puts the pools on disks. A pool that no copy needs may stay in memory: the copies of a volume are of one class.
+    pub(super) fn set_disks(&mut self, rng: &mut SplitMix64) {
+        self.pool_kinds.fill(PoolKind::Disk);
+        let needed = self.copies.max(self.columns);
+        let is_mixed = self.pool_kinds.len() > needed && rng.one_in(2);
+        if let (true, Some(spare)) = (is_mixed, self.pool_kinds.last_mut()) {
+            *spare = PoolKind::Memory;
+        }
+    }
+
+    /// Whether a pool is on a disk.
+    pub(crate) fn has_disks(&self) -> bool {
+        self.pool_kinds.contains(&PoolKind::Disk)
+    }
+
+    /// Whether there are pools of both kinds.
+    pub(super) fn is_mixed(&self) -> bool {
+        self.has_disks() && self.pool_kinds.contains(&PoolKind::Memory)
+    }
+
+    /// The sizes and kinds of the pools.
+    pub(super) fn pools(&self) -> Vec<(usize, PoolKind)> {
+        let kinds = self.pool_kinds.iter().copied();
+        let kinds = kinds.chain(std::iter::repeat(PoolKind::Memory));
+        self.pool_bytes.iter().copied().zip(kinds).collect()
     }
 
     /// Makes the volume hold a file system: it has one column, and large enough pools.
