@@ -71,6 +71,29 @@ const BLOCK_EVENTS: &[&str] = &[
     "transaction without an answer vanished",
 ];
 
+/// Further events of histories with disks. Histories with requests to the volume itself have some.
+const DISK_EVENTS: &[&str] = &[
+    DISK_HISTORIES,
+    "bit of a disk flipped",
+    "disk FLUSH failed",
+    "disk failed",
+    "disk flushed",
+    "disk request hung",
+    "disk request overtaken",
+    "disk write failed",
+    "disk write torn by a death",
+    "error of a disk",
+    "page loaded from a disk",
+    "page of a disk unreadable",
+    "sector of a disk lost with its power",
+    "slow disk",
+    "unflushed changes lost their copies",
+];
+/// Counts the histories with disks.
+const DISK_HISTORIES: &str = "histories with disks";
+/// Minimum of histories for the coverage check if all have disks.
+const DISK_HISTORIES_MIN: u64 = 100;
+
 /// Further events of histories with requests to files.
 const FILE_EVENTS: &[&str] = &[
     "file system made",
@@ -136,9 +159,12 @@ impl HistoryReport {
     pub fn missing_events(&self) -> Vec<String> {
         let mut missing = vec![];
         let has_guests = self.event_counts.contains_key(DIRECT_CLIENT_EVENTS[0]);
-        let least = match has_guests {
-            true => DIRECT_HISTORIES_MIN,
-            false => HISTORIES_MIN,
+        let disks = self.event_counts.get(DISK_HISTORIES).copied();
+        let all_have_disks = disks.is_some_and(|disks| disks >= self.histories);
+        let least = match (has_guests, all_have_disks) {
+            (true, _) => DIRECT_HISTORIES_MIN,
+            (false, true) => DISK_HISTORIES_MIN,
+            (false, false) => HISTORIES_MIN,
         };
         if self.histories < least {
             return missing;
@@ -156,12 +182,14 @@ impl HistoryReport {
                 "{acknowledged} requests acknowledged in {histories} histories"
             ));
         }
-        let (faults, others) = match (has_guests, has_files) {
-            (true, _) => (&[] as &[&str], DIRECT_CLIENT_EVENTS),
-            (false, true) => (COMMON_EVENTS, FILE_EVENTS),
-            (false, false) => (COMMON_EVENTS, BLOCK_EVENTS),
+        const NONE: &[&str] = &[];
+        let (faults, others, disks) = match (has_guests, has_files) {
+            (true, _) => (NONE, DIRECT_CLIENT_EVENTS, NONE),
+            (false, true) => (COMMON_EVENTS, FILE_EVENTS, NONE),
+            (false, false) if all_have_disks => (NONE, NONE, DISK_EVENTS),
+            (false, false) => (COMMON_EVENTS, BLOCK_EVENTS, DISK_EVENTS),
         };
-        let never = faults.iter().chain(others);
+        let never = faults.iter().chain(others).chain(disks);
         let never = never.filter(|it| !self.event_counts.contains_key(*it));
         missing.extend(never.map(|fault| format!("never: {fault}")));
         if self.pages_repaired == 0 && !has_guests {
@@ -184,7 +212,7 @@ mod tests {
             pages_repaired: 1,
             ..HistoryReport::default()
         };
-        let musts = COMMON_EVENTS.iter().chain(BLOCK_EVENTS);
+        let musts = COMMON_EVENTS.iter().chain(BLOCK_EVENTS).chain(DISK_EVENTS);
         musts.for_each(|fault| enough.count(fault, 1));
         enough
     }

@@ -17,9 +17,7 @@ use pagemesh_manage::clock::Clock;
 use pagemesh_manage::fault::Fault;
 use pagemesh_manage::store::Store;
 use pagemesh_manage::wire::{self, BrickRegistration};
-use pagemesh_manage::{
-    BrickConnector, Durability, Manager, ManagerError, ManagerSettings, VolumeConnection,
-};
+use pagemesh_manage::{BrickConnector, Manager, ManagerError, ManagerSettings, VolumeConnection};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::cell::Cell;
@@ -210,7 +208,7 @@ impl ManagerHost {
                 .has_direct_clients
                 .then(|| format!("/brick-{host}.sock")),
             domain: format!("machine-{host}"),
-            durability: Durability::Pmem,
+            durability: running.brick.durability(),
             capacity_bytes: status.capacity_bytes,
             used_bytes: status.used_bytes,
             incarnation: status.incarnation,

@@ -2,7 +2,7 @@
 //! seeds. Prints the check that caught it, and after how many histories.
 
 use pagemesh_base::defect::{self, Defect};
-use pagemesh_sim::{HistoryReport, run, run_direct_clients, run_files};
+use pagemesh_sim::{HistoryReport, run, run_direct_clients, run_disks, run_files};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
@@ -23,6 +23,8 @@ const TORN_TRANSACTION_ERROR: &str = "half of a transaction";
 const PROMOTED_COPY_ERROR: &str = " promoted copy";
 const MOUNT_CONTENT_ERROR: &str = " finds: ";
 const MOUNT_READ_ERROR: &str = " cannot read: ";
+const LAST_LOSS_ERROR: &str = "the last power loss has changed flushed pages";
+const LOST_PAGE_ERROR: &str = " is lost";
 const APPEND_ERROR: &str = "the appends are wrong";
 
 /// Errors of differing legs: reads may find the difference before the final check does.
@@ -125,6 +127,28 @@ fn file_histories_catch_defects() {
     check_all_caught(run_files, 0, FILE_DEFECTS);
     let durable: (Defect, &[&str]) = (Defect::DurableNotAwaited, &[MOUNT_CONTENT_ERROR]);
     check_all_caught(run_files, DURABLE_FIRST_SEED, &[durable]);
+}
+
+/// Errors of disks that lose what they promised to keep.
+const DISK_ERRORS: &[&str] = &[
+    LEGS_DIFFER_ERROR,
+    LINEARIZABILITY_ERROR,
+    LAST_LOSS_ERROR,
+    LOST_PAGE_ERROR,
+];
+
+/// Defects of disks.
+const DISK_DEFECTS: &[(Defect, &[&str])] = &[
+    (Defect::ChangeNotWritten, DISK_ERRORS),
+    (Defect::SecondFlushSkipped, DISK_ERRORS),
+    (Defect::DirtyPageEvicted, DISK_ERRORS),
+    (Defect::StaleLoadTaken, DISK_ERRORS),
+    (Defect::DeviceFlushIgnored, DISK_ERRORS),
+];
+
+#[test]
+fn disk_histories_catch_defects() {
+    check_all_caught(run_disks, 0, DISK_DEFECTS);
 }
 
 /// Errors that direct clients and the mount see in their files, or the final check in the legs.
