@@ -78,6 +78,8 @@ pub(crate) struct BrickHost {
     pub(crate) device: Option<Arc<SimulatedDevice>>,
     /// The disk has made progress that connections have not noticed.
     pub(crate) needs_poll: bool,
+    /// Requests of the device that had ended when they last looked.
+    pub(crate) ended_seen: u64,
     /// How often the disk has failed.
     pub(crate) disk_failures: u64,
     /// Chooses the sizes of caches.
@@ -219,6 +221,7 @@ impl BrickHost {
             doorbell_count: 0,
             device,
             needs_poll: false,
+            ended_seen: 0,
             disk_failures: 0,
             rng,
         };

@@ -55,12 +55,16 @@ impl Cluster {
         let Some(disk) = running.disk() else {
             return false;
         };
-        let needs_poll = self.hosts()[host].needs_poll;
+        let device = self.device(host);
+        let ended = device.as_ref().map_or(0, |device| device.counts().ended);
+        let needs_poll = {
+            let host = &self.hosts()[host];
+            host.needs_poll || host.ended_seen != ended
+        };
         if needs_poll && rng.one_in(3) {
-            self.poll_disk_users(host);
+            self.poll_disk_users(host, ended);
             return true;
         }
-        let device = self.device(host);
         let end_due = || device.as_ref().is_some_and(|device| device.end_due());
         let steps: [&dyn Fn() -> bool; 3] =
             [&end_due, &|| disk.step_writer(), &|| disk.step_flusher()];
@@ -77,14 +81,17 @@ impl Cluster {
         }
         self.hosts()[host].needs_poll |= has_acted;
         if !has_acted && needs_poll {
-            self.poll_disk_users(host);
+            self.poll_disk_users(host, ended);
         }
         has_acted || needs_poll
     }
 
     /// The connections of a brick answer what has ended.
-    fn poll_disk_users(&self, host: usize) {
-        self.hosts()[host].needs_poll = false;
+    fn poll_disk_users(&self, host: usize, ended: u64) {
+        {
+            let host = &mut self.hosts()[host];
+            (host.needs_poll, host.ended_seen) = (false, ended);
+        }
         for connection in self.connections_of(host) {
             let Some(running) = self.running_brick(host) else {
                 return;
