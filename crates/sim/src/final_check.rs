@@ -175,6 +175,8 @@ impl Scenario {
             }
             if let Some(device) = self.cluster.device(host) {
                 device.clear_faults();
+                // A request may have failed before, unnoticed.
+                while self.cluster.step_disk(host, &mut self.disk_rng) {}
             }
             self.cluster.start_brick(host, None, false);
             self.manager_host.send_heartbeat(host);

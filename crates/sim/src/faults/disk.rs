@@ -12,6 +12,8 @@ const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
 /// A request that hangs takes up to this long: more than the limit of its age, or less.
 const HANG_S_MAX: u64 = 120;
+/// Pages that are damaged at once.
+const DAMAGED_PAGES: usize = 4;
 
 impl Scenario {
     /// Whether a fault of this step is one of a disk.
@@ -27,14 +29,14 @@ impl Scenario {
         };
         let rng = &mut self.disk_rng;
         let code = if rng.one_in(2) { EIO } else { ENOSPC };
-        let (name, fault) = match rng.below(8) {
+        let (name, fault) = match rng.below(10) {
             0 => ("disk write failed", SimulatedFault::FailWrite(code)),
             1 => ("disk FLUSH failed", SimulatedFault::FailFlush(EIO)),
-            2 | 3 => {
+            2 => {
                 let time = Duration::from_millis(rng.below(HANG_S_MAX * 1000));
                 ("disk request hung", SimulatedFault::Hang(time))
             }
-            4 | 5 => {
+            3..=5 => {
                 tell!(self.cluster, "the disk of brick {host} is slow");
                 device.set_slow(true);
                 return self.report.count("slow disk", 1);
@@ -49,11 +51,18 @@ impl Scenario {
         self.report.count(name, 1);
     }
 
-    /// Damages a page of data on a disk.
+    /// Damages pages of data on a disk.
     pub(super) fn damage_disk(&mut self, device: &SimulatedDevice) {
-        let choice = self.disk_rng.next_u64();
         let pages = data_pages(device);
-        let Some(page) = self.disk_rng.pick(&pages) else {
+        // Most of them are of the past.
+        for _ in 0..DAMAGED_PAGES {
+            self.damage_page(device, &pages);
+        }
+    }
+
+    fn damage_page(&mut self, device: &SimulatedDevice, pages: &[usize]) {
+        let choice = self.disk_rng.next_u64();
+        let Some(page) = self.disk_rng.pick(pages) else {
             return;
         };
         if self.disk_rng.one_in(3) {
