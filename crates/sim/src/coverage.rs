@@ -8,6 +8,8 @@ const HISTORIES_MIN: u64 = 500;
 const DIRECT_HISTORIES_MIN: u64 = 100;
 /// Minimum average of acknowledged requests in a history.
 const ACKNOWLEDGED_MIN: u64 = 100;
+/// The same where all histories have disks: a disk that fails ends its brick.
+const DISK_ACKNOWLEDGED_MIN: u64 = 50;
 /// The search may skip less than one sector in this many.
 const SEARCHED_PER_SKIPPED: u64 = 1000;
 
@@ -176,7 +178,11 @@ impl HistoryReport {
             let (given_up, sectors) = (self.sectors_skipped, self.sectors_searched);
             missing.push(format!("{given_up} of {sectors} sectors were not searched"));
         }
-        if self.acknowledged < ACKNOWLEDGED_MIN * self.histories {
+        let acknowledged_min = match all_have_disks {
+            true => DISK_ACKNOWLEDGED_MIN,
+            false => ACKNOWLEDGED_MIN,
+        };
+        if self.acknowledged < acknowledged_min * self.histories {
             let (acknowledged, histories) = (self.acknowledged, self.histories);
             missing.push(format!(
                 "{acknowledged} requests acknowledged in {histories} histories"

@@ -25,6 +25,8 @@ const MOUNT_CONTENT_ERROR: &str = " finds: ";
 const MOUNT_READ_ERROR: &str = " cannot read: ";
 const LAST_LOSS_ERROR: &str = "the last power loss has changed flushed pages";
 const LOST_PAGE_ERROR: &str = " is lost";
+const DAMAGED_ERROR: &str = " is damaged on ";
+const UNOPENED_POOL_ERROR: &str = "cannot open a pool";
 const APPEND_ERROR: &str = "the appends are wrong";
 
 /// Errors of differing legs: reads may find the difference before the final check does.
@@ -135,6 +137,9 @@ const DISK_ERRORS: &[&str] = &[
     LINEARIZABILITY_ERROR,
     LAST_LOSS_ERROR,
     LOST_PAGE_ERROR,
+    DAMAGED_ERROR,
+    UNOPENED_POOL_ERROR,
+    NOT_QUIESCENT_ERROR,
 ];
 
 /// Defects of disks.

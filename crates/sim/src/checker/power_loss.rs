@@ -10,7 +10,7 @@
 //! A transaction that was acknowledged and not flushed may be lost in part, if later changes of its pages survive. So
 //! [`HistoryChecker::check_atomicity`] is not called for such a history.
 
-use super::{Event, HistoryChecker, OpKind, Operation, Search, SearchLimit};
+use super::{Event, HistoryChecker, OpKind, OpOutcome, Operation, Search, SearchLimit};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The values that a sector may have after a loss.
@@ -108,9 +108,17 @@ impl Search<'_> {
     fn lose_power(&mut self) -> Result<(), SearchLimit> {
         let reached = self.reachable_states()?;
         let open = self.open.iter().enumerate();
-        let writes = open.filter(|(_, open)| open.as_ref().is_some_and(|open| !open.is_read));
-        let writes: u64 = writes.fold(0, |bits, (bit, _)| bits | 1 << bit);
-        let mut kept: BTreeSet<u64> = reached.iter().map(|(_, bits)| *bits).collect();
+        let open = open.filter_map(|(bit, open)| Some((bit, open.as_ref()?)));
+        let (mut writes, mut unanswered) = (0, 0);
+        for (bit, open) in open.filter(|(_, open)| !open.is_read && !open.must_happen) {
+            match self.operation(open.number).ending {
+                OpOutcome::Unknown => unanswered |= 1 << bit,
+                OpOutcome::Done | OpOutcome::Decided => writes |= 1 << bit,
+            }
+        }
+        // Nothing requires a change that never has an answer: a state without it allows all that one with it does.
+        let kept = reached.iter().map(|(_, bits)| *bits & !unanswered);
+        let mut kept: BTreeSet<u64> = kept.collect();
         let mut next: Vec<u64> = kept.iter().copied().collect();
         while let Some(bits) = next.pop() {
             let mut done = bits & writes;
