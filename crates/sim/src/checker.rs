@@ -23,9 +23,11 @@
 mod atomicity;
 mod power_loss;
 mod promotion;
+mod values;
 
 use power_loss::SurvivingValues;
 use promotion::PromotionPoint;
+pub(crate) use values::{fill, value_of};
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -33,7 +35,7 @@ use std::ops::Range;
 
 pub(crate) const SECTOR: u64 = 512;
 /// Maximum of operations open at once on a sector; the search skips a sector with more.
-const OPEN_OPS_MAX: usize = 64;
+const OPEN_OPS_MAX: usize = 63;
 /// Maximum of states of a sector; the search skips a sector with more.
 const STATES_MAX: usize = 5_000;
 
@@ -106,6 +108,7 @@ enum Event {
     FlushBegan(usize),
     Flushed(usize),
     PowerLost,
+    LossReported(u32),
 }
 
 /// The record of a history.
@@ -299,7 +302,7 @@ impl HistoryChecker {
                         }
                     }
                 }
-                Event::Flushed(_) if !self.has_lost_power => {}
+                Event::Flushed(_) | Event::LossReported(_) if !self.has_lost_power => {}
                 _ => {
                     of_sector.iter_mut().for_each(|all| all.push(*event));
                 }
@@ -520,7 +523,7 @@ impl<'c> Search<'c> {
         while let Some((_, bits)) = next.pop() {
             let writes = self.pending(bits, false);
             for (bit, write) in writes.filter(|(_, it)| self.may_come_next(bits, it)) {
-                let state = self.apply_reads((write.value, bits | 1 << bit));
+                let state = self.apply_reads((write.value, bits & !power_loss::IS_LOST | 1 << bit));
                 if found.insert(state) {
                     next.push(state);
                 }
@@ -587,23 +590,5 @@ impl<'c> Search<'c> {
             .map(|(value, bits)| (value, bits & !over))
             .collect();
         Ok(())
-    }
-}
-
-/// The bytes of a write of this value to `sectors` sectors.
-pub(crate) fn fill(value: u64, sectors: u64) -> Vec<u8> {
-    value.to_le_bytes().repeat((sectors * SECTOR / 8) as usize)
-}
-
-pub(crate) fn value_of(sector: &[u8]) -> Result<u64, String> {
-    let mut words = sector.as_chunks::<8>().0.iter();
-    let first = words.next().ok_or("no sector")?;
-    match words.find(|word| *word != first) {
-        None => Ok(u64::from_le_bytes(*first)),
-        Some(other) => Err(format!(
-            "a torn sector: {} and {}",
-            u64::from_le_bytes(*first),
-            u64::from_le_bytes(*other)
-        )),
     }
 }

@@ -317,6 +317,8 @@ impl Scenario {
                     if is_done {
                         self.checker.record_flush(*attachment, began);
                         flushed.push(began);
+                    } else if completion.result.is_err_and(|cause| is_loss(&cause)) {
+                        self.checker.record_loss_report(*attachment);
                     }
                     continue;
                 }
@@ -359,6 +361,11 @@ impl Scenario {
         }
         Ok(acted)
     }
+}
+
+/// Whether a flush says that earlier changes may be lost.
+fn is_loss(cause: &SpaceError) -> bool {
+    matches!(cause, SpaceError::Unavailable(why) if why.contains("every copy was gone"))
 }
 
 fn is_durable(request: &Request) -> bool {

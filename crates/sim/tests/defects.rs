@@ -66,7 +66,15 @@ const BLOCK_DEFECTS: &[(Defect, &[&str])] = &[
     (Defect::InFlightOfDeadLost, DIVERGENCE_ERRORS),
     (Defect::RecoveredPageSkipped, DIVERGENCE_ERRORS),
     (Defect::NotRecovered, DIVERGENCE_ERRORS),
-    (Defect::OneLegAcknowledged, DIVERGENCE_ERRORS),
+    (
+        Defect::OneLegAcknowledged,
+        &[
+            LEGS_DIFFER_ERROR,
+            LINEARIZABILITY_ERROR,
+            TORN_TRANSACTION_ERROR,
+            NOT_QUIESCENT_ERROR,
+        ],
+    ),
     (Defect::OverlapsNotSerialized, DIVERGENCE_ERRORS),
     (Defect::FirstPartResent, DIVERGENCE_ERRORS),
     (Defect::FirstPartLocked, DIVERGENCE_ERRORS),
@@ -150,6 +158,18 @@ const DISK_DEFECTS: &[(Defect, &[&str])] = &[
     (Defect::StaleLoadTaken, DISK_ERRORS),
     (Defect::DeviceFlushIgnored, DISK_ERRORS),
 ];
+
+/// Defects of a volume whose legs buffer.
+const BUFFERING_DEFECTS: &[(Defect, &[&str])] = &[
+    (Defect::UnflushedComplete, DISK_ERRORS),
+    (Defect::ResyncNotFlushed, DISK_ERRORS),
+    (Defect::LossNotReported, &[LINEARIZABILITY_ERROR]),
+];
+
+#[test]
+fn disk_histories_catch_defects_of_volumes() {
+    check_all_caught(run_disks, 0, BUFFERING_DEFECTS);
+}
 
 #[test]
 fn disk_histories_catch_defects() {

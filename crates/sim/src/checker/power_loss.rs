@@ -5,6 +5,9 @@
 //! change covers its sectors alone: the value is its own, or of a change that was in progress when it began, or
 //! later. The constraints of all flushes and durable changes hold together.
 //!
+//! A client whose last acknowledged change was lost learns that from its next flush, which fails. If it was acknowledged, no
+//! such change may be missing.
+//!
 //! Changes without an answer at that time may happen again: their clients send them again.
 //!
 //! A transaction that was acknowledged and not flushed may be lost in part, if later changes of its pages survive. So
@@ -21,7 +24,14 @@ pub(super) struct SurvivingValues {
     of_flushes: BTreeMap<usize, BTreeSet<u64>>,
     /// The same for durable changes in progress.
     of_changes: BTreeMap<usize, BTreeSet<u64>>,
+    /// The flushes in progress at the last loss.
+    interrupted: BTreeSet<usize>,
+    /// The attachment whose change the last loss took, if it took one.
+    loser: Option<u32>,
 }
+
+/// A bit of a state: a loss took the last acknowledged change, and nothing was written since.
+pub(super) const IS_LOST: u64 = 1 << 63;
 
 impl SurvivingValues {
     fn keep(&mut self, values: Option<BTreeSet<u64>>) {
@@ -36,6 +46,11 @@ impl HistoryChecker {
     pub(crate) fn record_power_loss(&mut self) {
         self.has_lost_power = true;
         self.events.push(Event::PowerLost);
+    }
+
+    /// Records that a flush of this attachment failed, because changes may be lost.
+    pub(crate) fn record_loss_report(&mut self, attachment: u32) {
+        self.events.push(Event::LossReported(attachment));
     }
 
     /// The acknowledged flushes that began before the event of an index, and after the one before.
@@ -98,6 +113,18 @@ impl Search<'_> {
             Event::Flushed(number) => {
                 let values = self.surviving.of_flushes.remove(&number);
                 self.surviving.keep(values);
+                let is_whole = !self.surviving.interrupted.remove(&number);
+                // It would say that the lost change is durable.
+                if is_whole && self.surviving.loser == Some(self.checker.flushes[number].0) {
+                    self.states.retain(|(_, bits)| bits & IS_LOST == 0);
+                }
+                Ok(())
+            }
+            Event::LossReported(attachment) => {
+                // By the promise of a flush, a client that lost all its connections at once may lose changes, too.
+                let loser = self.surviving.loser.filter(|loser| *loser != attachment);
+                self.lose_power()?;
+                self.surviving.loser = loser;
                 Ok(())
             }
             _ => self.lose_power(),
@@ -137,11 +164,33 @@ impl Search<'_> {
         if kept.len() * values.len() > self.states_max {
             return Err(SearchLimit);
         }
-        let states = values
-            .iter()
-            .flat_map(|value| kept.iter().map(|bits| (*value, *bits)));
+        let last: BTreeSet<u64> = reached.iter().map(|(value, _)| *value).collect();
+        self.surviving.loser = self.writer_of(&last);
+        let interrupted = self.surviving.of_flushes.keys();
+        self.surviving.interrupted = interrupted.copied().collect();
+        let states = values.iter().flat_map(|value| {
+            let mark = if last.contains(value) { 0 } else { IS_LOST };
+            kept.iter()
+                .map(move |bits| (*value, *bits & !IS_LOST | mark))
+        });
         self.states = states.map(|state| self.apply_reads(state)).collect();
         Ok(())
+    }
+
+    /// The attachment that has written all of these values.
+    fn writer_of(&self, values: &BTreeSet<u64>) -> Option<u32> {
+        let operations = &self.checker.operations;
+        let mut writers = values.iter().map(|wanted| {
+            let has_written = |operation: &&Operation| {
+                let is_change = !matches!(operation.kind, OpKind::Read(_));
+                is_change && operation.value(self.sector) == Some(*wanted)
+            };
+            // Zeroes have many writers.
+            let writer = operations.iter().find(has_written).filter(|_| *wanted != 0);
+            writer.map(|operation| operation.attachment)
+        });
+        let first = writers.next()??;
+        writers.all(|writer| writer == Some(first)).then_some(first)
     }
 }
 
