@@ -244,12 +244,6 @@ pub enum Defect {
     StaleLoadTaken,
     /// The device below a disk ignores FLUSH.
     DeviceFlushIgnored,
-    /// A change on legs that buffer is complete before a flush.
-    UnflushedComplete,
-    /// A returning leg is in-sync before its copies are durable.
-    ResyncNotFlushed,
-    /// A flush succeeds although all copies of earlier changes were lost.
-    LossNotReported,
 
     // Defects of a brick, a volume or the manager: caught by the simulation.
     /// A slice accepts requests of an old epoch.

@@ -159,18 +159,6 @@ const DISK_DEFECTS: &[(Defect, &[&str])] = &[
     (Defect::DeviceFlushIgnored, DISK_ERRORS),
 ];
 
-/// Defects of a volume whose legs buffer.
-const BUFFERING_DEFECTS: &[(Defect, &[&str])] = &[
-    (Defect::UnflushedComplete, DISK_ERRORS),
-    (Defect::ResyncNotFlushed, DISK_ERRORS),
-    (Defect::LossNotReported, &[LINEARIZABILITY_ERROR]),
-];
-
-#[test]
-fn disk_histories_catch_defects_of_volumes() {
-    check_all_caught(run_disks, 0, BUFFERING_DEFECTS);
-}
-
 #[test]
 fn disk_histories_catch_defects() {
     check_all_caught(run_disks, 0, DISK_DEFECTS);

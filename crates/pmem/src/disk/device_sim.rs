@@ -10,7 +10,10 @@
 //! - at the end of a process each 512 bytes of its writes in flight arrive or not; the next process opens the device only after
 //!   its requests have ended.
 
-use super::requests::RequestKind;
+mod events;
+
+pub use events::{DeviceEnd, SimulatedCounts, SimulatedFault};
+
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::poison::lock;
 use pagemesh_base::rng::SplitMix64;
@@ -47,45 +50,6 @@ pub(super) struct EndedRequest {
     pub(super) result: i32,
     /// The bytes of a read.
     pub(super) bytes: Vec<u8>,
-}
-
-/// What a process or a machine leaves when it ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeviceEnd {
-    /// The process ends; the machine goes on.
-    Process,
-    /// The machine loses its power.
-    Power,
-}
-
-/// How often something happened to a device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SimulatedCounts {
-    /// Requests that ended, also those for which a caller waited.
-    pub ended: u64,
-    /// Reads among them.
-    pub loads: u64,
-    /// Writes in flight that a death met.
-    pub torn_writes: u64,
-    /// Sectors that a power loss put back.
-    pub sectors_lost: u64,
-    /// Requests with an error.
-    pub errors: u64,
-    /// FLUSHes that ended.
-    pub flushes: u64,
-    /// Requests that ended before older ones.
-    pub overtaken: u64,
-}
-
-/// A fault of the next request of a kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SimulatedFault {
-    /// The next write fails with this error number; a part of its sectors is written.
-    FailWrite(i32),
-    /// The next FLUSH fails with this error number.
-    FailFlush(i32),
-    /// The next request takes this long.
-    Hang(Duration),
 }
 
 struct SimRequest {
@@ -308,18 +272,18 @@ impl SimulatedDevice {
         self.state().rng.one_in(3)
     }
 
-    /// Starts a request of a ring. `bytes` are those of a write.
+    /// Starts a request of a ring: a write of these bytes, or a read.
     pub(super) fn start(
         &self,
         user: Generation,
         ring: RingNo,
-        (kind, offset, len, buffer): (RequestKind, u64, usize, usize),
-        bytes: Vec<u8>,
+        (offset, len, buffer): (u64, usize, usize),
+        written: Option<Vec<u8>>,
     ) {
         let mut state = self.state();
         if user.0 != state.generation {
             // Its process is dead.
-            let bytes = if kind == RequestKind::Read {
+            let bytes = if written.is_none() {
                 vec![0; len]
             } else {
                 Vec::new()
@@ -332,9 +296,9 @@ impl SimulatedDevice {
                 bytes,
             });
         }
-        let work = match kind {
-            RequestKind::Write => SimWork::Write { offset, bytes },
-            RequestKind::Read => {
+        let work = match written {
+            Some(bytes) => SimWork::Write { offset, bytes },
+            None => {
                 let is_early = state.rng.one_in(2);
                 let early = is_early.then(|| state.read(offset, len));
                 SimWork::Read { offset, len, early }

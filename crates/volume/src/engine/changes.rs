@@ -155,8 +155,7 @@ impl Engine {
             return self.finish_piece(slot, Ok(SliceReply::Done), out);
         }
         let buffered = !flushed.is_empty();
-        let is_open = buffered && !defect::is(Defect::UnflushedComplete);
-        column.in_flight.acknowledge(piece.op, is_open);
+        column.in_flight.acknowledge(piece.op, buffered);
         let (epoch, op) = (piece.epoch, piece.op);
         let piece = &self.pieces[slot as usize];
         self.replicate(piece.column, out, || {

@@ -8,7 +8,6 @@
 //! come back as another channel.
 
 use crate::snapshot::ColumnSnapshot;
-use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::poison;
 use std::sync::Mutex;
 
@@ -98,7 +97,7 @@ impl LostWrites {
         self.with_column(column, |it| {
             let must = *seen < it.losses || it.reported < it.losses;
             (*seen, it.reported) = (it.losses, it.losses);
-            must && !defect::is(Defect::LossNotReported)
+            must
         })
     }
 }

@@ -1,13 +1,11 @@
 use super::*;
 
-const WRITE: RequestKind = RequestKind::Write;
-
 /// Writes pages of one byte each. They stay in flight.
 fn write(device: &SimulatedDevice, user: Generation, page: usize, byte: u8) {
     let at = (page * PAGE_BYTES) as u64;
     let ring = device.new_ring();
     let bytes = vec![byte; PAGE_BYTES];
-    device.start(user, ring, (WRITE, at, PAGE_BYTES, 0), bytes);
+    device.start(user, ring, (at, PAGE_BYTES, 0), Some(bytes));
 }
 
 /// The first byte of each sector of a page.

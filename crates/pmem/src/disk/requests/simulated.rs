@@ -40,20 +40,21 @@ impl SimulatedRing {
             len,
             buffer,
         } = request;
-        let mut bytes = Vec::new();
+        let mut written = None;
         if kind == RequestKind::Write {
-            bytes = vec![0; len];
+            let mut bytes = vec![0; len];
             // SAFETY: the caller's promise.
             unsafe {
                 copy_parts(memory, len, |part, at, count| {
                     std::ptr::copy_nonoverlapping(part, bytes.as_mut_ptr().add(at), count);
                 })
             };
+            written = Some(bytes);
         } else {
             self.reads.insert(buffer, (memory, len));
         }
         self.device
-            .start(self.user, self.ring, (kind, offset, len, buffer), bytes);
+            .start(self.user, self.ring, (offset, len, buffer), written);
     }
 
     pub(super) fn has_ended(&self) -> bool {

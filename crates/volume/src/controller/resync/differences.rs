@@ -35,9 +35,7 @@ impl LegResync<'_> {
             }
             false => self.copy_born(CopyMode::CopyBorn).await?,
         }
-        if !defect::is(Defect::ResyncNotFlushed) {
-            self.call(SliceRequest::Flush).await?;
-        }
+        self.call(SliceRequest::Flush).await?;
         // Without this, the next barrier would list the last copy as in flight.
         let told = copy::send_complete(self.state, &self.target()).await;
         told.map_err(|failure| failure.error.to_string())
