@@ -3,7 +3,8 @@
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::unreadable::PATTERN;
 use pagemesh_pmem::{
-    DeviceEvent, DeviceLog, Disk, DiskMedia, DiskOptions, MapError, Media, NewDevice, RequestLimits,
+    DeviceEvent, DeviceFault, DeviceLog, DevicePlan, Disk, DiskMedia, DiskOptions, MapError, Media,
+    NewDevice, PlannedRequest, RequestLimits,
 };
 use std::fs::File;
 use std::ops::Range;
@@ -314,4 +315,45 @@ fn requests_go_on_while_devices_change() {
     reader.join().expect("no panic");
     writer.join().expect("no panic");
     assert_eq!(data.disk().failure(), None);
+}
+
+#[test]
+fn devices_are_flushed_also_without_threads() {
+    let files = Files::new();
+    let plans = [(); 3].map(|()| DevicePlan::of_next_device());
+    let log = DeviceLog::of_next_devices(3);
+    plans.iter().for_each(|plan| plan.refuse_threads());
+    let data = disk(&files);
+    for round in 0..3 {
+        for place in &PLACES {
+            write(&data, place.end / PAGE_BYTES - 1, &content(round));
+        }
+        data.sync().expect("synced");
+    }
+    let events = log.events();
+    let flushes = |wanted: usize| {
+        let is_it = |event: &&DeviceEvent| matches!(event, DeviceEvent::Flush { device } if *device == wanted);
+        events.iter().filter(is_it).count()
+    };
+    assert_eq!([0, 1, 2].map(flushes), [3, 3, 3]);
+}
+
+/// A defect panics on a thread of the disk: syncs fail, and do not wait for ever.
+#[test]
+fn panic_of_a_thread_fails_the_disk() {
+    for request in [PlannedRequest::Write, PlannedRequest::Flush] {
+        for broken in 0..3 {
+            let files = Files::new();
+            let plans = [(); 3].map(|()| DevicePlan::of_next_device());
+            let data = disk(&files);
+            plans[broken].add(request, 0..u64::MAX, 1, DeviceFault::Panic);
+            write(&data, PLACES[broken].end / PAGE_BYTES - 1, &content(1));
+            for _ in 0..2 {
+                let synced = data.sync();
+                assert!(matches!(synced, Err(MapError::SyncFailed)), "{synced:?}");
+            }
+            let cause = data.disk().failure().expect("a failed disk");
+            assert!(cause.contains("panicked"), "{cause}");
+        }
+    }
 }

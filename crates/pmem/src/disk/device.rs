@@ -231,6 +231,13 @@ impl Device {
         false
     }
 
+    /// Whether a test plays a system without threads to flush it.
+    #[cfg(feature = "test-api")]
+    pub(super) fn refuses_threads(&self) -> bool {
+        let plan = self.plan.as_ref();
+        plan.is_some_and(|plan| plan.refuses_flush_threads())
+    }
+
     /// Warns, once, that the system refuses io_uring.
     pub(super) fn warn_of_refusal(&self, cause: &io::Error) {
         if !self.has_warned.swap(true, Ordering::Relaxed) {

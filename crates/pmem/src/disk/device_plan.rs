@@ -41,6 +41,8 @@ pub enum DeviceFault {
     Short(usize),
     /// It does not end before the plan is cleared.
     Hang,
+    /// Its thread panics.
+    Panic,
 }
 
 struct PlannedFault {
@@ -57,6 +59,7 @@ pub struct DevicePlan {
     faults: Mutex<Vec<PlannedFault>>,
     cleared: Condvar,
     refuses_io_uring: AtomicBool,
+    refuses_threads: AtomicBool,
     befallen: AtomicU64,
 }
 
@@ -105,6 +108,11 @@ impl DevicePlan {
         self.refuses_io_uring.store(true, Ordering::Relaxed);
     }
 
+    /// The system refuses threads that flush the device from now on.
+    pub fn refuse_threads(&self) {
+        self.refuses_threads.store(true, Ordering::Relaxed);
+    }
+
     /// Requests that had a fault so far.
     #[must_use]
     pub fn befallen(&self) -> u64 {
@@ -113,6 +121,10 @@ impl DevicePlan {
 
     pub(super) fn refuses_ring(&self) -> bool {
         self.refuses_io_uring.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn refuses_flush_threads(&self) -> bool {
+        self.refuses_threads.load(Ordering::Relaxed)
     }
 
     /// The result of a request, if a fault befalls it: a number of bytes, or a negated error number. Blocks while it hangs.
@@ -137,6 +149,7 @@ impl DevicePlan {
         match fault {
             DeviceFault::Error(code) => Some(-code),
             DeviceFault::Short(done) => Some(done as i32),
+            DeviceFault::Panic => panic!("a planned panic"),
             DeviceFault::Hang => {
                 while !faults.is_empty() {
                     faults = recover(self.cleared.wait(faults));

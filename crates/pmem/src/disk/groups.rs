@@ -1,7 +1,7 @@
 //! Groups of the writer, and callers that wait for them.
 
 use super::group_queue::{BegunGroup, GroupEnd, GroupNo};
-use super::parts::DiskParts;
+use super::parts::{DiskParts, or_panicked};
 use super::writer::{WriteFailure, Writer, WriterTarget, flush_devices};
 use crate::map_error::MapError;
 use pagemesh_base::defect::{self, Defect};
@@ -20,7 +20,7 @@ impl DiskParts {
 
     /// Writes a group that was begun, and flushes it if its thread is to do that.
     pub(super) fn run_group(&self, group: BegunGroup) {
-        let result = lock(&self.writer).write_group(self.target());
+        let result = or_panicked(|| lock(&self.writer).write_group(self.target()));
         if let Some(number) = self.end_writes(group, &result) {
             self.flush(number);
         }
@@ -42,7 +42,7 @@ impl DiskParts {
     pub(super) fn flush(&self, number: u64) {
         let began = Instant::now();
         let result = match is_flush_skipped(number) {
-            false => flush_devices(&self.devices),
+            false => or_panicked(|| flush_devices(&self.devices)),
             true => Ok(()),
         };
         // A simulation does not depend on the clock.

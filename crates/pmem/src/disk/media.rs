@@ -15,6 +15,7 @@ use crate::unreadable::PATTERN;
 use pagemesh_base::checksum::{PageChecksums, crc32c};
 use pagemesh_base::poison::lock;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -86,7 +87,15 @@ impl Disk {
     ) -> Result<(), MapError> {
         let parts = self.parts.clone();
         let thread = std::thread::Builder::new().name(name.into());
-        let spawned = thread.spawn(move || run(&parts));
+        let spawned = thread.spawn(move || {
+            // A request that waits for this thread fails with the disk.
+            if catch_unwind(AssertUnwindSafe(|| run(&parts))).is_err() {
+                parts.fail(
+                    "a thread of the disk panicked; this is a defect of pagemesh: please report it"
+                        .into(),
+                );
+            }
+        });
         lock(&self.threads).push(spawned.map_err(system("start a thread of the disk"))?);
         Ok(())
     }

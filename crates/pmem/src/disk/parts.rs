@@ -6,7 +6,7 @@ use super::failure::DiskFailure;
 use super::group_queue::WriterQueue;
 use super::memory::Memory;
 use super::watch::{LOOKS_BEFORE_FAILURE, OldRequest, RequestLimits, WatchedRequests};
-use super::writer::Writer;
+use super::writer::{WriteFailure, Writer};
 use crate::disk_figures::DiskFigures;
 use crate::map_error::MapError;
 use crate::media::{NewDevice, check_range};
@@ -15,6 +15,7 @@ use pagemesh_base::checksum::PageChecksums;
 use pagemesh_base::poison::lock;
 use pagemesh_base::units::PAGE_BYTES;
 use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -308,6 +309,13 @@ impl DiskParts {
             }
         }
     }
+}
+
+/// The result of a step. A panic in it is a failure, so that nobody waits for its end for ever.
+pub(super) fn or_panicked(step: impl FnOnce() -> Result<(), WriteFailure>) -> Result<(), WriteFailure> {
+    // The disk fails, and uses nothing that the step may have left half changed.
+    let ended = catch_unwind(AssertUnwindSafe(step));
+    ended.unwrap_or_else(|_| Err(WriteFailure::of_panic()))
 }
 
 fn fill_with_pattern(page: &mut [u8; PAGE_BYTES]) {

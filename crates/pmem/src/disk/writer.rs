@@ -16,6 +16,7 @@ use crate::map_error::MapError;
 use crate::mapped_media::system;
 use pagemesh_base::units::PAGE_BYTES;
 use std::io;
+use std::thread::{Scope, ScopedJoinHandle};
 
 /// Requests in flight.
 const REQUESTS_MAX: usize = 64;
@@ -272,6 +273,12 @@ impl WriteFailure {
             cause,
         }
     }
+
+    /// A thread that worked on the devices has panicked.
+    pub(super) fn of_panic() -> WriteFailure {
+        let cause = io::Error::other("a thread of the disk panicked");
+        WriteFailure::of_disk(system("write to the medium")(cause))
+    }
 }
 
 /// Flushes each device that was written since its last FLUSH, and always the first. One thread at a time.
@@ -288,20 +295,45 @@ pub(super) fn flush_devices(devices: &DeviceMap) -> Result<(), WriteFailure> {
         return flush(last);
     }
     std::thread::scope(|scope| {
-        let flushes: Vec<_> = others
-            .iter()
-            .map(|&device| scope.spawn(move || flush(device)))
-            .collect();
-        let mut result = flush(last);
-        for each in flushes {
-            let flushed = each.join().unwrap_or_else(|_| {
-                let panicked = io::Error::other("a thread of the disk panicked");
-                Err(WriteFailure::of_disk(system("flush the medium")(panicked)))
-            });
+        let mut here = vec![last];
+        let mut threads = Vec::new();
+        for &device in others {
+            match spawn_flush(scope, device, flush) {
+                Ok(thread) => threads.push(thread),
+                Err(cause) => {
+                    let name = device.device.name();
+                    tracing::warn!(%cause, %name, "the system refuses a thread, so devices are flushed one by one");
+                    here.push(device);
+                }
+            }
+        }
+        let mut result = Ok(());
+        for device in here {
+            let flushed = flush(device);
+            result = result.and(flushed);
+        }
+        for thread in threads {
+            let flushed = thread
+                .join()
+                .unwrap_or_else(|_| Err(WriteFailure::of_panic()));
             result = result.and(flushed);
         }
         result
     })
+}
+
+/// Flushes a device on a thread of its own.
+fn spawn_flush<'s, 'd: 's>(
+    scope: &'s Scope<'s, '_>,
+    device: &'d DiskDevice,
+    flush: impl Fn(&DiskDevice) -> Result<(), WriteFailure> + Send + 's,
+) -> io::Result<ScopedJoinHandle<'s, Result<(), WriteFailure>>> {
+    #[cfg(feature = "test-api")]
+    if device.device.refuses_threads() {
+        return Err(io::ErrorKind::WouldBlock.into());
+    }
+    let thread = std::thread::Builder::new().name("disk-flush".into());
+    thread.spawn_scoped(scope, move || flush(device))
 }
 
 fn check_written(result: i32, len: usize) -> io::Result<()> {
