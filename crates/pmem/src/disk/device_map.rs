@@ -74,7 +74,7 @@ impl DiskDevice {
             bytes,
             device,
             head: Head::new(head_len.min(len))?,
-            overlay: LoadedPages::new(len)?,
+            overlay: LoadedPages::new(len, 1)?,
             is_unflushed: AtomicBool::new(true),
             has_left: AtomicBool::new(false),
             locked: Mutex::new(Some(file)),

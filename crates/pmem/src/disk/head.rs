@@ -7,11 +7,34 @@ use super::memory::Memory;
 use crate::map_error::MapError;
 use pagemesh_base::poison::lock;
 use pagemesh_base::units::PAGE_BYTES;
+use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Locks of pages that are being loaded.
+/// Locks of runs of pages that are being loaded.
 const LOAD_LOCKS: usize = 64;
+/// Pages of a head that are loaded by one request. A head is mostly read in order: journals, bitmaps, tables.
+const HEAD_RUN_PAGES: usize = 64;
+
+/// Reads pages to load. Pages are of the device.
+pub(super) trait LoadPages {
+    /// Fills a page in any case. A page that cannot be read is reported.
+    fn load(&self, page: usize, into: &mut [u8; PAGE_BYTES]);
+
+    /// Reads a run of pages, and reports nothing. False: a part of it cannot be read.
+    fn try_load_run(&self, first: usize, into: &mut [u8]) -> bool;
+}
+
+/// Single pages.
+impl<F: Fn(usize, &mut [u8; PAGE_BYTES])> LoadPages for F {
+    fn load(&self, page: usize, into: &mut [u8; PAGE_BYTES]) {
+        self(page, into);
+    }
+
+    fn try_load_run(&self, _first: usize, _into: &mut [u8]) -> bool {
+        false
+    }
+}
 
 /// Pages that are loaded at their first access. They reserve addresses for all pages, and memory for those that were
 /// loaded and for a bit of each page.
@@ -19,30 +42,29 @@ pub(super) struct LoadedPages {
     pub(super) memory: Memory,
     /// A bit per page.
     loaded: Memory,
+    /// Pages that are loaded together, at multiples of their number.
+    run_pages: usize,
+    /// A run is loaded under its lock.
     loading: [Mutex<()>; LOAD_LOCKS],
 }
 
 impl LoadedPages {
-    pub(super) fn new(len: usize) -> Result<LoadedPages, MapError> {
+    pub(super) fn new(len: usize, run_pages: usize) -> Result<LoadedPages, MapError> {
         Ok(LoadedPages {
             memory: Memory::new(len)?,
             loaded: Memory::new((len / PAGE_BYTES).div_ceil(64) * 8)?,
+            run_pages,
             loading: [const { Mutex::new(()) }; LOAD_LOCKS],
         })
     }
 
     /// The memory, after a load of each page of a range that was not loaded yet.
     #[inline]
-    pub(super) fn loaded(
-        &self,
-        offset: usize,
-        len: usize,
-        load: impl Fn(usize, &mut [u8; PAGE_BYTES]),
-    ) -> &Memory {
+    pub(super) fn loaded(&self, offset: usize, len: usize, load: &impl LoadPages) -> &Memory {
         let last = (offset + len.max(1) - 1) / PAGE_BYTES;
         for page in offset / PAGE_BYTES..=last {
             if !self.is_loaded(page) {
-                self.load_page(page, &load);
+                self.load_page(page, load);
             }
         }
         &self.memory
@@ -58,17 +80,54 @@ impl LoadedPages {
         self.memory.discard();
     }
 
+    /// Loads a page, and by the same request those around it that are not loaded yet.
     #[cold]
-    fn load_page(&self, page: usize, load: &impl Fn(usize, &mut [u8; PAGE_BYTES])) {
-        let _loading = lock(&self.loading[page % LOAD_LOCKS]);
-        let (word, bit) = (self.loaded.word(page / 64 * 8), 1 << (page % 64));
-        if word.load(Ordering::Acquire) & bit != 0 {
+    fn load_page(&self, page: usize, load: &impl LoadPages) {
+        let _loading = lock(&self.loading[page / self.run_pages % LOAD_LOCKS]);
+        if self.is_loaded(page) {
             return;
         }
+        let run = self.unloaded_around(page);
+        if run.len() > 1 && self.try_load(run.clone(), load) {
+            return;
+        }
+        // Only this page is reported if it cannot be read: the others may never be needed.
         let mut bytes = [0; PAGE_BYTES];
-        load(page, &mut bytes);
+        load.load(page, &mut bytes);
         self.memory.write(page * PAGE_BYTES, &bytes);
-        word.fetch_or(bit, Ordering::Release);
+        self.mark_loaded(page..page + 1);
+        for other in run.filter(|other| *other != page) {
+            self.try_load(other..other + 1, load);
+        }
+    }
+
+    /// The unloaded neighbours of an unloaded page in its run. The caller has the run's lock.
+    fn unloaded_around(&self, page: usize) -> Range<usize> {
+        let first = page / self.run_pages * self.run_pages;
+        let end = (first + self.run_pages).min(self.memory.len() / PAGE_BYTES);
+        let below = (first..page).rev().take_while(|it| !self.is_loaded(*it));
+        let above = (page..end).take_while(|it| !self.is_loaded(*it));
+        page - below.count()..page + above.count()
+    }
+
+    /// Loads unloaded pages by one request. The caller has their run's lock. False: they are still unloaded.
+    fn try_load(&self, run: Range<usize>, load: &impl LoadPages) -> bool {
+        let len = run.len() * PAGE_BYTES;
+        let address = self.memory.address(run.start * PAGE_BYTES, len);
+        // SAFETY: in range. Nobody else looks at pages that are not loaded, and the caller's lock keeps other loads away.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(address, len) };
+        let is_done = load.try_load_run(run.start, bytes);
+        if is_done {
+            self.mark_loaded(run);
+        }
+        is_done
+    }
+
+    fn mark_loaded(&self, pages: Range<usize>) {
+        for page in pages {
+            let word = self.loaded.word(page / 64 * 8);
+            word.fetch_or(1 << (page % 64), Ordering::Release);
+        }
     }
 }
 
@@ -81,7 +140,7 @@ pub(super) struct Head {
 impl Head {
     pub(super) fn new(len: usize) -> Result<Head, MapError> {
         Ok(Head {
-            pages: LoadedPages::new(len)?,
+            pages: LoadedPages::new(len, HEAD_RUN_PAGES)?,
             dirty: (0..(len / PAGE_BYTES).div_ceil(64))
                 .map(|_| AtomicU64::new(0))
                 .collect(),
@@ -99,12 +158,7 @@ impl Head {
 
     /// The memory, with a range of it loaded.
     #[inline]
-    pub(super) fn loaded(
-        &self,
-        offset: usize,
-        len: usize,
-        load: impl Fn(usize, &mut [u8; PAGE_BYTES]),
-    ) -> &Memory {
+    pub(super) fn loaded(&self, offset: usize, len: usize, load: &impl LoadPages) -> &Memory {
         self.pages.loaded(offset, len, load)
     }
 
@@ -142,5 +196,74 @@ impl Head {
     /// Copies a page of the head for the writer.
     pub(super) fn copy_page(&self, page: usize, into: &mut [u8]) {
         self.pages.memory.read(page * PAGE_BYTES, into);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+
+    /// A device whose bytes are the numbers of their pages. Some pages cannot be read.
+    #[derive(Default)]
+    struct NumberedPages {
+        unreadable: Vec<usize>,
+        runs: RefCell<Vec<Range<usize>>>,
+        reported: RefCell<Vec<usize>>,
+    }
+
+    impl LoadPages for NumberedPages {
+        fn load(&self, page: usize, into: &mut [u8; PAGE_BYTES]) {
+            self.reported.borrow_mut().push(page);
+            into.fill(page as u8);
+        }
+
+        fn try_load_run(&self, first: usize, into: &mut [u8]) -> bool {
+            let run = first..first + into.len() / PAGE_BYTES;
+            self.runs.borrow_mut().push(run.clone());
+            for (page, bytes) in run.clone().zip(into.chunks_mut(PAGE_BYTES)) {
+                bytes.fill(page as u8);
+            }
+            !self.unreadable.iter().any(|page| run.contains(page))
+        }
+    }
+
+    fn byte_of(head: &Head, page: usize, device: &NumberedPages) -> u8 {
+        let mut byte = [0];
+        let at = page * PAGE_BYTES + 9;
+        head.loaded(at, 1, device).read(at, &mut byte);
+        byte[0]
+    }
+
+    #[test]
+    fn head_is_loaded_in_aligned_runs() {
+        let head = Head::new(100 * PAGE_BYTES).expect("memory");
+        let device = NumberedPages::default();
+        for page in (0..100).rev() {
+            assert_eq!(byte_of(&head, page, &device), page as u8);
+        }
+        assert_eq!(*device.runs.borrow(), [64..100, 0..64]);
+        assert!(device.reported.borrow().is_empty());
+    }
+
+    #[test]
+    fn unreadable_pages_of_a_run_are_loaded_alone() {
+        let head = Head::new(64 * PAGE_BYTES).expect("memory");
+        let mut device = NumberedPages {
+            unreadable: vec![5, 9],
+            ..NumberedPages::default()
+        };
+        assert_eq!(byte_of(&head, 20, &device), 20);
+        // The page that was needed. The unreadable ones may never be.
+        assert_eq!(*device.reported.borrow(), [20]);
+        let stored = head.loaded(7 * PAGE_BYTES, PAGE_BYTES, &device);
+        stored.write(7 * PAGE_BYTES, &[77; PAGE_BYTES]);
+        device.unreadable.clear();
+        device.runs.borrow_mut().clear();
+        assert_eq!(byte_of(&head, 9, &device), 9);
+        assert_eq!(byte_of(&head, 5, &device), 5);
+        assert_eq!(*device.reported.borrow(), [20, 9, 5]);
+        assert!(device.runs.borrow().is_empty());
+        assert_eq!(byte_of(&head, 7, &device), 77, "a store is lost");
     }
 }

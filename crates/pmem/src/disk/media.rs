@@ -192,7 +192,7 @@ impl DiskMedia {
         let load = |page: usize, into: &mut [u8; PAGE_BYTES]| {
             parts.read(device.bytes.start + page * PAGE_BYTES, into);
         };
-        Some(look(device.overlay.loaded(at, len, load), at))
+        Some(look(device.overlay.loaded(at, len, &load), at))
     }
 
     /// The same for a change.

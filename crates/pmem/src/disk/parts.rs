@@ -4,6 +4,7 @@ use super::cache::{LoadEnd, PageCache};
 use super::device_map::{DeviceMap, DiskDevice, Place};
 use super::failure::DiskFailure;
 use super::group_queue::WriterQueue;
+use super::head::LoadPages;
 use super::memory::Memory;
 use super::watch::{LOOKS_BEFORE_FAILURE, OldRequest, RequestLimits, WatchedRequests};
 use super::writer::{WriteFailure, Writer};
@@ -176,9 +177,8 @@ impl DiskParts {
     /// The head of a device with a range of it loaded; `at` is a byte of the device.
     #[inline]
     fn head<'d>(&self, device: &'d DiskDevice, at: usize, len: usize) -> &'d Memory {
-        device.head.loaded(at, len, |page, into| {
-            self.read_device(device.first_page() + page, into);
-        })
+        let parts = self;
+        device.head.loaded(at, len, &HeadLoader { parts, device })
     }
 
     /// Calls `access` until it finds its page in the cache; loads the page in between. None: the page's device has left.
@@ -308,6 +308,26 @@ impl DiskParts {
                 Err(_) => self.wait_for_room(),
             }
         }
+    }
+}
+
+/// Reads pages of the head of a device.
+struct HeadLoader<'d> {
+    parts: &'d DiskParts,
+    device: &'d DiskDevice,
+}
+
+impl LoadPages for HeadLoader<'_> {
+    fn load(&self, page: usize, into: &mut [u8; PAGE_BYTES]) {
+        let first = self.device.first_page();
+        self.parts.read_device(first + page, into);
+    }
+
+    fn try_load_run(&self, first: usize, into: &mut [u8]) -> bool {
+        // A failed device may take long for each request.
+        let has_failed = self.parts.failure.cause().is_some();
+        let at = (first * PAGE_BYTES) as u64;
+        !has_failed && self.device.device.read_at(into, at).is_ok()
     }
 }
 
