@@ -9,8 +9,10 @@ use crate::new_file::{NewFile, dir_of};
 use crate::resource_limits;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{Durability, MappedMedia};
-use rustix::fs::{FallocateFlags, FlockOperation};
+use rustix::fs::{FallocateFlags, FileType, FlockOperation, Mode, OFlags};
 use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
@@ -233,6 +235,29 @@ pub(crate) fn check_holds_nothing(path: &Path, file: &File) -> Result<(), Device
     }
 }
 
+/// Opens a path that should be a device of a pool. A path may come from a damaged superblock: anything but a plain file or
+/// a block device is refused before it is opened, because an open may block or change something (a FIFO, a terminal, a tape).
+pub(crate) fn open_device(path: &Path) -> Result<File, FileError> {
+    let refused = |cause: rustix::io::Errno| system("open", path)(cause.into());
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let node = rustix::fs::open(path, flags, Mode::empty()).map_err(refused)?;
+    let status = rustix::fs::fstat(&node).map_err(refused)?;
+    let kind = FileType::from_raw_mode(status.st_mode);
+    if kind != FileType::RegularFile && kind != FileType::BlockDevice {
+        let cause = "it is neither a block device nor a plain file";
+        let cause = io::Error::new(io::ErrorKind::InvalidInput, cause);
+        return Err(system("open", path)(cause));
+    }
+    // The file that was looked at, whatever the path names by now.
+    let link = format!("/proc/self/fd/{}", node.as_raw_fd());
+    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = rustix::fs::open(link, flags, Mode::empty()).map_err(refused)?;
+    // Requests wait for the device.
+    let flags = rustix::fs::fcntl_getfl(&file).map_err(refused)?;
+    rustix::fs::fcntl_setfl(&file, flags - OFlags::NONBLOCK).map_err(refused)?;
+    Ok(file.into())
+}
+
 /// Whether two paths are one file or one device.
 pub(crate) fn is_same_file(one: &Path, other: &Path) -> bool {
     let (Ok(one), Ok(other)) = (one.metadata(), other.metadata()) else {
@@ -247,7 +272,7 @@ pub(crate) fn is_same_file(one: &Path, other: &Path) -> bool {
 
 /// Clears the header of a device that has left its pool, so that it can join another one.
 pub(crate) fn clear_header(path: &Path, pool: Uuid, device: Uuid) -> Result<(), FileError> {
-    let file = open_file(path)?;
+    let file = open_device(path)?;
     lock(path, &file)?;
     if identify(&file) != Some((pool, device)) {
         return Ok(());

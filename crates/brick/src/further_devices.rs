@@ -3,9 +3,11 @@
 //! The superblock lists the devices and where each was last found. The header of a device identifies it, so a path is only
 //! a hint, and the operator may name others.
 //!
-//! Invariant: a device is locked before it is used, as the pool's file is.
+//! Invariants: a device is locked before it is used, as the pool's file is, and identified under its lock, on the same open
+//! file. Nothing but a plain file or a block device is opened.
 
-use crate::file::{FileError, LOCK_LIMIT, LOCK_PAUSE, open_file, superblocks_of, system};
+use crate::device_file::{is_same_file, open_device};
+use crate::file::{FileError, LOCK_LIMIT, LOCK_PAUSE, superblocks_of, system};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{Media, NewDevice};
 use pagemesh_store::devices::Device;
@@ -43,7 +45,27 @@ pub enum FindDeviceError {
         /// The pool's path.
         pool: PathBuf,
     },
+    /// Two paths that the operator named have one header: a device and its copy.
+    #[error(
+        "{one} and {other} are both device {device}, so one is a copy, and may be old; name only the right one"
+    )]
+    NamedTwice {
+        /// A named path.
+        one: PathBuf,
+        /// Another one.
+        other: PathBuf,
+        /// The device in both headers.
+        device: Uuid,
+    },
 }
+
+/// An open file that has the header of a device.
+struct IdentifiedFile {
+    path: PathBuf,
+    file: File,
+}
+
+type NamedDevices = HashMap<Uuid, IdentifiedFile>;
 
 /// A device of a pool that was found and locked.
 pub(crate) struct FoundDevice {
@@ -96,31 +118,19 @@ pub(crate) fn find(
             if found.iter().any(overlaps) {
                 continue;
             }
-            let searched = named.remove(&device.id).map(|path| (path.clone(), Ok(())));
-            let searched = searched.or_else(|| {
-                let path = block.device_paths.of(device.id)?;
-                let checked = check_header(path, newest.pool, device.id);
-                Some((path.to_owned(), checked))
-            });
-            match searched {
-                Some((path, Ok(()))) => {
-                    let file = open_locked(&path, patience)?;
+            match find_device(block, newest.pool, device.id, &mut named) {
+                Ok(IdentifiedFile { path, file }) => {
+                    lock(&path, &file, patience)?;
                     let device = *device;
-                    found.push(FoundDevice { device, path, file });
-                }
-                missing if number == 0 => {
-                    let cause = missing.map_or("its last path is not known".into(), |(_, it)| {
-                        it.err().unwrap_or_default()
-                    });
-                    let (pool, device) = (pool.to_owned(), device.id);
-                    return Err(FindDeviceError::Missing {
-                        pool,
-                        device,
-                        cause,
+                    // It may have left the pool while this brick waited for its lock.
+                    match check_header(&path, &file, (newest.pool, device.id)) {
+                        Ok(()) => found.push(FoundDevice { device, path, file }),
+                        Err(cause) if number == 0 => return Err(missing(pool, device.id, cause)),
+                        Err(_) => {}
                     }
-                    .into());
                 }
-                _ => {}
+                Err(cause) if number == 0 => return Err(missing(pool, device.id, cause)),
+                Err(_) => {}
             }
         }
     }
@@ -130,8 +140,39 @@ pub(crate) fn find(
     Ok(found)
 }
 
-fn warn_of_left(pool: &Path, named: &HashMap<Uuid, PathBuf>) {
-    for path in named.values() {
+fn missing(pool: &Path, device: Uuid, cause: String) -> FileError {
+    let pool = pool.to_owned();
+    FindDeviceError::Missing {
+        pool,
+        device,
+        cause,
+    }
+    .into()
+}
+
+/// Opens a device where the operator or the superblock says that it is.
+fn find_device(
+    block: &Superblock,
+    pool: Uuid,
+    device: Uuid,
+    named: &mut NamedDevices,
+) -> Result<IdentifiedFile, String> {
+    if let Some(named) = named.remove(&device) {
+        return Ok(named);
+    }
+    let path = block.device_paths.of(device);
+    let path = path.ok_or("its last path is not known")?;
+    if !path.is_absolute() {
+        return Err(format!("its last path {} is not absolute", path.display()));
+    }
+    let file = open_device(path).map_err(|cause| cause.to_string())?;
+    check_header(path, &file, (pool, device))?;
+    let path = path.to_owned();
+    Ok(IdentifiedFile { path, file })
+}
+
+fn warn_of_left(pool: &Path, named: &NamedDevices) {
+    for IdentifiedFile { path, .. } in named.values() {
         tracing::warn!(
             "{} has left the pool {}, and is not used",
             path.display(),
@@ -145,14 +186,15 @@ fn identify_named(
     pool: &Path,
     block: &Superblock,
     named: &[PathBuf],
-) -> Result<HashMap<Uuid, PathBuf>, FileError> {
-    let mut devices = HashMap::new();
+) -> Result<NamedDevices, FileError> {
+    let mut devices = NamedDevices::new();
     for path in named {
-        let file = open_file(path)?;
+        let file = open_device(path)?;
         match identify(&file) {
             Some((of, device)) if of == block.pool => {
                 let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
-                devices.insert(device, path);
+                let named = IdentifiedFile { path, file };
+                insert_named(&mut devices, device, named)?;
             }
             _ => {
                 let (path, pool) = (path.clone(), pool.to_owned());
@@ -163,16 +205,30 @@ fn identify_named(
     Ok(devices)
 }
 
-/// Checks that a device lies at a path.
-fn check_header(path: &Path, pool: Uuid, device: Uuid) -> Result<(), String> {
+/// Adds a named device. A second path of the same file changes nothing.
+fn insert_named(
+    devices: &mut NamedDevices,
+    device: Uuid,
+    named: IdentifiedFile,
+) -> Result<(), FileError> {
+    match devices.get(&device) {
+        Some(known) if !is_same_file(&known.path, &named.path) => {
+            let (one, other) = (known.path.clone(), named.path);
+            return Err(FindDeviceError::NamedTwice { one, other, device }.into());
+        }
+        Some(_) => {}
+        None => drop(devices.insert(device, named)),
+    }
+    Ok(())
+}
+
+/// Checks that an open file is a device of a pool: the ids of both.
+fn check_header(path: &Path, file: &File, wanted: (Uuid, Uuid)) -> Result<(), String> {
     let shown = path.display();
-    match open_file(path) {
-        Err(cause) => Err(cause.to_string()),
-        Ok(file) => match identify(&file) {
-            Some(found) if found == (pool, device) => Ok(()),
-            Some(_) => Err(format!("{shown} is another device now")),
-            None => Err(format!("{shown} has no header of a device")),
-        },
+    match identify(file) {
+        Some(found) if found == wanted => Ok(()),
+        Some(_) => Err(format!("{shown} is another device now")),
+        None => Err(format!("{shown} has no header of a device")),
     }
 }
 
@@ -186,13 +242,12 @@ pub(crate) fn identify(file: &File) -> Option<(Uuid, Uuid)> {
     found.next()
 }
 
-/// Opens a device with the lock that keeps other bricks and checks away.
-fn open_locked(path: &Path, patience: Duration) -> Result<File, FileError> {
-    let file = open_file(path)?;
+/// Takes the lock that keeps other bricks and checks away.
+fn lock(path: &Path, file: &File, patience: Duration) -> Result<(), FileError> {
     let began = Instant::now();
     loop {
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(file),
+        match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(()),
             Err(rustix::io::Errno::WOULDBLOCK) => {}
             Err(cause) => return Err(system("lock", path)(cause.into())),
         }

@@ -42,8 +42,7 @@ impl Pool {
     }
 
     pub fn with_devices(devices: usize) -> Pool {
-        let directory = tempfile::tempdir_in("/var/tmp").expect("a directory");
-        let pool = Pool { directory, devices };
+        let pool = Pool::without_devices(devices);
         match devices {
             1 => drop(file::create(&pool.path(), 32 << 20).expect("a pool on a disk")),
             _ => {
@@ -51,6 +50,19 @@ impl Pool {
                 pool.add_devices();
             }
         }
+        pool
+    }
+
+    /// Paths of a pool that is not made yet.
+    fn without_devices(devices: usize) -> Pool {
+        let directory = tempfile::tempdir_in("/var/tmp").expect("a directory");
+        Pool { directory, devices }
+    }
+
+    /// A pool whose further devices `with_store` adds.
+    pub fn of_first_device(devices: usize) -> Pool {
+        let pool = Pool::without_devices(devices);
+        file::create(&pool.path(), FIRST_BYTES).expect("a pool on a disk");
         pool
     }
 
@@ -77,6 +89,16 @@ impl Pool {
     }
 
     fn add_devices(&self) {
+        self.with_store(|mut pool, media| {
+            for path in &self.paths()[1..] {
+                add_device(&mut pool, media, path);
+            }
+            pool.close().expect("closed");
+        });
+    }
+
+    /// Opens the store of a pool whose further devices are not in it yet, without a brick.
+    pub fn with_store(&self, change: impl FnOnce(store::pool::Pool<DiskMedia>, &DiskMedia)) {
         let path = self.path();
         let geometry = file::read_superblock(&path).expect("a pool").geometry;
         let first = NewDevice {
@@ -91,11 +113,8 @@ impl Pool {
         let disk = Arc::new(Disk::start(Some(first), options).expect("a disk"));
         let views = [disk.data(), disk.overlay()].map(Arc::new);
         let [data, overlay] = views.clone();
-        let (mut pool, _) = store::pool::Pool::open(data, overlay).expect("a pool");
-        for path in &self.paths()[1..] {
-            add_device(&mut pool, &views[0], path);
-        }
-        pool.close().expect("closed");
+        let (pool, _) = store::pool::Pool::open(data, overlay).expect("a pool");
+        change(pool, &views[0]);
     }
 }
 
@@ -110,8 +129,8 @@ fn opened(path: &Path) -> File {
     opened.expect("a file")
 }
 
-/// Adds a new file to a pool.
-pub fn add_device<M: Media>(pool: &mut store::pool::Pool<M>, media: &M, path: &Path) {
+/// Adds a new file to a pool. Returns the device's id.
+pub fn add_device<M: Media>(pool: &mut store::pool::Pool<M>, media: &M, path: &Path) -> Uuid {
     let file = opened(path);
     file.set_len(DEVICE_BYTES).expect("its length");
     let id = Uuid::new_v4();
@@ -124,6 +143,7 @@ pub fn add_device<M: Media>(pool: &mut store::pool::Pool<M>, media: &M, path: &P
     media.attach_device(new).expect("attached");
     assert!(pool.set_device_path(id, path), "room for the path");
     pool.add_device(planned).expect("a new device");
+    id
 }
 
 pub fn options() -> OpenOptions {

@@ -14,6 +14,8 @@ use pagemesh_pmem::{
 };
 use pagemesh_store as store;
 use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// A pool of several devices with random content.
@@ -229,4 +231,130 @@ fn memory_with_disk_behind_holds_what_the_model_holds() {
     let pages = disk.chunks(PAGE as usize);
     let written = pages.filter(|page| page.iter().any(|byte| *byte != 0));
     assert!(written.count() > 100, "the disk has no frame in use");
+}
+
+#[test]
+fn device_in_an_older_place_is_attached_in_order() {
+    let home = Pool::of_first_device(4);
+    let [_, left, other, late] = home.paths().try_into().expect("four paths");
+    home.with_store(|mut pool, media| {
+        let id = add_device(&mut pool, media, &left);
+        add_device(&mut pool, media, &other);
+        pool.start_drain(id).expect("room on the other");
+        assert!(pool.remove_device(id).expect("removed"));
+        // It takes the first entry, and lies behind the other.
+        add_device(&mut pool, media, &late);
+        pool.close().expect("closed");
+    });
+    let geometry = file::read_superblock(&home.path())
+        .expect("a pool")
+        .geometry;
+    let starts: Vec<_> = geometry.devices.iter().map(|it| it.first_page).collect();
+    assert!(!starts.is_sorted(), "{starts:?}");
+    let (brick, _maintenance) = open(&home.path());
+    assert_eq!(brick.devices().len(), 3);
+    drop(brick);
+    drop(_maintenance);
+    open_offline(&home.path(), &[]).expect("a pool");
+}
+
+#[test]
+fn crash_within_a_removal_leaves_the_pool_openable() {
+    const BLOCK: usize = PAGE as usize;
+    let home = Pool::of_first_device(3);
+    let [path, left, other] = home.paths().try_into().expect("three paths");
+    let mut images = Vec::new();
+    home.with_store(|mut pool, media| {
+        let id = add_device(&mut pool, media, &left);
+        add_device(&mut pool, media, &other);
+        pool.start_drain(id).expect("room on the other");
+        let before = std::fs::read(&path).expect("the pool");
+        assert!(pool.remove_device(id).expect("removed"));
+        // One superblock names the device that has left.
+        for older in [0, BLOCK] {
+            let mut image = std::fs::read(&path).expect("the pool");
+            image[older..older + BLOCK].copy_from_slice(&before[older..older + BLOCK]);
+            images.push(image);
+        }
+    });
+    for image in images {
+        std::fs::write(&path, image).expect("the state at the crash");
+        let (brick, maintenance) = open(&path);
+        assert_eq!(brick.devices().len(), 2);
+        drop((brick, maintenance));
+    }
+}
+
+#[test]
+fn two_files_of_one_device_are_refused() {
+    let (home, model) = filled_pool(2);
+    let device = home.paths().remove(1);
+    let [copy, link] = ["copy", "link"].map(|name| home.directory.path().join(name));
+    std::fs::copy(&device, &copy).expect("a copy");
+    std::os::unix::fs::symlink(&device, &link).expect("a link");
+    let named = |paths: [&PathBuf; 2]| OpenOptions {
+        devices: paths.map(PathBuf::clone).into(),
+        ..options()
+    };
+    let refused = Brick::open_disk(&home.path(), named([&copy, &device]));
+    let said = refused.err().expect("a refusal").to_string();
+    assert!(said.contains("one is a copy"), "{said}");
+    let opened = Brick::open_disk(&home.path(), named([&link, &device]));
+    let (brick, _maintenance, _) = opened.expect("one file by two names");
+    assert!(Client::new(&brick, 2).read_all() == model);
+}
+
+#[test]
+fn only_files_and_block_devices_are_opened_by_paths() {
+    let (home, _) = filled_pool(2);
+    let (device, moved) = (home.paths().remove(1), home.directory.path().join("moved"));
+    std::fs::rename(&device, &moved).expect("moved");
+    std::os::unix::fs::symlink("/dev/null", &device).expect("a link");
+    let refusal = || {
+        let refused = Brick::open_disk(&home.path(), options());
+        let refused = refused.err().expect("a refusal");
+        let is_missing = matches!(refused, FileError::Device(FindDeviceError::Missing { .. }));
+        assert!(is_missing, "{refused}");
+        refused.to_string()
+    };
+    let said = refusal();
+    assert!(said.contains("neither a block device"), "{said}");
+    std::fs::remove_file(&device).expect("removed");
+    let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU);
+    rustix::fs::mknodat(rustix::fs::CWD, &device, kind, mode, 0).expect("a FIFO");
+    let said = refusal();
+    assert!(said.contains("neither a block device"), "{said}");
+    // A link to the device is as good as its path.
+    std::fs::remove_file(&device).expect("removed");
+    std::os::unix::fs::symlink(&moved, &device).expect("a link");
+    open(&home.path());
+}
+
+/// Descriptors of this process that are open at a path.
+fn descriptors_of(path: &Path) -> usize {
+    let open = std::fs::read_dir("/proc/self/fd").expect("descriptors");
+    let links = open.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+    links.filter(|link| link == path).count()
+}
+
+#[test]
+fn device_that_leaves_during_the_wait_is_not_taken() {
+    let (home, _) = filled_pool(2);
+    let device = home.paths().remove(1);
+    let mut files = File::options();
+    let holder = files.read(true).write(true).open(&device).expect("open");
+    holder.try_lock().expect("free");
+    let path = home.path();
+    let opening = std::thread::spawn(move || {
+        let opened = Brick::open_disk(&path, options());
+        opened.err().map(|refused| refused.to_string())
+    });
+    // Its first look at the header is over, or about to be: the refusal is the same.
+    while descriptors_of(&device) < 2 && !opening.is_finished() {
+        std::thread::yield_now();
+    }
+    holder.write_all_at(&[0; 8192], 0).expect("cleared");
+    holder.unlock().expect("unlocked");
+    let said = opening.join().expect("no panic").expect("a refusal");
+    assert!(said.contains("has no header of a device"), "{said}");
 }
