@@ -149,9 +149,13 @@ impl<M: Media> Pool<M> {
         Ok(is_removed)
     }
 
-    /// Whether neither the bitmap nor a page table names a frame of a device. A frame that cannot be read stays in the
-    /// bitmap: the tables tell whether a page still lies there.
+    /// Whether neither the bitmap nor a page table names a frame of a device, and the tier has reserved none. A frame
+    /// that cannot be read stays in the bitmap: the tables tell whether a page still lies there.
     fn is_unused(&self, device: &Device) -> bool {
+        if self.frame_allocator.has_reserved_in(device.frames()) {
+            // The tier writes to reserved frames without the pool's lock.
+            return false;
+        }
         let next = self.mapping.control.seq().load(Ordering::Acquire);
         if self.checkpoint_limit().0 < next || self.frames_in_use(device) > 0 {
             return false;

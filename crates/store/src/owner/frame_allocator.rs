@@ -150,6 +150,11 @@ impl FrameAllocator {
         self.withheld.iter().any(|frame| frames.contains(frame))
     }
 
+    /// Whether the tier holds a frame of a range, to which a page may be on its way.
+    pub(crate) fn has_reserved_in(&self, frames: Range<u64>) -> bool {
+        self.reserved.range(frames).next().is_some()
+    }
+
     fn is_closed(&self, frame: u64) -> bool {
         self.closed.iter().any(|closed| closed.contains(&frame))
     }
