@@ -217,7 +217,6 @@ impl<M: Media> Session<M> {
         let moved = (first..run.len()).take_while(can_join).count();
         let moving = &mut run[first..first + moved];
         self.commit_unchanged(handle, at + first * 8, moving)?;
-        moving.iter_mut().for_each(|it| it.is_moved = true);
         Ok(first + moved)
     }
 
@@ -243,7 +242,7 @@ impl<M: Media> Session<M> {
         &mut self,
         handle: &Handle,
         at: usize,
-        moves: &[PageMove],
+        moves: &mut [PageMove],
     ) -> Result<(), StoreError> {
         let is_promotion = moves.iter().all(|it| it.flash.is_none());
         if is_promotion {
@@ -264,7 +263,9 @@ impl<M: Media> Session<M> {
         }
         self.encode_move(handle, (moves[0].page, moves[0].birth()), at);
         let mut stores: Option<UnfencedStores> = None;
-        for (index, it) in moves.iter().enumerate() {
+        for (index, it) in moves.iter_mut().enumerate() {
+            // Also if a slot turns out to be damaged below: the record names the frames.
+            it.is_moved = true;
             match it.flash {
                 Some((_, sums)) => self.set_sums(index, sums),
                 None => {
