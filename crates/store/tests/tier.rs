@@ -7,20 +7,26 @@ use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{Image, Recorder};
 use pagemesh_store::check::{CheckOptions, check};
 use pagemesh_store::object::TierPolicy;
-use pagemesh_store::pool::{FormatOptions, Pool, format_as};
+use pagemesh_store::pool::{FormatOptions, ObjectError, Pool, format_as};
 use pagemesh_store::pool_mapping::StoreError;
 use pagemesh_store::session::tier::PageMove;
 use pagemesh_store::session::{LegSession, Session, clear, write};
+use pagemesh_store::test_api::ControlInternals;
 use proptest::prelude::*;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 const PAGE: u64 = PAGE_BYTES as u64;
 const SLICE: SliceId = SliceId(Uuid::from_u128(7));
+/// The flash device.
+const DEVICE: Uuid = Uuid::from_u128(2);
 const MEMORY_BYTES: usize = 2 << 20;
 const FLASH_BYTES: u64 = 4 << 20;
 const PAGES: u64 = 600;
+/// The owner looks for a stuck operation after a second.
+const STUCK_LIMIT: Duration = Duration::from_secs(60);
 /// Answers without frames, before the pool counts as full.
 const ANSWERS_MAX: u32 = 4;
 
@@ -51,7 +57,7 @@ impl TieredPool {
         format_as(&*media, Uuid::from_u128(1), options).expect("a pool");
         let (mut pool, _) = Pool::open(media.clone(), media.clone()).expect("a pool");
         pool.create(SLICE, PAGES * PAGE).expect("room");
-        let device = pool.plan_device(Uuid::from_u128(2), FLASH_BYTES);
+        let device = pool.plan_device(DEVICE, FLASH_BYTES);
         pool.add_device(device.expect("a place")).expect("a device");
         let [session, mover] = sessions(&mut pool);
         TieredPool {
@@ -236,6 +242,24 @@ fn changed_page_stays_and_its_flash_frame_is_free() {
     tiered.assert_sound();
 }
 
+#[test]
+fn device_with_reserved_frames_stays() {
+    let mut tiered = TieredPool::new();
+    for page in 0..4 {
+        tiered.write(page * PAGE, &page_bytes(page)).expect("room");
+    }
+    let before = tiered.contents();
+    let moves = tiered.start_move(0..4, true);
+    tiered.pool.start_drain(DEVICE).expect("memory has room");
+    let removed = tiered.pool.remove_device(DEVICE);
+    assert!(!removed.expect("a sound pool"), "a move writes to it");
+    assert_eq!(tiered.end_move(moves), [0; 0], "it is leaving");
+    let removed = tiered.pool.remove_device(DEVICE);
+    assert!(removed.expect("a sound pool"));
+    assert!(tiered.contents() == before);
+    tiered.assert_sound();
+}
+
 impl TieredPool {
     /// Writes until memory is full. Returns whether the session that lacks frames still waits for its answer. The owner is in
     /// this thread, so the session gives up before it is answered.
@@ -273,6 +297,32 @@ fn session_waits_for_demotion_and_is_refused_without() {
     tiered.write(0, &page_bytes(1)).expect("memory has room");
     tiered.pool.set_can_demote(false);
     assert!(!tiered.waits_when_full(), "no page can be demoted");
+}
+
+#[test]
+fn stuck_operation_is_found_while_a_session_waits() {
+    let mut tiered = TieredPool::new();
+    tiered.pool.set_tier_mover(Some(tiered.mover.number()));
+    assert!(tiered.waits_when_full());
+    let stalled = tiered.mover.number();
+    let mapping = tiered.pool.mapping().clone();
+    let cells = mapping.control().session_cells(stalled);
+    let active = cells.active();
+    active.fetch_add(1, Ordering::SeqCst);
+    let began = Instant::now();
+    loop {
+        match tiered.pool.maintain() {
+            Err(ObjectError::SessionStuck { session, .. }) => {
+                assert_eq!(session, stalled);
+                break;
+            }
+            kept => drop(kept.expect("a sound pool")),
+        }
+        assert!(began.elapsed() < STUCK_LIMIT, "the operation is hidden");
+    }
+    active.fetch_add(1, Ordering::SeqCst);
+    tiered.maintain();
+    assert!(tiered.pool.is_unanswered(tiered.session.number()));
 }
 
 #[test]

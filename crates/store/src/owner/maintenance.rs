@@ -81,6 +81,10 @@ impl<M: Media> Pool<M> {
             self.recall_grants(number);
         }
         if self.lacks_frames(wanted) && self.waits_for_demotion(number) {
+            if self.is_demotion_late() {
+                self.wait_for_ops()?;
+                self.restart_demotion_limit();
+            }
             return Ok(());
         }
         if self.lacks_frames(wanted) || self.is_journal_full(number) {
@@ -91,6 +95,7 @@ impl<M: Media> Pool<M> {
         let session_state = self.sessions.session(number);
         session_state.refill(&self.mapping, number, &mut self.frame_allocator, wanted);
         self.mapping.control.session_cells(number).answer(ticket);
+        self.restart_demotion_limit();
         Ok(())
     }
 

@@ -7,10 +7,15 @@ use super::frame_allocator::FrameClass;
 use super::pool::Pool;
 use crate::defect::{self, Defect};
 use crate::session::tier::PageMove;
+use crate::shared::wait::Deadline;
 use pagemesh_base::ids::FrameNo;
 use pagemesh_pmem::Media;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// The time for which sessions wait for demotions without an answer, before the owner looks for a stuck operation.
+const DEMOTION_LATE: Duration = Duration::from_secs(1);
 
 /// The demotions of a pool, as its owner knows them.
 #[derive(Default)]
@@ -21,6 +26,8 @@ pub(crate) struct TierState {
     can_demote: bool,
     /// Whether a session waits for frames.
     is_wanted: bool,
+    /// When to look for an operation that keeps frames from becoming free. Set while sessions wait.
+    next_look: Option<Deadline>,
 }
 
 /// Frames of a pool with flash, by their class. Those in use are as of the last checkpoint.
@@ -94,6 +101,18 @@ impl<M: Media> Pool<M> {
             && self.frame_allocator.free_of(FrameClass::Flash) > 0;
         self.tier.is_wanted |= is_possible;
         is_possible
+    }
+
+    /// Whether sessions have waited for demotions for long and none was answered: an operation in progress may keep the
+    /// frames from becoming free.
+    pub(super) fn is_demotion_late(&mut self) -> bool {
+        let limit = || Deadline::after(DEMOTION_LATE);
+        self.tier.next_look.get_or_insert_with(limit).is_over()
+    }
+
+    /// A session was answered, or no operation is stuck.
+    pub(super) fn restart_demotion_limit(&mut self) {
+        self.tier.next_look = None;
     }
 
     /// Reserves flash frames for a demotion, at most `want`.

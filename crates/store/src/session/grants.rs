@@ -3,12 +3,13 @@
 //! Invariant: a session waits for the owner only here, between two operations, and holds no lock
 //! then.
 
-use super::Session;
+use super::{DEMOTION_WAIT_MAX, Session};
 use crate::shared::control::FrameRun;
 use crate::shared::error::StoreError;
 use crate::shared::wait::{self, Deadline};
 use pagemesh_pmem::Media;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// The session's position in its granted frames.
 #[derive(Clone, Copy)]
@@ -40,6 +41,16 @@ impl<M: Media> Session<M> {
         }
     }
 
+    /// The limit of a wait for frames. Demotions wait for a disk as long as it may be silent. A session with a limit of
+    /// zero shares its thread with the owner.
+    fn frames_wait(&self) -> Duration {
+        let is_tiered = self.mapping.geometry().flash_start().is_some();
+        match is_tiered && !self.owner_wait.is_zero() {
+            true => self.owner_wait.max(DEMOTION_WAIT_MAX),
+            false => self.owner_wait,
+        }
+    }
+
     /// Asks the owner for `frames` frames and for journal room, and waits for its answer.
     #[cold]
     pub(super) fn request_frames(&mut self, frames: u64) -> Result<(), StoreError> {
@@ -53,7 +64,7 @@ impl<M: Media> Session<M> {
             None => {
                 self.mapping.control.ring_doorbell();
                 let control = &self.mapping.control;
-                control.wait_for_answer(self.number, self.ticket, self.owner_wait);
+                control.wait_for_answer(self.number, self.ticket, self.frames_wait());
             }
         }
         if self.mapping.is_owner_gone() {

@@ -104,7 +104,7 @@ use leaf_cache::LeafCache;
 use pagemesh_base::ids::{FrameNo, ObjectId, PageNo};
 use pagemesh_base::slice::SliceError;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
-use pagemesh_pmem::{Media, UnfencedStores};
+use pagemesh_pmem::{Media, REQUEST_LIMIT, UnfencedStores};
 use partial_pages::PartialPageCache;
 use patch::{PATCH_MAX, PatchBuffer};
 pub use relocate::MovedPages;
@@ -120,6 +120,9 @@ pub const RECORD_PAGES_MAX: u64 = 256;
 /// The limit of a wait for the owner to make room, unless the session sets a shorter one. The owner
 /// answers in well under a millisecond, unless it is dead, stalled, or waits for its disk.
 const OWNER_WAIT_MAX: Duration = Duration::from_secs(5);
+/// The limit of a wait for frames of a pool with flash. Longer than [`REQUEST_LIMIT`], after which a disk without an
+/// answer ends the brick.
+pub const DEMOTION_WAIT_MAX: Duration = REQUEST_LIMIT.saturating_add(Duration::from_secs(5));
 
 type Page = [u8; PAGE_BYTES];
 
