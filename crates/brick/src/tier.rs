@@ -19,7 +19,7 @@ use pagemesh_store::devices::Device;
 use pagemesh_store::pool::TierUsage;
 use pagemesh_store::pool_mapping::Handle;
 use pagemesh_store::recovery::PoolError;
-use pagemesh_store::session::{RECORD_PAGES_MAX, Session};
+use pagemesh_store::session::{DEMOTION_WAIT_MAX, RECORD_PAGES_MAX, Session};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
@@ -35,13 +35,13 @@ pub const DEMOTION_END_PART: u64 = 6;
 pub const PROMOTIONS_MAX: usize = 1024;
 /// Promotions in one step, so that demotions are not delayed.
 const PROMOTION_STEP: usize = 64;
-/// How long a session of this process waits for demotions that free no frame.
-const DEMOTION_WAIT_MAX: Duration = Duration::from_secs(10);
 /// The interval at which it looks whether the brick ends.
 const DEMOTION_POLL: Duration = Duration::from_millis(50);
 /// The pause after a search that found no page to demote.
 const SEARCH_PAUSE: Duration = Duration::from_secs(1);
-/// The pause after demotions whose frames are not free yet.
+/// Batches in a row without a moved page, before the search counts as without result.
+const UNMOVED_BATCHES_MAX: u32 = 4;
+/// The pause after a batch without a moved page, and after demotions whose frames are not free yet.
 const CHECKPOINT_PAUSE: Duration = Duration::from_millis(5);
 
 /// Counts of a tier since the brick's start.
@@ -205,7 +205,8 @@ impl<M: Media> Brick<M> {
         }
     }
 
-    /// Maintains the pool for a session that waits, until it is answered. It waits for demotions.
+    /// Maintains the pool for a session that waits, until it is answered. It waits for demotions as long as a disk may
+    /// be silent.
     pub(crate) fn maintain_for(&self, number: u32) {
         self.maintain();
         let end = Instant::now() + DEMOTION_WAIT_MAX;
@@ -351,16 +352,25 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
         if is_session_waiting {
             wanted = wanted.max(RECORD_PAGES_MAX);
         }
+        let mut unmoved = 0;
         while wanted > 0 && !self.is_ending() {
             if self.pool().tier_usage().flash_free == 0 {
                 break;
             }
             let moved = mover.demote(wanted);
+            unmoved = if moved == Some(0) { unmoved + 1 } else { 0 };
+            // Pages that change during each of their moves are as good as none.
+            let moved = moved.filter(|_| unmoved < UNMOVED_BATCHES_MAX);
             self.pool().set_can_demote(moved.is_some());
             wanted = wanted.saturating_sub(moved.unwrap_or(wanted));
             self.end_demotion_step();
-            if moved.is_none() {
-                self.pause_search();
+            match moved {
+                None => {
+                    unmoved = 0;
+                    self.pause_search();
+                }
+                Some(0) => self.pause(CHECKPOINT_PAUSE),
+                Some(_) => {}
             }
         }
         // Sessions that wait are refused if flash is full.

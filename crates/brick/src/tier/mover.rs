@@ -104,13 +104,16 @@ impl<M: Media + Send + Sync + 'static> Mover<M> {
         }
     }
 
-    /// Copies cold pages, up to so many.
+    /// Copies cold pages, up to so many. Ends with the tables if it has some: a next pass would find them again.
     fn collect(&mut self, want: u64) -> Batch {
         let mut batch = Batch::new();
         let mut found = 0;
         let mut passes = 0;
         while found < want && passes < PASSES_MAX && !self.brick.is_ending() {
             let Some((slice, pages, policy)) = self.hand.objects.get(self.hand.at).copied() else {
+                if !batch.is_empty() {
+                    break;
+                }
                 self.hand = Hand::default();
                 self.hand.objects = self.list();
                 passes += 1;

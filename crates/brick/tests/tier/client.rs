@@ -42,6 +42,11 @@ fn options() -> OpenOptions {
 impl TieredFiles {
     /// A new pool. None where there is no file system in memory.
     pub fn new() -> Option<TieredFiles> {
+        TieredFiles::prepared(|_| {})
+    }
+
+    /// A new pool, changed by `prepare` before a brick opens it.
+    pub fn prepared(prepare: impl FnOnce(&mut Pool<TieredMedia>)) -> Option<TieredFiles> {
         let in_memory = tempfile::tempdir_in("/dev/shm").ok()?;
         let on_disk = tempfile::tempdir_in("/var/tmp").expect("a directory");
         let memory = in_memory.path().join("pool");
@@ -49,7 +54,7 @@ impl TieredFiles {
         let link = on_disk.path().join("memory");
         std::os::unix::fs::symlink(&memory, link).expect("a link");
         let mut files = TieredFiles::at(on_disk.path().to_owned());
-        files.add_disk();
+        files.add_disk(prepare);
         files._removed = Some([in_memory, on_disk]);
         Some(files)
     }
@@ -74,7 +79,7 @@ impl TieredFiles {
         self.directory.join("count")
     }
 
-    fn add_disk(&self) {
+    fn add_disk(&self, prepare: impl FnOnce(&mut Pool<TieredMedia>)) {
         let opened = File::options().read(true).write(true).open(&self.memory);
         let mapped = MappedMedia::new(opened.expect("the pool"), MEMORY_BYTES as usize);
         let limits = RequestLimits::default();
@@ -104,6 +109,7 @@ impl TieredFiles {
         assert!(pool.set_device_path(id, &self.disk), "room for the path");
         pool.add_device(planned).expect("a new device");
         assert!(pool.is_tiered());
+        prepare(&mut pool);
         pool.close().expect("closed");
     }
 
@@ -123,8 +129,12 @@ pub struct Client<M: Media> {
 
 impl<M: Media + Send + Sync + 'static> Client<M> {
     pub fn new(brick: &Arc<Brick<M>>, epoch: u32) -> Client<M> {
+        Client::of(brick, SLICE, epoch)
+    }
+
+    pub fn of(brick: &Arc<Brick<M>>, slice: SliceId, epoch: u32) -> Client<M> {
         let mut worker = Worker::open(brick, 1, 1).expect("a session");
-        Worker::attach(&mut worker, SLICE, Epoch(epoch)).expect("the slice");
+        Worker::attach(&mut worker, slice, Epoch(epoch)).expect("the slice");
         let ops = u64::from(epoch) << 32;
         Client { worker, ops }
     }

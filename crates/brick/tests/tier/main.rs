@@ -3,15 +3,19 @@
 mod client;
 
 use client::{Client, PAGE, SLICE, TieredFiles};
+use pagemesh_base::layout::SliceId;
 use pagemesh_base::rng::SplitMix64;
 use pagemesh_base::slice::{BrickControl, SliceReply, SliceRequest};
 use pagemesh_brick::brick::Brick;
+use pagemesh_brick::tier::DEMOTION_START_PART;
 use pagemesh_pmem::TieredMedia;
+use pagemesh_store::object::TierPolicy;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use uuid::Uuid;
 
 /// Pages of memory and of the set.
 const MEMORY_PAGES: u64 = 4096;
@@ -46,16 +50,19 @@ fn page_of_op(op: u64) -> u64 {
 }
 
 fn write_op(client: &mut Client<TieredMedia>, op: u64) {
-    let page = page_of_op(op);
+    write_page(client, page_of_op(op), op);
+}
+
+fn write_page(client: &mut Client<TieredMedia>, page: u64, version: u64) {
     let write = SliceRequest::Write {
         offset: page * PAGE,
-        data: page_bytes(page, op).into(),
+        data: page_bytes(page, version).into(),
         stamp: client.stamp(),
     };
     assert_eq!(
         client.execute(write),
         Ok(SliceReply::Done),
-        "operation {op}"
+        "version {version} of page {page}"
     );
 }
 
@@ -91,6 +98,47 @@ fn check_contents(brick: &Arc<Brick<TieredMedia>>, epoch: u32, ops: u64) {
             "page {page} has not version {version} of {ops} operations"
         );
     }
+}
+
+/// Fewer pages than a batch of demotions has.
+const FEW: SliceId = SliceId(Uuid::from_u128(6));
+const FEW_PAGES: u64 = 100;
+
+#[test]
+fn few_cold_pages_are_copied_once() {
+    let prepared = TieredFiles::prepared(|pool| {
+        pool.create(FEW, FEW_PAGES * PAGE).expect("room");
+        pool.create(SLICE, MEMORY_PAGES * PAGE).expect("room");
+        let set = pool.set_tier(SLICE, TierPolicy::Memory);
+        set.expect("the slice");
+    });
+    let Some(files) = prepared else {
+        return;
+    };
+    let (brick, _maintenance) = files.open();
+    let mut few = Client::of(&brick, FEW, 1);
+    (0..FEW_PAGES).for_each(|page| write_page(&mut few, page, 1));
+    // Of the other pages none may be demoted.
+    let mut client = Client::new(&brick, 1);
+    let mut written = 0;
+    let began = Instant::now();
+    loop {
+        let figures = brick.tier_figures().unwrap_or_default();
+        let usage = figures.usage;
+        if figures.demoted == FEW_PAGES {
+            break;
+        }
+        assert!(began.elapsed() < Duration::from_secs(120), "{figures:?}");
+        match usage.memory_free > usage.memory_frames / (2 * DEMOTION_START_PART) {
+            true => {
+                write_page(&mut client, written, 1);
+                written += 1;
+            }
+            false => std::thread::yield_now(),
+        }
+    }
+    let figures = brick.tier_figures().expect("a tier");
+    assert_eq!(figures.abandoned, 0, "{figures:?}");
 }
 
 #[test]
