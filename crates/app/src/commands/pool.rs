@@ -1,17 +1,16 @@
 //! `pagemesh pool`.
 
 mod check;
+mod create;
 mod device;
 
 pub use device::state_text;
 
-use crate::args::{CLASSES, Output};
+use crate::args::Output;
 use crate::commands::Verdict;
 use crate::output;
 use clap::Subcommand;
-use pagemesh_base::units::Size;
-use pagemesh_brick::file::{self, NewPool};
-use pagemesh_pmem::StatedClass;
+use pagemesh_brick::file;
 use serde::Serialize;
 use std::path::Path;
 use std::path::PathBuf;
@@ -21,30 +20,7 @@ use std::path::PathBuf;
 pub enum PoolCommand {
     /// Create a pool. Its class is `file-sync` on a plain file, `process` on tmpfs and `pmem` on
     /// DAX, unless `--class` names another.
-    Create {
-        /// New file, or a device.
-        path: PathBuf,
-        /// Size of the pool.
-        #[arg(long)]
-        size: Size,
-        /// Sessions that the pool can serve, 3 to 4095; by default by its size. A leg of an attached volume takes one, and
-        /// so does each direct client.
-        #[arg(long)]
-        sessions: Option<u32>,
-        /// Durability class; by default the class of the medium. `eadr` needs CPU caches that
-        /// survive power loss. `process` on a plain file loses the data when the machine restarts.
-        #[arg(long, value_parser = CLASSES)]
-        class: Option<String>,
-        /// Accept the class although nothing shows that the medium fulfils it.
-        ///
-        /// Data loss: if the medium does not fulfil the class, a power failure loses or damages
-        /// acknowledged writes.
-        #[arg(long, requires = "class")]
-        trust_medium: bool,
-        /// Output format.
-        #[arg(long, value_enum, default_value = "table")]
-        output: Output,
-    },
+    Create(create::CreateArgs),
     /// Check a pool while no brick runs on it. Without `--repair` the check writes nothing; it
     /// replays the journal of a crashed brick in memory only.
     ///
@@ -98,57 +74,10 @@ struct PoolInfo {
     class_trusted: bool,
 }
 
-/// A new pool.
-#[derive(Serialize)]
-struct CreatedPool {
-    pool: String,
-    path: String,
-    pool_bytes: u64,
-    class: String,
-}
-
 /// Creates, shows or checks a pool.
 pub fn run(command: &PoolCommand) -> anyhow::Result<Verdict> {
     match command {
-        PoolCommand::Create {
-            path,
-            size,
-            sessions,
-            class,
-            trust_medium,
-            output,
-        } => {
-            let class = class.as_deref().map(str::parse).transpose()?;
-            let stated = class.map(|class| StatedClass {
-                class,
-                is_trusted: *trust_medium,
-            });
-            let new = NewPool {
-                size_bytes: size.0,
-                sessions: *sessions,
-                stated,
-            };
-            let bar = crate::output::progress(&format!("making {}", path.display()));
-            let made = file::create_with(path, new, &mut |done, total| {
-                bar.set_length(total);
-                bar.set_position(done);
-            });
-            bar.finish_and_clear();
-            let (pool, class) = made?;
-            let made = CreatedPool {
-                pool: pool.to_string(),
-                path: path.display().to_string(),
-                pool_bytes: size.0,
-                class: class.to_string(),
-            };
-            output::print(*output, &made, || {
-                let size = output::bytes(size.0);
-                format!(
-                    "made pool {pool} of {size}, class {class}, in {}",
-                    made.path
-                )
-            })?;
-        }
+        PoolCommand::Create(args) => create::run(args)?,
         PoolCommand::Device(command) => device::run(command)?,
         PoolCommand::Show { path, output } => show(path, *output)?,
         PoolCommand::Check {

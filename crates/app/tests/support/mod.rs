@@ -179,18 +179,24 @@ impl Cluster {
         write_key(&cluster.key(), KEY);
         cluster.start_manager();
         for (n, size_mib) in sizes_mib.iter().enumerate() {
-            let pool = cluster.pools.path().join(format!("brick-{n}.pool"));
-            let size = format!("{size_mib}M");
-            cluster.ok(&["pool", "create", pool.to_str().unwrap(), "--size", &size]);
-            cluster.bricks.push(Brick {
-                pool,
-                is_local: n < near,
-                daemon: None,
-            });
-            cluster.spawn_brick(n);
+            cluster.add_brick(&format!("{size_mib}M"), &[], n < near);
         }
         cluster.await_bricks(sizes_mib.len());
         cluster
+    }
+
+    /// Starts another brick. `args` are further arguments of `pool create`.
+    pub fn add_brick(&mut self, size: &str, args: &[&str], is_local: bool) {
+        let n = self.bricks.len();
+        let pool = self.pools.path().join(format!("brick-{n}.pool"));
+        let head = ["pool", "create", pool.to_str().unwrap(), "--size", size];
+        self.ok(&[&head[..], args].concat());
+        self.bricks.push(Brick {
+            pool,
+            is_local,
+            daemon: None,
+        });
+        self.spawn_brick(n);
     }
 
     /// Where tests put their files.
