@@ -204,7 +204,9 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
                 path: path.into(),
                 cause,
             })?;
-        brick.pool_devices.note_path(brick.id().0, path);
+        // The manager and its users know nothing of the brick's directory.
+        let whole = std::path::absolute(path).unwrap_or_else(|_| path.into());
+        brick.pool_devices.note_path(brick.id().0, &whole);
         let tier = TierThread::start(&brick).map_err(|cause| FileError::System {
             action: "start the tier's thread of",
             path: path.into(),

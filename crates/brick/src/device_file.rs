@@ -3,18 +3,24 @@
 //! Invariants: a file is locked before the first byte of it is read or written, and as long as the pool has the device.
 //! An existing plain file is never taken: only a new one, or a block device that nothing uses.
 
+use crate::block_device::{self, open_claimed};
 use crate::file::{self, FileError, open_file, system};
 use crate::further_devices::identify;
 use crate::new_file::{NewFile, dir_of};
+use crate::pool_devices::DeviceError;
 use crate::resource_limits;
 use pagemesh_base::units::PAGE_BYTES;
-use pagemesh_pmem::{Durability, MappedMedia};
+use pagemesh_pmem::{Durability, MappedMedia, Media};
+use pagemesh_store::devices::Device;
+use pagemesh_store::pool::PreparedDevice;
+use pagemesh_store::pool_mapping::PoolMapping;
 use rustix::fs::{FallocateFlags, FileType, FlockOperation, Mode, OFlags};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use uuid::Uuid;
 
 /// Bytes at the start of a device that identify it: its header and the copy.
@@ -61,6 +67,15 @@ pub enum DeviceFileError {
         /// The pool in its header.
         pool: Uuid,
     },
+    /// A disk with partitions, which may hold data.
+    #[error(
+        "{0} has partitions, and all of them would be overwritten; name one of them, or if nothing on the disk is needed, \
+         delete them (wipefs --all {0}) and try again"
+    )]
+    HasPartitions(PathBuf),
+    /// A partition of a disk of this pool.
+    #[error("{0} is a partition of a disk that is a device of this pool; name another device")]
+    OnMember(PathBuf),
     /// A medium that forgets, for a pool that does not.
     #[error(
         "{path} is in memory and loses its data when the machine restarts, and the pool is of class {class}; name a file or device on a disk"
@@ -109,12 +124,14 @@ impl<'p> DeviceFile<'p> {
         if !kind.is_file() && !kind.is_block_device() {
             return Err(DeviceFileError::WrongKind(path.into()));
         }
-        let file = open_file(path)?;
-        check_holds_nothing(path, &file)?;
+        check_holds_nothing(path, &open_file(path)?)?;
         if kind.is_file() {
             return Err(FileError::Exists(path.into()).into());
         }
-        file::check_is_free(path, &file)?;
+        if block_device::has_partitions(path) {
+            return Err(DeviceFileError::HasPartitions(path.into()));
+        }
+        let file = open_claimed(path, Duration::ZERO)?;
         lock(path, &file)?;
         let found = file::length(path, &file)?.unwrap_or(0);
         let wanted = size.unwrap_or(found);
@@ -159,6 +176,23 @@ impl<'p> DeviceFile<'p> {
         Ok(())
     }
 
+    /// Writes the tables of a device without data. The pool does not use it yet, so an error refuses the device only.
+    pub(crate) fn write_tables<M: Media>(
+        &self,
+        mapping: &PoolMapping<M>,
+        planned: Device,
+    ) -> Result<PreparedDevice, DeviceError> {
+        let failed = |cause| DeviceFileError::from(system("write the tables of", self.path)(cause));
+        let prepared = PreparedDevice::write_with(mapping, planned, |at, page| {
+            self.file
+                .write_all_at(page, at)
+                .map_err(failed)
+                .map_err(DeviceError::from)
+        })?;
+        self.file.sync_all().map_err(failed)?;
+        Ok(prepared)
+    }
+
     /// Gives a new file its name.
     pub(crate) fn persist(self) -> Result<NamedDevice<'p>, DeviceFileError> {
         let is_new = self.new.is_some();
@@ -169,6 +203,7 @@ impl<'p> DeviceFile<'p> {
             path: self.path,
             file: Some(self.file),
             is_new,
+            is_kept: false,
         })
     }
 }
@@ -178,9 +213,18 @@ pub(crate) struct NamedDevice<'p> {
     path: &'p Path,
     file: Option<File>,
     is_new: bool,
+    is_kept: bool,
 }
 
 impl NamedDevice<'_> {
+    /// Removes a new file, because the pool cannot have it.
+    pub(crate) fn discard(&mut self) {
+        if std::mem::take(&mut self.is_new) {
+            // The error to report is the first one.
+            let _ = std::fs::remove_file(self.path);
+        }
+    }
+
     /// Another handle of the open file, with its lock.
     pub(crate) fn file(&self) -> Result<File, FileError> {
         let file = self.file.as_ref().map(File::try_clone);
@@ -188,17 +232,16 @@ impl NamedDevice<'_> {
         file.map_err(system("open", self.path))
     }
 
-    /// The pool has the device.
-    pub(crate) fn keep(mut self) {
-        self.is_new = false;
+    /// The pool may have the device.
+    pub(crate) fn keep(&mut self) {
+        self.is_kept = true;
     }
 }
 
 impl Drop for NamedDevice<'_> {
     fn drop(&mut self) {
-        if self.is_new {
-            // The error to report is the first one.
-            let _ = std::fs::remove_file(self.path);
+        if !self.is_kept {
+            self.discard();
         }
     }
 }
@@ -256,6 +299,12 @@ pub(crate) fn open_device(path: &Path) -> Result<File, FileError> {
     let flags = rustix::fs::fcntl_getfl(&file).map_err(refused)?;
     rustix::fs::fcntl_setfl(&file, flags - OFlags::NONBLOCK).map_err(refused)?;
     Ok(file.into())
+}
+
+/// Whether a path is a partition of a disk.
+pub(crate) fn is_partition_of(path: &Path, disk: &Path) -> bool {
+    let disk = block_device::device_number(disk);
+    disk.is_some() && block_device::disk_of_partition(path) == disk
 }
 
 /// Whether two paths are one file or one device.

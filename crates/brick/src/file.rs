@@ -5,6 +5,7 @@
 //! an [`OwnerLock`], that distinguishes it from its clients. Plain files are fully allocated before
 //! they become a pool, and before one is opened.
 
+use crate::block_device::open_claimed;
 use crate::error_hints::{io_hint, map_hint};
 use crate::new_file::{NewFile, dir_of};
 use crate::{process, resource_limits};
@@ -16,7 +17,7 @@ use pagemesh_store::superblock::Superblock;
 use rustix::fs::{FallocateFlags, FlockOperation};
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use uuid::Uuid;
@@ -239,7 +240,7 @@ fn create_allocated(
         if read_superblock_of(path, &file).is_ok() {
             return Err(FileError::HoldsPool(path.into()));
         }
-        check_is_free(path, &file)?;
+        let _exclusive = open_claimed(path, Duration::ZERO)?;
         check_length(path, &file, size_bytes)?;
         return make_pool(path, file, new, Allocation::Sparse, progress);
     }
@@ -264,25 +265,6 @@ fn create_allocated(
     let made = make_pool(path, file, new, space, progress)?;
     fresh.persist()?;
     Ok(made)
-}
-
-/// Refuses a block device that the kernel uses.
-pub(crate) fn check_is_free(path: &Path, file: &File) -> Result<(), FileError> {
-    let found = file.metadata().map_err(system("look at", path))?;
-    if !found.file_type().is_block_device() {
-        return Ok(());
-    }
-    let exclusive = OpenOptions::new()
-        .read(true)
-        .custom_flags(nix::libc::O_EXCL)
-        .open(path);
-    match exclusive {
-        Ok(_) => Ok(()),
-        Err(cause) if cause.kind() == io::ErrorKind::ResourceBusy => {
-            Err(FileError::Mounted(path.into()))
-        }
-        Err(cause) => Err(system("open", path)(cause)),
-    }
 }
 
 /// Refuses a medium shorter than the pool: every access beyond its end would be a SIGBUS.
@@ -385,6 +367,8 @@ fn boot_id() -> Result<Uuid, FileError> {
 #[derive(Debug)]
 pub struct OwnerLock {
     file: File,
+    /// The claim of a block device, for as long as the brick runs.
+    exclusive: Option<File>,
 }
 
 impl OwnerLock {
@@ -435,7 +419,12 @@ pub(crate) fn take_owner_lock(path: &Path) -> Result<OwnerLock, FileError> {
     let began = Instant::now();
     loop {
         match nix::fcntl::fcntl(&file, nix::fcntl::FcntlArg::F_OFD_SETLK(&whole)) {
-            Ok(_) => return Ok(OwnerLock { file }),
+            Ok(_) => {
+                return Ok(OwnerLock {
+                    file,
+                    exclusive: None,
+                });
+            }
             Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EACCES) => {}
             Err(cause) => return Err(system("lock", path)(cause.into())),
         }
@@ -469,7 +458,9 @@ pub(crate) fn open_with(
     path: &Path,
     space: Allocation,
 ) -> Result<(MappedMedia, OwnerLock), FileError> {
-    let (file, claim) = open_locked(path)?;
+    let (file, mut claim) = open_locked(path)?;
+    // A brick that has just ended may still have its claim.
+    claim.exclusive = Some(open_claimed(path, OWNER_LOCK_LIMIT)?);
     let block = read_superblock_of(path, &file)?;
     if space == Allocation::Allocated {
         fill_holes(path, &file, block.geometry.pool_bytes)?;

@@ -6,6 +6,7 @@
 //! Invariants: a device is locked before it is used, as the pool's file is, and identified under its lock, on the same open
 //! file. Nothing but a plain file or a block device is opened.
 
+use crate::block_device::claim;
 use crate::device_file::{is_same_file, open_device};
 use crate::file::{FileError, LOCK_LIMIT, LOCK_PAUSE, superblocks_of, system};
 use pagemesh_base::units::PAGE_BYTES;
@@ -120,6 +121,7 @@ pub(crate) fn find(
             }
             match find_device(block, newest.pool, device.id, &mut named) {
                 Ok(IdentifiedFile { path, file }) => {
+                    let file = claim(&path, file, patience)?;
                     lock(&path, &file, patience)?;
                     let device = *device;
                     // It may have left the pool while this brick waited for its lock.

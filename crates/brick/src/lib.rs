@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod block_device;
 pub mod brick;
 pub mod device_file;
 mod device_requests;

@@ -77,6 +77,9 @@ pub enum DeviceError {
     /// The pool refuses.
     #[error(transparent)]
     Pool(#[from] ObjectError),
+    /// The tables of the device cannot be planned any more.
+    #[error(transparent)]
+    Plan(#[from] PoolError),
     /// The medium cannot use it.
     #[error("{path} cannot join the pool: {cause}")]
     Attach {
@@ -85,6 +88,12 @@ pub enum DeviceError {
         /// The cause.
         cause: MapError,
     },
+    /// The superblock has no room for its path.
+    #[error(
+        "the pool has no room for the path {0}: all its further devices have 738 bytes for their paths; use a shorter path, \
+         for example through a symbolic link"
+    )]
+    LongPath(PathBuf),
     /// The first device stays.
     #[error(
         "the first device of a pool cannot be drained, because it has the journals and tables; move the volumes to another pool instead"
@@ -183,67 +192,80 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
     /// When the file cannot be used, or the pool has no place for it.
     pub fn add_device(&self, path: &Path, size_bytes: Option<u64>) -> Result<Uuid, DeviceError> {
         let _changing = lock(&self.pool_devices.changing);
-        if self.is_member(path) {
-            return Err(DeviceFileError::IsMember(path.into()).into());
-        }
+        self.check_path(path)?;
         let device = DeviceFile::open(path, size_bytes)?;
         let id = Uuid::new_v4();
         let planned = self.pool().plan_device(id, device.bytes);
         let planned = planned.map_err(ObjectError::from)?;
         device.prepare(self.durability())?;
+        let prepared = device.write_tables(self.mapping(), planned)?;
         let device = device.persist()?;
-        let has_path = self.join(path, &device, planned)?;
-        device.keep();
-        if !has_path {
-            tracing::warn!(
-                "the pool has no room for the path {} of a device: name it with --device at each start",
-                path.display()
-            );
-        }
+        self.join(path, device, (planned, &prepared))?;
         self.pool_devices.note_path(id, path);
         tracing::info!(path = %path.display(), device = %id, "a device has joined the pool");
         Ok(id)
     }
 
-    /// Extends the medium and then the pool by a device. False if the pool has no room for its path.
+    /// Refuses a path before anything is allocated or written there.
+    fn check_path(&self, path: &Path) -> Result<(), DeviceError> {
+        if self.has_member(|member| device_file::is_same_file(member, path)) {
+            return Err(DeviceFileError::IsMember(path.into()).into());
+        }
+        if self.has_member(|member| device_file::is_partition_of(path, member)) {
+            return Err(DeviceFileError::OnMember(path.into()).into());
+        }
+        if self.mapping().media().disk_figures().is_none() {
+            return Err(attach_refused(path, MapError::NoFurtherDevices));
+        }
+        match self.pool().has_room_for_path(path) {
+            true => Ok(()),
+            false => Err(DeviceError::LongPath(path.into())),
+        }
+    }
+
+    /// Extends the medium and then the pool by a device whose tables are written.
     fn join(
         &self,
         path: &Path,
-        device: &NamedDevice<'_>,
-        planned: Device,
-    ) -> Result<bool, DeviceError> {
+        mut device: NamedDevice<'_>,
+        (planned, prepared): (Device, &PreparedDevice),
+    ) -> Result<(), DeviceError> {
         let media = self.mapping().media().clone();
-        let refused = |cause| DeviceError::Attach {
-            path: path.into(),
-            cause,
+        let new = NewDevice {
+            file: device.file().map_err(DeviceFileError::from)?,
+            bytes: planned.bytes(),
+            head_len: planned.head_len(),
         };
-        media
-            .attach_device(NewDevice {
-                file: device.file().map_err(DeviceFileError::from)?,
-                bytes: planned.bytes(),
-                head_len: planned.head_len(),
-            })
-            .map_err(refused)?;
-        let mut has_path = true;
-        let prepared = PreparedDevice::write(self.mapping(), planned);
-        let added = prepared.and_then(|prepared| {
-            let mut pool = self.pool();
-            has_path = pool.set_device_path(planned.id, path);
-            pool.add_prepared_device(&prepared)
-        });
-        if let Err(cause) = added {
-            if let Err(cause) = media.detach_device(planned.bytes().start) {
-                tracing::warn!(%cause, path = %path.display(), "a device that did not join stays open");
+        let attached = media.attach_device(new);
+        attached.map_err(|cause| attach_refused(path, cause))?;
+        // A superblock may name the device from now on, also after an error.
+        device.keep();
+        let mut pool = self.pool();
+        pool.set_device_path(planned.id, path);
+        let added = pool.add_prepared_device(prepared);
+        drop(pool);
+        let Err(cause) = added else {
+            return Ok(());
+        };
+        match cause {
+            PoolError::DeviceChanged | PoolError::Device(_) | PoolError::Truncated { .. } => {
+                if let Err(cause) = media.detach_device(planned.bytes().start) {
+                    tracing::warn!(%cause, path = %path.display(), "a device that did not join stays open");
+                }
+                device.discard();
             }
-            return Err(self.device_error(cause.into()));
+            _ => tracing::warn!(
+                path = %path.display(),
+                "the pool may name this device already, so it stays where it is; `pagemesh pool device list` shows whether \
+                 the pool has it, once the brick runs again"
+            ),
         }
-        Ok(has_path)
+        Err(self.device_error(cause.into()))
     }
 
-    fn is_member(&self, path: &Path) -> bool {
+    fn has_member(&self, is_it: impl Fn(&Path) -> bool) -> bool {
         let work = self.pool_devices.work();
-        let mut paths = work.paths.values();
-        paths.any(|known| device_file::is_same_file(known, path))
+        work.paths.values().any(|member| is_it(member))
     }
 
     /// An error of the pool. One of the medium ends the brick.
@@ -413,9 +435,13 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
             *mover = None;
             return None;
         };
+        // A pass is over the pages of one device.
+        if mover.as_ref().is_some_and(|it| it.device() != device.id) {
+            *mover = None;
+        }
         let step = match mover {
             Some(mover) => Ok(mover),
-            None => Mover::new(self).map(|new| mover.insert(new)),
+            None => Mover::new(self, device.id).map(|new| mover.insert(new)),
         };
         let step = step.and_then(|mover| mover.step(&device));
         let now = Instant::now();
@@ -434,6 +460,9 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
             }
             Ok(DrainStep::Blocked(problem)) => {
                 record.block(device.id, problem);
+                drop(work);
+                // A new pass finds pages that were repaired meanwhile.
+                *mover = None;
                 Some(RETRY_PAUSE)
             }
             Ok(DrainStep::Empty) => {
@@ -487,6 +516,13 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
         work.drains.remove(&device.id);
         work.paths.remove(&device.id);
         Duration::ZERO
+    }
+}
+
+fn attach_refused(path: &Path, cause: MapError) -> DeviceError {
+    DeviceError::Attach {
+        path: path.into(),
+        cause,
     }
 }
 

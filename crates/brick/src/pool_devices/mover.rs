@@ -20,9 +20,13 @@ use pagemesh_telemetry::OpKind;
 use rustix::event::{PollFd, PollFlags};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use uuid::Uuid;
 
-/// Pages that one step moves, at most.
-const STEP_PAGES: usize = 64;
+/// Pages that one step moves, at most. A step reads them all before it counts the unreadable ones.
+const STEP_PAGES: usize = 16;
+/// Unreadable pages at which a pass stops. With the pages of the last step they are far fewer than the pages at which a
+/// disk counts as failed ([`PAGES_MAX`](pagemesh_pmem::unreadable::PAGES_MAX)).
+const UNREADABLE_MAX: u64 = 16;
 /// Pages whose slots one step looks at.
 const SCANNED_PAGES: u64 = 1 << 14;
 /// The interval of looks at the requests of clients.
@@ -48,6 +52,7 @@ pub(super) enum DrainStep {
 /// A pass over the slices of a pool.
 pub(super) struct Mover<M: Media> {
     brick: Arc<Brick<M>>,
+    device: Uuid,
     session: Session<M>,
     io: Option<Box<dyn AsyncIo>>,
     last_tag: u64,
@@ -69,8 +74,8 @@ struct SlicePages {
 }
 
 impl<M: Media + Send + Sync + 'static> Mover<M> {
-    /// Opens a session, and begins a pass.
-    pub(super) fn new(brick: &Arc<Brick<M>>) -> Result<Mover<M>, ObjectError> {
+    /// Opens a session, and begins a pass over the data of a device.
+    pub(super) fn new(brick: &Arc<Brick<M>>, device: Uuid) -> Result<Mover<M>, ObjectError> {
         let io = brick.mapping().media().async_io();
         let io = io.map_err(PoolError::from)?;
         let pid = std::process::id();
@@ -81,6 +86,7 @@ impl<M: Media + Send + Sync + 'static> Mover<M> {
         Ok(Mover {
             session: brick.session(number),
             brick: brick.clone(),
+            device,
             io,
             last_tag: 0,
             slices: slices.into_iter(),
@@ -93,11 +99,23 @@ impl<M: Media + Send + Sync + 'static> Mover<M> {
         })
     }
 
+    /// The device whose data the pass moves.
+    pub(super) fn device(&self) -> Uuid {
+        self.device
+    }
+
     /// Moves some pages or nodes.
     ///
     /// # Errors
     /// When the pool lacks room, or fails. A new pass may succeed later.
     pub(super) fn step(&mut self, device: &Device) -> Result<DrainStep, ObjectError> {
+        if self.damaged >= UNREADABLE_MAX {
+            return Ok(DrainStep::Blocked(format!(
+                "at least {} pages of it cannot be read, and the drain reads no more of them, because the disk would fail; \
+                 let a scrub of their volumes repair them from another copy, or delete the volumes",
+                self.damaged
+            )));
+        }
         if self.at.is_none() {
             let Some(slice) = self.slices.next() else {
                 return self.step_nodes();

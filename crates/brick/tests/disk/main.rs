@@ -1,6 +1,7 @@
 //! Bricks that reach their pools by requests to a disk, with a small cache, against a simple model.
 
 mod client;
+mod device_failures;
 mod devices;
 mod faults;
 mod pool_devices;

@@ -17,30 +17,30 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use uuid::Uuid;
 
-const MIB: u64 = 1 << 20;
+pub const MIB: u64 = 1 << 20;
 const FILLER: SliceId = SliceId(Uuid::from_u128(6));
 /// Fewer than the slice's.
 const FIRST_BYTES: u64 = 3 * MIB;
-const DEVICE_BYTES: u64 = 6 * MIB;
+pub const DEVICE_BYTES: u64 = 6 * MIB;
 /// Much longer than any step takes.
 const LIMIT: Duration = Duration::from_secs(120);
 
-struct SmallPool(TempDir);
+pub struct SmallPool(TempDir);
 
 impl SmallPool {
-    fn new() -> SmallPool {
+    pub fn new() -> SmallPool {
         let directory = tempfile::tempdir_in("/var/tmp").expect("a directory");
         let home = SmallPool(directory);
         file::create(&home.path("pool"), FIRST_BYTES).expect("a pool on a disk");
         home
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 }
 
-fn until(what: &str, mut is_done: impl FnMut() -> bool) {
+pub fn until(what: &str, mut is_done: impl FnMut() -> bool) {
     let began = Instant::now();
     while !is_done() {
         assert!(began.elapsed() < LIMIT, "{what} takes too long");
@@ -48,17 +48,17 @@ fn until(what: &str, mut is_done: impl FnMut() -> bool) {
     }
 }
 
-fn find(brick: &Brick<DiskMedia>, id: Uuid) -> Option<DeviceStatus> {
+pub fn find(brick: &Brick<DiskMedia>, id: Uuid) -> Option<DeviceStatus> {
     brick.devices().into_iter().find(|device| device.id == id)
 }
 
-fn is_locked(path: &Path) -> bool {
+pub fn is_locked(path: &Path) -> bool {
     let file = File::open(path).expect("the file");
     rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err()
 }
 
 /// Writes every page of the slice, and the model.
-fn fill(client: &mut Client, model: &mut [u8]) {
+pub fn fill(client: &mut Client, model: &mut [u8]) {
     for (page, bytes) in model.chunks_mut(PAGE as usize).enumerate() {
         bytes.fill(page as u8 | 1);
         let write = SliceRequest::Write {
@@ -87,7 +87,7 @@ fn fill_until_full(client: &mut Client) {
     panic!("the pool has room for the whole slice");
 }
 
-fn add(brick: &Brick<DiskMedia>, path: &Path) -> Uuid {
+pub fn add(brick: &Brick<DiskMedia>, path: &Path) -> Uuid {
     let added = brick.add_device(path, Some(DEVICE_BYTES));
     added.expect("a device")
 }
@@ -296,7 +296,7 @@ fn drain_without_room_waits_and_says_so() {
 }
 
 /// The outcome of a request that the thread of the devices carries out.
-fn outcome_of(brick: &Arc<Brick<DiskMedia>>, change: DeviceChange) -> Result<Uuid, String> {
+pub fn outcome_of(brick: &Arc<Brick<DiskMedia>>, change: DeviceChange) -> Result<Uuid, String> {
     let request = Uuid::new_v4();
     // The manager repeats requests.
     brick.request_device_change(request, change.clone());

@@ -73,10 +73,24 @@ impl Bitmap {
 
     /// Writes the bitmap of a device on which nothing is in use.
     pub(crate) fn format<M: Media>(media: &M, tables: &DeviceFrames, pool: Uuid) {
-        let seed = crc32c(pool.as_bytes());
         let mut stores: Option<UnfencedStores> = None;
+        for (at, page) in Bitmap::empty_pages(tables, pool) {
+            let (_, streamed) = M::stream_page(&[(media, at)], &page);
+            stores = Some(streamed.after(stores.take()));
+        }
+        if let Some(stores) = stores {
+            let _fenced = media.fence(stores);
+        }
+    }
+
+    /// The pages of such a bitmap, and their places in the pool.
+    pub(crate) fn empty_pages(
+        tables: &DeviceFrames,
+        pool: Uuid,
+    ) -> impl Iterator<Item = (usize, [u8; PAGE_BYTES])> {
+        let seed = crc32c(pool.as_bytes());
         let Range { start, end } = tables.lines();
-        for first in (start..end).step_by(PAGE_LINES) {
+        (start..end).step_by(PAGE_LINES).map(move |first| {
             let mut page = [0; PAGE_BYTES];
             let bytes = page.as_chunks_mut::<LINE_BYTES>().0;
             for (number, bytes) in (first..end).zip(bytes) {
@@ -84,13 +98,8 @@ impl Bitmap {
                 line[LINE_WORDS] = line_checksum(seed, number as usize, &line);
                 *bytes = bytes_of(&line);
             }
-            let at = tables.line_at(first);
-            let (_, streamed) = M::stream_page(&[(media, at)], &page);
-            stores = Some(streamed.after(stores.take()));
-        }
-        if let Some(stores) = stores {
-            let _fenced = media.fence(stores);
-        }
+            (tables.line_at(first), page)
+        })
     }
 
     /// Reads the bitmap, and the lines with wrong checksums. Their bits are as found. The next

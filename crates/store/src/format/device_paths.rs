@@ -28,7 +28,7 @@ impl DevicePaths {
         self.0.retain(|id, _| devices.has(*id));
         let before = self.0.insert(device, path.to_owned());
         let lengths = self.0.values().map(|path| path.as_os_str().len());
-        let fits = lengths.sum::<usize>() + 2 * (DEVICES_MAX - 1) <= DEVICE_PATHS_BYTES;
+        let fits = fits(lengths.sum());
         if !fits {
             match before {
                 Some(before) => self.0.insert(device, before),
@@ -36,6 +36,13 @@ impl DevicePaths {
             };
         }
         fits
+    }
+
+    /// Whether there is room for the path of one more device.
+    pub(crate) fn has_room_for(&self, path: &Path, devices: &DeviceTable) -> bool {
+        let others = self.0.iter().filter(|(id, _)| devices.has(**id));
+        let lengths = others.map(|(_, path)| path.as_os_str().len());
+        fits(lengths.sum::<usize>() + path.as_os_str().len())
     }
 
     /// Writes the paths in the order of the devices' places in the superblock.
@@ -72,6 +79,11 @@ impl DevicePaths {
         }
         DevicePaths(paths)
     }
+}
+
+/// Whether paths of so many bytes in all fit into the superblock.
+fn fits(path_bytes: usize) -> bool {
+    path_bytes + 2 * (DEVICES_MAX - 1) <= DEVICE_PATHS_BYTES
 }
 
 /// Whether the path of a place fits into the rest of the bytes, with the lengths of all later places.

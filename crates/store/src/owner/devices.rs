@@ -7,6 +7,7 @@ use super::pool::Pool;
 use crate::defect::{self, Defect};
 use crate::format::bitmap::Bitmap;
 use crate::format::devices::{Device, DeviceKind};
+use crate::format::geometry::DeviceFrames;
 use crate::recovery::PoolError;
 use crate::shared::pool_mapping::PoolMapping;
 use pagemesh_base::units::PAGE_BYTES;
@@ -40,14 +41,7 @@ impl PreparedDevice {
         if found < wanted {
             return Err(PoolError::Truncated { wanted, found });
         }
-        let mut geometry = *mapping.geometry();
-        let bytes = planned.pages * PAGE_BYTES as u64;
-        if geometry.add_device(planned.id, bytes, planned.kind)? != planned {
-            return Err(PoolError::DeviceChanged);
-        }
-        let mut tables = geometry.device_frames();
-        let tables = tables.find(|it| it.first_page == planned.first_page);
-        let tables = tables.expect("the plan has the device");
+        let tables = tables_of(mapping, &planned)?;
         Bitmap::format(data, &tables, mapping.pool());
         let header = planned.header(mapping.pool());
         let first = planned.first_page as usize * PAGE_BYTES;
@@ -57,6 +51,44 @@ impl PreparedDevice {
         data.sync()?;
         Ok(PreparedDevice { device: planned })
     }
+
+    /// The same by a function that writes a page at a byte of the device, before the media have it. The caller makes the
+    /// pages durable before [`Pool::add_prepared_device`].
+    ///
+    /// **Data loss:** everything on the device is lost.
+    ///
+    /// # Errors
+    /// When the plan is no longer valid, or the function fails.
+    pub fn write_with<M: Media, E: From<PoolError>>(
+        mapping: &PoolMapping<M>,
+        planned: Device,
+        mut write: impl FnMut(u64, &[u8; PAGE_BYTES]) -> Result<(), E>,
+    ) -> Result<PreparedDevice, E> {
+        let tables = tables_of(mapping, &planned)?;
+        let first = planned.first_page * PAGE_BYTES as u64;
+        for (at, page) in Bitmap::empty_pages(&tables, mapping.pool()) {
+            write(at as u64 - first, &page)?;
+        }
+        let header = planned.header(mapping.pool());
+        write(0, &header)?;
+        write(PAGE_BYTES as u64, &header)?;
+        Ok(PreparedDevice { device: planned })
+    }
+}
+
+/// The places of the tables of a planned device.
+fn tables_of<M: Media>(
+    mapping: &PoolMapping<M>,
+    planned: &Device,
+) -> Result<DeviceFrames, PoolError> {
+    let mut geometry = *mapping.geometry();
+    let bytes = planned.pages * PAGE_BYTES as u64;
+    if geometry.add_device(planned.id, bytes, planned.kind)? != *planned {
+        return Err(PoolError::DeviceChanged);
+    }
+    let mut tables = geometry.device_frames();
+    let tables = tables.find(|it| it.first_page == planned.first_page);
+    Ok(tables.expect("the plan has the device"))
 }
 
 impl<M: Media> Pool<M> {
@@ -103,6 +135,13 @@ impl<M: Media> Pool<M> {
             return Err(PoolError::Failed);
         }
         let planned = prepared.device;
+        let (wanted, found) = (
+            planned.end_page() * PAGE_BYTES as u64,
+            self.mapping.data.len_bytes() as u64,
+        );
+        if found < wanted {
+            return Err(PoolError::Truncated { wanted, found });
+        }
         let mut geometry = *self.mapping.geometry();
         let bytes = planned.pages * PAGE_BYTES as u64;
         let is_planned = geometry.add_device(planned.id, bytes, planned.kind)? == planned;
@@ -121,6 +160,13 @@ impl<M: Media> Pool<M> {
     #[must_use]
     pub fn device_path(&self, id: Uuid) -> Option<&Path> {
         self.superblock.device_paths.of(id)
+    }
+
+    /// Whether the superblock has room for the path of a further device beside the paths of the others.
+    #[must_use]
+    pub fn has_room_for_path(&self, path: &Path) -> bool {
+        let devices = &self.mapping.geometry().devices;
+        self.superblock.device_paths.has_room_for(path, devices)
     }
 
     /// Remembers where a device of the pool, or one that will join, was found. The next superblock has it. False if there is
