@@ -42,7 +42,7 @@ impl Manager {
             tracing::warn!(%brick, name = %asked, "the brick keeps its name: another brick has this one");
         }
         let known = book.bricks.get(&registration.brick);
-        let devices = registration.devices.clone();
+        let devices = registration.devices.clone().map(BrickDevices::cleaned);
         let (record, seen) = self.split_registration(registration, name, known);
         if known.is_none() && book.bricks.len() >= BRICKS_MAX {
             return Err(Fault::TooMany {
@@ -82,12 +82,12 @@ impl Manager {
         let name = book.assign_name(registration).ok()?;
         let known = book.bricks.get(&registration.brick)?;
         let (record, seen) = self.split_registration(registration.clone(), name, Some(known));
-        let devices = registration.devices.as_ref();
-        let has_events = !heartbeat_drafts(Some(known), &record, seen.scrub, devices).is_empty();
-        if needs_commit(&known.record, &record) || has_events {
+        let devices = registration.devices.clone().map(BrickDevices::cleaned);
+        let drafts = heartbeat_drafts(Some(known), &record, seen.scrub, devices.as_ref());
+        if needs_commit(&known.record, &record) || !drafts.is_empty() {
             return None;
         }
-        Some(self.record_heartbeat(&mut book, record, seen, registration.devices.clone()))
+        Some(self.record_heartbeat(&mut book, record, seen, devices))
     }
 
     fn split_registration(

@@ -17,6 +17,7 @@ pub use bricks::{
     BrickInfo, BrickRegistration, BrickScrub, HeartbeatReply, ScrubBrick, ScrubReport,
     ScrubRequest, ScrubState,
 };
+pub(crate) use devices::is_device_path;
 pub use devices::{
     AddDevice, BrickDevice, BrickDevices, DeviceChange, DeviceList, DeviceRequest,
     DeviceRequestInfo, DeviceRequestState, DeviceResult, DeviceState, DrainDevice, DrainProgress,

@@ -214,18 +214,39 @@ fn impossible_device_request_names_the_way_out() {
 }
 
 #[test]
-fn devices_beyond_limits_are_refused_in_heartbeats() {
+fn list_of_devices_beyond_its_limit_is_refused() {
     let cluster = Cluster::new(1);
     let manager = cluster.manager();
-    let many = vec![first(); 65];
-    let odd_path = vec![device(SECOND, "second", DeviceState::Active)];
-    let mut long = second(DeviceState::Draining);
-    long.drain = Some(DrainProgress {
-        problem: Some("x".repeat(5000)),
+    let refused = manager.heartbeat(beat_with(vec![first(); 65], vec![]));
+    assert!(refused.is_err(), "{refused:?}");
+}
+
+#[test]
+fn odd_paths_and_sentences_refuse_no_heartbeat() {
+    let cluster = Cluster::new(1);
+    let manager = cluster.manager();
+    heartbeat(&manager, &[first()], &[]);
+    let asked = manager.add_device(brick_id(0), add_request("/busy"));
+    let asked = asked.expect("it is alive");
+    let mut odd = device(SECOND, "second", DeviceState::Draining);
+    let drain = DrainProgress {
+        problem: Some(format!("a\nb{}", "ü".repeat(5000))),
         ..DrainProgress::default()
-    });
-    for list in [many, odd_path, vec![long]] {
-        let refused = manager.heartbeat(beat_with(list, vec![]));
-        assert!(refused.is_err(), "{refused:?}");
+    };
+    odd.drain = Some(drain);
+    let result = result_of(&asked, Some("/busy\u{1b}[1m is mounted"));
+    // The second heartbeat changes nothing, and takes another way in the manager.
+    for _ in 0..2 {
+        heartbeat(&manager, &[first(), odd.clone()], &[result.clone()]);
     }
+    let shown = manager.devices(brick_id(0)).expect("its devices");
+    assert_eq!(shown.devices[1].path, None);
+    let problem = shown.devices[1]
+        .drain
+        .as_ref()
+        .and_then(|it| it.problem.clone());
+    let problem = problem.expect("a sentence");
+    assert!(problem.starts_with("a b") && problem.len() <= 4096);
+    let error = shown.requests[0].error.as_deref();
+    assert_eq!(error, Some("/busy [1m is mounted"));
 }

@@ -77,6 +77,46 @@ pub struct BrickDevices {
     pub results: Vec<DeviceResult>,
 }
 
+/// Bytes of the longest path of a device: `PATH_MAX` without its end.
+pub(crate) const PATH_BYTES_MAX: usize = 4095;
+/// Bytes of the longest sentence of a brick about a device.
+const SENTENCE_BYTES_MAX: usize = 4096;
+
+impl BrickDevices {
+    /// The same with sentences of bounded length without control characters, and without paths that are none. They are for
+    /// people only, so a heartbeat is never refused because of them.
+    #[must_use]
+    pub fn cleaned(mut self) -> BrickDevices {
+        for device in &mut self.list {
+            device.path = device.path.take().filter(|path| is_device_path(path));
+            if let Some(drain) = &mut device.drain {
+                drain.problem = drain.problem.take().map(clean_sentence);
+            }
+        }
+        for result in &mut self.results {
+            result.error = result.error.take().map(clean_sentence);
+        }
+        self
+    }
+}
+
+fn is_plain(text: &str) -> bool {
+    !text.chars().any(char::is_control)
+}
+
+/// Whether a text can be the path of a device.
+pub(crate) fn is_device_path(path: &str) -> bool {
+    path.starts_with('/') && path.len() <= PATH_BYTES_MAX && is_plain(path)
+}
+
+fn clean_sentence(mut text: String) -> String {
+    if !is_plain(&text) {
+        text = text.replace(char::is_control, " ");
+    }
+    text.truncate(text.floor_char_boundary(SENTENCE_BYTES_MAX));
+    text
+}
+
 /// The result of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DeviceResult {

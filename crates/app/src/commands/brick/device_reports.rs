@@ -27,7 +27,9 @@ pub fn report<M: Media + Send + Sync + 'static>(brick: &Arc<Brick<M>>) -> (Brick
     });
     let results = results.collect();
     let list = brick.devices().into_iter().map(wire_device).collect();
-    (BrickDevices { list, results }, is_changing)
+    let devices = BrickDevices { list, results };
+    // An earlier manager refuses heartbeats with other texts.
+    (devices.cleaned(), is_changing)
 }
 
 fn wire_device(device: DeviceStatus) -> BrickDevice {
