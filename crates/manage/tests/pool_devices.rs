@@ -224,9 +224,11 @@ fn list_of_devices_beyond_its_limit_is_refused() {
 #[test]
 fn odd_paths_and_sentences_refuse_no_heartbeat() {
     let cluster = Cluster::new(1);
-    let manager = cluster.manager();
-    heartbeat(&manager, &[first()], &[]);
-    let asked = manager.add_device(brick_id(0), add_request("/busy"));
+    let served = cluster.serve();
+    let client = &served.client;
+    let beat = beat_with(vec![first()], vec![]);
+    client.heartbeat(&beat).expect("welcome");
+    let asked = client.add_device(brick_id(0), &add_request("/busy"));
     let asked = asked.expect("it is alive");
     let mut odd = device(SECOND, "second", DeviceState::Draining);
     let drain = DrainProgress {
@@ -236,10 +238,11 @@ fn odd_paths_and_sentences_refuse_no_heartbeat() {
     odd.drain = Some(drain);
     let result = result_of(&asked, Some("/busy\u{1b}[1m is mounted"));
     // The second heartbeat changes nothing, and takes another way in the manager.
+    let beat = beat_with(vec![first(), odd], vec![result]);
     for _ in 0..2 {
-        heartbeat(&manager, &[first(), odd.clone()], &[result.clone()]);
+        client.heartbeat(&beat).expect("welcome");
     }
-    let shown = manager.devices(brick_id(0)).expect("its devices");
+    let shown = client.devices(brick_id(0)).expect("its devices");
     assert_eq!(shown.devices[1].path, None);
     let problem = shown.devices[1]
         .drain
