@@ -187,6 +187,10 @@ pub enum SliceRequest {
     RaiseEpoch {
         /// At least the present one.
         epoch: Epoch,
+        /// The epoch of the oldest loss of a leg that is still behind, as in the layout; 0 if none
+        /// is. Operations of earlier epochs stay in the answer to `InFlight`, even once they are
+        /// complete, until a barrier names no loss.
+        lost_since: Epoch,
     },
     /// The birth of each page of a run.
     Births {
@@ -218,7 +222,7 @@ impl SliceRequest {
             | SliceRequest::Clear { stamp, .. }
             | SliceRequest::Transact { stamp, .. }
             | SliceRequest::Copy { stamp, .. } => Some(stamp.epoch),
-            SliceRequest::RaiseEpoch { epoch } => Some(*epoch),
+            SliceRequest::RaiseEpoch { epoch, .. } => Some(*epoch),
             _ => None,
         }
     }

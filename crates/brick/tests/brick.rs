@@ -217,7 +217,10 @@ fn epochs_fence_and_births_are_tracked() {
     );
     check(
         &mut new,
-        SliceRequest::RaiseEpoch { epoch: Epoch(2) },
+        SliceRequest::RaiseEpoch {
+            epoch: Epoch(2),
+            lost_since: Epoch(0),
+        },
         Ok(SliceReply::Done),
     );
     let fenced = Err(SliceError::StaleEpoch { current: Epoch(2) });
@@ -272,7 +275,10 @@ fn epochs_fence_and_births_are_tracked() {
     // A barrier marks nothing. A part of a page counts as the whole.
     check(
         &mut new,
-        SliceRequest::RaiseEpoch { epoch: Epoch(3) },
+        SliceRequest::RaiseEpoch {
+            epoch: Epoch(3),
+            lost_since: Epoch(0),
+        },
         Ok(SliceReply::Done),
     );
     dirty(&mut new, 3, &[]);
@@ -283,7 +289,13 @@ fn epochs_fence_and_births_are_tracked() {
     );
     dirty(&mut new, 3, &[(11, 1)]);
     dirty(&mut new, 2, &[(10, 2)]);
-    let low = new.execute(0, SliceRequest::RaiseEpoch { epoch: Epoch(1) });
+    let low = new.execute(
+        0,
+        SliceRequest::RaiseEpoch {
+            epoch: Epoch(1),
+            lost_since: Epoch(0),
+        },
+    );
     assert_eq!(low, Err(SliceError::StaleEpoch { current: Epoch(3) }));
 }
 
@@ -292,7 +304,10 @@ fn older_connection_is_refused_under_same_epoch() {
     let home = PoolDir::new("/dev/shm");
     let (brick, _keeper) = home.open();
     brick.create(SLICE, SIZE).expect("room");
-    let raise = || SliceRequest::RaiseEpoch { epoch: Epoch(2) };
+    let raise = || SliceRequest::RaiseEpoch {
+        epoch: Epoch(2),
+        lost_since: Epoch(0),
+    };
     let mut old = worker(&brick, 2);
     check(&mut old, raise(), Ok(SliceReply::Done));
     check(
@@ -380,6 +395,7 @@ fn fenced_client_clears_no_in_flight_operations() {
     brick.create(SLICE, SIZE).expect("room");
     let raise = |epoch| SliceRequest::RaiseEpoch {
         epoch: Epoch(epoch),
+        lost_since: Epoch(0),
     };
     let mut old = worker(&brick, 1);
     check(&mut old, raise(1), Ok(SliceReply::Done));
@@ -772,7 +788,10 @@ fn busy_clients_survive_a_barrier() {
             }
             step(first);
         });
-        let raise = SliceRequest::RaiseEpoch { epoch: Epoch(2) };
+        let raise = SliceRequest::RaiseEpoch {
+            epoch: Epoch(2),
+            lost_since: Epoch(0),
+        };
         check(&mut worker, raise, Ok(SliceReply::Done));
         busy.join().expect("no panic");
     });

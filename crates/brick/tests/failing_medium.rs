@@ -90,7 +90,10 @@ fn failed_flush_ends_brick() {
 
 #[test]
 fn failed_owner_change_ends_brick() {
-    let raise = SliceRequest::RaiseEpoch { epoch: Epoch(2) };
+    let raise = SliceRequest::RaiseEpoch {
+        epoch: Epoch(2),
+        lost_since: Epoch(0),
+    };
     check(|_, worker| worker.execute(0, raise).map(drop));
     check(|brick, _| brick.create(SliceId(Uuid::from_u128(6)), 1 << 20));
     check(|brick, _| brick.delete(SLICE));

@@ -201,7 +201,14 @@ fn barrier_ends_lock_holder_and_not_waiter() {
         }
         let barrier = scope.spawn(|| {
             let epoch = Epoch(2);
-            brick.execute_as_owner(SLICE, epoch, SliceRequest::RaiseEpoch { epoch })
+            brick.execute_as_owner(
+                SLICE,
+                epoch,
+                SliceRequest::RaiseEpoch {
+                    epoch,
+                    lost_since: Epoch(0),
+                },
+            )
         });
         let began = Instant::now();
         let ended = loop {

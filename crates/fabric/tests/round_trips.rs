@@ -67,6 +67,7 @@ fn exchanges() -> Vec<(SliceRequest, Result<SliceReply, SliceError>)> {
     };
     let raise = |epoch| SliceRequest::RaiseEpoch {
         epoch: Epoch(epoch),
+        lost_since: Epoch(epoch / 2),
     };
     let copied = |data: Vec<u8>| SliceRequest::Copy {
         page,
@@ -421,7 +422,13 @@ fn fenced_client_is_told_the_epoch() {
     let server = serve(&memory);
     let (mut old, mut new) = (attach(&server), attach(&server));
     let epoch = Epoch(2);
-    let raised = execute(&mut new, SliceRequest::RaiseEpoch { epoch });
+    let raised = execute(
+        &mut new,
+        SliceRequest::RaiseEpoch {
+            epoch,
+            lost_since: Epoch(0),
+        },
+    );
     assert_eq!(raised, Ok(SliceReply::Done));
     let refused = execute(&mut old, write(0, vec![1; 8]));
     assert_eq!(refused, Err(SliceError::StaleEpoch { current: epoch }));
@@ -467,6 +474,7 @@ fn requests_beyond_limits_never_reach_the_handler() {
         SliceRequest::Births { page, count: 4097 },
         SliceRequest::RaiseEpoch {
             epoch: Epoch(EPOCH_MAX + 1),
+            lost_since: Epoch(0),
         },
     ] {
         let handle = 0;

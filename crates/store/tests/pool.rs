@@ -357,6 +357,48 @@ fn completed_operation_is_no_longer_in_flight() {
     assert_eq!(ops(&pool), [51], "no session completes it any more");
 }
 
+/// A leg that lost its power may lack what it acknowledged before its loss, and only the table
+/// names the page. What is born after the loss, the births tell.
+#[test]
+fn completed_operation_is_listed_while_leg_is_behind() {
+    let mut pool = open(&recorder());
+    pool.create(SLICE, SIZE).expect("an object");
+    let handle = pool.handle(SLICE).expect("the object");
+    let mut one = session(&mut pool);
+    let ops = |pool: &Pool<Recorder>| {
+        let found = pool.in_flight(SLICE).expect("the object").expect("few");
+        found.iter().map(|entry| entry.op).collect::<Vec<_>>()
+    };
+    let write_at = |one: &mut Session<Recorder>, op, epoch| {
+        let stamp = Stamp {
+            epoch: Epoch(epoch),
+            op,
+            open_ops: 0,
+        };
+        let mut members = [LegSession {
+            session: one,
+            handle,
+        }];
+        write(&mut members, 0, &[1; PAGE_BYTES], stamp).expect("a write");
+    };
+    let barrier = |pool: &mut Pool<Recorder>, epoch, lost_since| {
+        pool.raise_epoch_after_loss(SLICE, Epoch(epoch), Epoch(lost_since))
+            .expect("a barrier");
+    };
+    write_at(&mut one, 5, 1);
+    barrier(&mut pool, 2, 2);
+    for op in 6..50 {
+        write_at(&mut one, op, 2);
+        barrier(&mut pool, 2, 2);
+        assert_eq!(ops(&pool), [5, op], "the table does not fill up");
+    }
+    let refused = pool.raise_epoch(SLICE, Epoch(1));
+    assert!(matches!(refused, Err(ObjectError::StaleEpoch { .. })));
+    assert_eq!(ops(&pool), [5, 49], "an older client changes nothing");
+    barrier(&mut pool, 3, 0);
+    assert_eq!(ops(&pool), [49], "no leg is behind");
+}
+
 #[test]
 fn damage_is_found_and_never_read() {
     let media = recorder();

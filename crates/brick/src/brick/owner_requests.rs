@@ -72,11 +72,11 @@ impl<M: Media> Brick<M> {
                     .map_err(|cause| self.report_error(cause))?;
                 Ok(SliceReply::Done)
             }
-            SliceRequest::RaiseEpoch { epoch } if epoch.0 > EPOCH_MAX => {
+            SliceRequest::RaiseEpoch { epoch, .. } if epoch.0 > EPOCH_MAX => {
                 let cause = format!("epoch {epoch} is beyond the highest, {EPOCH_MAX}");
                 Err(SliceError::OutOfRange(cause))
             }
-            SliceRequest::RaiseEpoch { epoch } => {
+            SliceRequest::RaiseEpoch { epoch, lost_since } => {
                 drop(pool);
                 if let Some(number) = session {
                     self.revoke_older_sessions(slice, epoch, number)?;
@@ -85,7 +85,8 @@ impl<M: Media> Brick<M> {
                     if is_over(pool) {
                         return Ok(false);
                     }
-                    pool.raise_epoch(slice, epoch).map(|()| true)
+                    let raised = pool.raise_epoch_after_loss(slice, epoch, lost_since);
+                    raised.map(|()| true)
                 });
                 if raised.map_err(|cause| self.report_error(cause))? {
                     Ok(SliceReply::Done)

@@ -271,7 +271,7 @@ pub fn check_limits(request: &SliceRequest) -> Result<(), SliceError> {
             births.len() as u64,
             COPY_PAGES_MAX as u64,
         ),
-        SliceRequest::RaiseEpoch { epoch } => {
+        SliceRequest::RaiseEpoch { epoch, .. } => {
             ("as an epoch", u64::from(epoch.0), u64::from(EPOCH_MAX))
         }
         _ => return Ok(()),
@@ -326,7 +326,9 @@ fn set_header_fields(request: &SliceRequest, header: &mut Header) {
             (header.offset, header.len) = (page.0, births.len() as u64);
             put_stamp(*stamp, header);
         }
-        SliceRequest::RaiseEpoch { epoch } => header.epoch = epoch.0,
+        SliceRequest::RaiseEpoch { epoch, lost_since } => {
+            (header.epoch, header.offset) = (epoch.0, u64::from(lost_since.0));
+        }
         SliceRequest::Flush
         | SliceRequest::InFlight
         | SliceRequest::ForgetInFlight
@@ -482,6 +484,10 @@ fn slice_request(header: &Header, body: Bytes) -> Result<SliceRequest, Malformed
         MessageKind::KeepOrder => SliceRequest::KeepOrder,
         MessageKind::RaiseEpoch => SliceRequest::RaiseEpoch {
             epoch: Epoch(header.epoch),
+            lost_since: Epoch(
+                u32::try_from(offset)
+                    .map_err(|_| header.malformed("an epoch of a loss beyond limits"))?,
+            ),
         },
         MessageKind::Births => SliceRequest::Births {
             page: PageNo(offset),

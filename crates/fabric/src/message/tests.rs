@@ -78,8 +78,9 @@ fn slice_requests() -> impl Strategy<Value = SliceRequest> {
         copies(),
         Just(InFlight),
         Just(ForgetInFlight),
-        any::<u32>().prop_map(|epoch| RaiseEpoch {
+        any::<[u32; 2]>().prop_map(|[epoch, lost_since]| RaiseEpoch {
             epoch: Epoch(epoch),
+            lost_since: Epoch(lost_since),
         }),
     ]
 }

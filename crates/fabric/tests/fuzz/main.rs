@@ -96,7 +96,10 @@ fn requests() -> Vec<Request> {
         SliceRequest::InFlight,
         SliceRequest::ForgetInFlight,
         SliceRequest::KeepOrder,
-        SliceRequest::RaiseEpoch { epoch: Epoch(4) },
+        SliceRequest::RaiseEpoch {
+            epoch: Epoch(4),
+            lost_since: Epoch(0),
+        },
     ];
     let (slice, size_bytes) = (SLICE, 1 << 30);
     let control = [

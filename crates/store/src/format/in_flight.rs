@@ -32,6 +32,9 @@ const BYTES: usize = IN_FLIGHT_BYTES as usize;
 pub(crate) struct InFlightTable {
     region: Region,
     entries: HashMap<ObjectId, Vec<TableEntry>>,
+    /// Objects with a leg that is behind, and the epoch of its loss. Their operations of earlier
+    /// epochs stay in the table, even once they are complete.
+    retained_below: HashMap<ObjectId, Epoch>,
     free: Vec<u32>,
     damaged: Vec<DamagedEntry>,
     /// Entries stored since the table was loaded.
@@ -49,8 +52,10 @@ struct TableEntry {
 }
 
 impl TableEntry {
-    fn is_complete(&self, is_complete: &impl Fn(JournaledOp) -> bool) -> bool {
-        self.journaled.is_some_and(is_complete)
+    /// Whether no leg can lack the operation any more. A leg that is behind since `lost_since` may
+    /// lack an earlier one that is complete by now: it lost its unflushed operations with its power.
+    fn is_over(&self, lost_since: Epoch, is_complete: &impl Fn(JournaledOp) -> bool) -> bool {
+        self.operation.epoch >= lost_since && self.journaled.is_some_and(is_complete)
     }
 }
 
@@ -84,6 +89,7 @@ impl InFlightTable {
         let mut table = InFlightTable {
             region,
             entries: HashMap::new(),
+            retained_below: HashMap::new(),
             free: Vec::new(),
             damaged: Vec::new(),
             stored: 0,
@@ -140,27 +146,44 @@ impl InFlightTable {
         self.entries.entry(object).or_default().push(entry);
     }
 
-    /// The entries of an object, without those that are complete by now.
+    /// Retains operations of an object of epochs below this one, even if they are complete; 0: none.
+    pub(crate) fn retain_below(&mut self, object: ObjectId, lost_since: Epoch) {
+        match lost_since {
+            Epoch(0) => self.retained_below.remove(&object),
+            _ => self.retained_below.insert(object, lost_since),
+        };
+    }
+
+    fn lost_since(&self, object: ObjectId) -> Epoch {
+        let lost_since = self.retained_below.get(&object).copied();
+        lost_since.unwrap_or(Epoch(0))
+    }
+
+    /// The entries of an object, without those that are over by now.
     pub(crate) fn of(
         &self,
         object: ObjectId,
         is_complete: impl Fn(JournaledOp) -> bool,
     ) -> impl Iterator<Item = InFlightOp> {
         let entries = self.entries.get(&object).into_iter().flatten();
-        let open = entries.filter(move |entry| !entry.is_complete(&is_complete));
+        let lost_since = self.lost_since(object);
+        let open = entries.filter(move |entry| !entry.is_over(lost_since, &is_complete));
         open.map(|entry| entry.operation)
     }
 
-    /// Removes the operations that living sessions have completed since the barrier listed them.
+    /// Removes the operations that living sessions have completed since the barrier listed them,
+    /// unless they are retained for a leg that is behind.
     pub(crate) fn remove_complete<M: Media>(
         &mut self,
         media: &M,
         is_complete: impl Fn(JournaledOp) -> bool,
     ) -> Option<UnfencedStores> {
-        let lists = self.entries.values_mut();
-        let is_complete = |entry: &mut TableEntry| entry.is_complete(&is_complete);
-        let gone = lists.flat_map(|list| list.extract_if(.., is_complete));
-        let gone = gone.collect();
+        let mut gone = Vec::new();
+        for (object, list) in &mut self.entries {
+            let lost_since = self.retained_below.get(object).copied();
+            let lost_since = lost_since.unwrap_or(Epoch(0));
+            gone.extend(list.extract_if(.., |entry| entry.is_over(lost_since, &is_complete)));
+        }
         self.erase(media, gone)
     }
 

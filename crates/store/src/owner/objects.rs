@@ -153,6 +153,7 @@ impl<M: Media> Pool<M> {
         )?;
         self.by_slice.remove(&slice);
         self.pending_deletes.insert(slice, (seq, object));
+        self.in_flight.retain_below(object, Epoch(0));
         let forgotten = self.in_flight.remove_object(&*self.mapping.data, object);
         self.fence(forgotten);
         Ok((seq, object))
@@ -201,6 +202,22 @@ impl<M: Media> Pool<M> {
     /// # Errors
     /// When the object is newer or a session is stuck.
     pub fn raise_epoch(&mut self, slice: SliceId, epoch: Epoch) -> Result<(), ObjectError> {
+        self.raise_epoch_after_loss(slice, epoch, Epoch(0))
+    }
+
+    /// The same while a leg is behind since the epoch `lost_since`; 0: none is. Operations of
+    /// earlier epochs then stay in the in-flight table, even if their sessions complete them. The
+    /// leg may have acknowledged them and lost them with its power, and their pages are older than
+    /// its loss.
+    ///
+    /// # Errors
+    /// As [`Pool::raise_epoch`].
+    pub fn raise_epoch_after_loss(
+        &mut self,
+        slice: SliceId,
+        epoch: Epoch,
+        lost_since: Epoch,
+    ) -> Result<(), ObjectError> {
         let (object, entry) = self.find(slice)?;
         if entry.epoch > epoch {
             return Err(ObjectError::StaleEpoch {
@@ -208,6 +225,8 @@ impl<M: Media> Pool<M> {
                 wanted: epoch,
             });
         }
+        // Before the barrier: a session may complete operations as soon as it has begun.
+        self.in_flight.retain_below(object, lost_since);
         if entry.epoch != epoch {
             self.commit_entry(object, Object { epoch, ..entry })?;
         }

@@ -103,7 +103,7 @@ impl ControlConnection {
 
     /// Sends a request. The returned number identifies its answer.
     pub(super) fn submit(&self, state: &ControllerState, request: SliceRequest) -> u64 {
-        if let SliceRequest::RaiseEpoch { epoch } = request {
+        if let SliceRequest::RaiseEpoch { epoch, .. } = request {
             self.epoch.set(self.epoch.get().max(epoch));
         }
         let mut inner = self.inner.borrow_mut();

@@ -9,6 +9,7 @@ use pagemesh_base::brick_name::BrickNames;
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, Layout, Leg, LegState};
+use pagemesh_base::slice::SliceRequest;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -104,6 +105,16 @@ pub(super) struct ColumnEntry {
 impl ColumnEntry {
     pub(super) fn has_source(&self) -> bool {
         self.legs.iter().any(LegEntry::is_source)
+    }
+
+    /// Whether a leg has yet to hear of the present epoch.
+    pub(super) fn needs_barrier(&self, epoch: Epoch) -> bool {
+        if defect::is(Defect::NoBarrier) {
+            return false;
+        }
+        let written = self.legs.iter().filter(|leg| leg.is_written());
+        let mut connected = written.filter(|leg| leg.control.is_some());
+        connected.any(|leg| leg.last_barrier != Some(epoch))
     }
 
     pub(super) fn has_stale(&self) -> bool {
@@ -246,6 +257,14 @@ impl VolumeModel {
         let columns = self.columns.iter();
         view.columns = columns.map(|column| self.column_snapshot(column)).collect();
         view
+    }
+
+    /// The barrier of the present epoch, for the legs of a column.
+    pub(super) fn barrier(&self, column: usize) -> SliceRequest {
+        SliceRequest::RaiseEpoch {
+            epoch: self.epoch(),
+            lost_since: self.columns[column].lost_since,
+        }
     }
 
     fn column_snapshot(&self, column: &ColumnEntry) -> ColumnSnapshot {

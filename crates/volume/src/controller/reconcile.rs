@@ -321,13 +321,15 @@ fn written_legs(state: &ControllerState) -> Option<Vec<LegConnection>> {
 /// Raises the barrier. After it each brick has retired the sessions of clients that died
 /// before.
 async fn raise_barrier(state: &ControllerState, written: &[LegConnection]) -> bool {
-    let epoch = state.model().epoch();
+    let (epoch, barrier) = {
+        let model = state.model();
+        (model.epoch(), model.barrier(DIRECT_COLUMN))
+    };
     // The epoch may be so new that no leg has heard of it.
     state.shared.hold_epoch(epoch);
-    let asked = written.iter().map(|party| {
-        let raise = SliceRequest::RaiseEpoch { epoch };
-        (party, party.control.submit(state, raise))
-    });
+    let asked = written
+        .iter()
+        .map(|party| (party, party.control.submit(state, barrier.clone())));
     let asked: Vec<_> = asked.collect();
     let mut all = true;
     for (party, tag) in asked {

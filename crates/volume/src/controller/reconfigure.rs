@@ -10,8 +10,9 @@
 //!    another leg. It reports the loss to the controller. A leg without room, while another leg took the write,
 //!    is lost in the same way.
 //! 2. [`send_leg_changes`] asks the manager until it answers. Reads and other columns proceed.
-//! 3. [`raise_epoch_on_all`] fences the survivors: later changes are born at the epoch of the loss or above. [`connect_channels`]
-//!    connects all channels anew.
+//! 3. [`raise_epoch_on_all`] fences the survivors: they admit no request of an earlier epoch, and list the operations that the
+//!    lost leg may lack although their pages are older than the loss. [`connect_channels`] connects the channels that lack
+//!    a connection.
 //! 4. [`verify_incarnations`] checks over the controller's older connections that no brick has
 //!    restarted in between: it may have lost unflushed writes. Then the snapshot is published.
 //! 5. The channels wait for the answers to their old messages, and send every incomplete change
@@ -41,7 +42,6 @@ use crate::snapshot::{ColumnGate, LayoutSnapshot, LegSnapshot};
 use crate::status::Count;
 use pagemesh_base::authority::{AuthorityError, BrickAddress};
 use pagemesh_base::defect::{self, Defect};
-use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, LegState};
 use pagemesh_base::poison;
 use pagemesh_base::slice::{SliceError, SliceRequest};
@@ -129,21 +129,11 @@ fn is_due(state: &ControllerState) -> bool {
                 return true;
             }
         }
-        if can_recover(column) || needs_barrier(column, model.epoch()) {
+        if can_recover(column) || column.needs_barrier(model.epoch()) {
             return true;
         }
     }
     state.channels_opened.get() || model.snapshot() != *state.shared.snapshot().1
-}
-
-/// Whether a leg has yet to hear of the present epoch.
-fn needs_barrier(column: &ColumnEntry, epoch: Epoch) -> bool {
-    if defect::is(Defect::NoBarrier) {
-        return false;
-    }
-    let written = column.legs.iter().filter(|leg| leg.is_written());
-    let mut connected = written.filter(|leg| leg.control.is_some());
-    connected.any(|leg| leg.last_barrier != Some(epoch))
 }
 
 /// The operations in flight on a leg are known only after the barrier. A leg that was connected
@@ -151,7 +141,7 @@ fn needs_barrier(column: &ColumnEntry, epoch: Epoch) -> bool {
 fn is_ready_to_recover(state: &ControllerState, number: usize) -> bool {
     let model = state.model();
     let column = &model.columns[number];
-    can_recover(column) && !needs_barrier(column, model.epoch())
+    can_recover(column) && !column.needs_barrier(model.epoch())
 }
 
 fn can_recover(column: &ColumnEntry) -> bool {
@@ -265,8 +255,7 @@ async fn raise_epoch_on_all(state: &ControllerState) -> bool {
                     continue;
                 };
                 if keep.last_barrier != Some(epoch) && !defect::is(Defect::NoBarrier) {
-                    let request = SliceRequest::RaiseEpoch { epoch };
-                    let tag = control.submit(state, request);
+                    let tag = control.submit(state, model.barrier(number));
                     asked.push((number, leg, epoch, Rc::clone(control), tag));
                 }
             }
@@ -549,7 +538,7 @@ fn publish(state: &ControllerState) {
         if model
             .columns
             .iter()
-            .any(|column| needs_barrier(column, epoch))
+            .any(|column| column.needs_barrier(epoch))
         {
             return;
         }

@@ -238,8 +238,8 @@ async fn connect_and_prepare(
         .await
         .map_err(|e| e.to_string())?;
     let way = LegResync::new(state, column, leg, state.control(connection));
-    let epoch = state.model().epoch();
-    way.call(SliceRequest::RaiseEpoch { epoch }).await?;
+    let barrier = state.model().barrier(column);
+    way.call(barrier).await?;
     // A leg that was left out because it was full must first free the pages that are holes by
     // now. The births stay, so these pages are looked at again later.
     if state.model().columns[column].legs[leg].full {
@@ -249,6 +249,14 @@ async fn connect_and_prepare(
         }
         way.set_full(false);
     }
+    // A source lists the operations that were in flight at the loss once it has heard of the loss.
+    let has_barrier = || {
+        let model = state.model();
+        !model.columns[column].needs_barrier(model.epoch())
+    };
+    state
+        .wait_until(|| state.is_closing() || has_barrier())
+        .await;
     if !defect::is(Defect::InFlightNotCopied) {
         way.copy_in_flight().await?;
     }

@@ -1,6 +1,8 @@
 //! The births of pages after a loss: which of them a returning leg gets, and that it keeps them.
 
 use crate::world::cluster::{PAGE, TestCluster};
+use crate::world::manager::segment;
+use pagemesh_base::layout::STRIPE_BYTES;
 use pagemesh_base::poison;
 use pagemesh_base::space::{Reply, Request};
 use pagemesh_volume::limits::MANAGER_RETRY_MAX;
@@ -54,6 +56,60 @@ fn discard_in_flight_at_loss_reaches_returned_leg() {
     world.write(3 * PAGE, PAGE, 2);
     world.restore_and_compare();
     world.assert_holds(PAGE, PAGE, 0);
+}
+
+/// A mirror of buffering legs. Page 1 was acknowledged by all of them before the last one lost it
+/// with its power. The remaining ones have completed it since, and other pages after it.
+fn world_after_power_loss(legs: usize) -> TestCluster {
+    let column = segment(0, 1, legs, STRIPE_BYTES);
+    let mut world = TestCluster::of_class(vec![column], "file-sync");
+    world.write(0, 4 * PAGE, 1);
+    world.complete(Request::Flush);
+    // The lost leg remembers by its own list only operations that it does not know as complete.
+    world.write(8 * PAGE, PAGE, 1);
+    world.complete(Request::Flush);
+    world.write(PAGE, PAGE, 2);
+    world.kill(legs as u128 - 1);
+    world.write(2 * PAGE, PAGE, 3);
+    for value in 4..8 {
+        world.complete(Request::Flush);
+        world.write(3 * PAGE, PAGE, value);
+    }
+    world
+}
+
+#[test]
+fn unflushed_write_reaches_leg_after_power_loss() {
+    let mut world = world_after_power_loss(2);
+    let source = births(&world, 0);
+    assert!(source[1] < source[2], "page 1 is older than the loss");
+    world.restore_and_compare();
+    world.kill(0);
+    world.assert_holds(0, PAGE, 1);
+    world.assert_holds(PAGE, PAGE, 2);
+    world.assert_holds(2 * PAGE, PAGE, 3);
+}
+
+/// The page is still listed after a restart of the source, and after the return of another leg, which
+/// becomes the only source.
+#[test]
+fn unflushed_write_is_listed_over_second_loss() {
+    let mut world = world_after_power_loss(3);
+    world.complete(Request::Flush);
+    world.kill(1);
+    world.write(2 * PAGE, PAGE, 8);
+    world.complete(Request::Flush);
+    world.restart(1);
+    world.advance_time(Duration::from_secs(20));
+    world.complete(Request::Flush);
+    world.kill(0);
+    world.write(3 * PAGE, PAGE, 9);
+    world.complete(Request::Flush);
+    world.restart(2);
+    world.advance_time(Duration::from_secs(20));
+    world.kill(1);
+    world.assert_holds(PAGE, PAGE, 2);
+    world.assert_holds(2 * PAGE, PAGE, 8);
 }
 
 /// A slot had four bits for the number of a loss. Each page was written during the loss 16 before, too.

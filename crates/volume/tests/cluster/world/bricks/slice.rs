@@ -25,6 +25,8 @@ struct SliceState {
     table_max: usize,
     /// The in-flight table; none once it had too many entries.
     table: Option<Vec<InFlightOp>>,
+    /// Operations from before the loss of a leg that is still behind. They may be complete by now.
+    retained: Vec<InFlightOp>,
     /// By connection: operations that may be incomplete on other legs.
     open_by_connection: BTreeMap<u64, Vec<InFlightOp>>,
 }
@@ -75,6 +77,10 @@ impl Slice {
     pub(super) fn crash(&mut self, buffers: bool) {
         if buffers {
             self.current = self.durable.clone();
+        }
+        for kept in [&mut self.current, &mut self.durable] {
+            let retained = std::mem::take(&mut kept.retained);
+            kept.add_entries(&retained);
         }
         self.end_sessions();
     }
@@ -177,11 +183,13 @@ impl Slice {
             }
             SliceRequest::InFlight => Ok(SliceReply::InFlight(self.in_flight())),
             SliceRequest::ForgetInFlight => {
-                self.current.table = Some(vec![]);
-                self.durable.table = Some(vec![]);
+                for kept in [&mut self.current, &mut self.durable] {
+                    kept.table = Some(vec![]);
+                    kept.retained.clear();
+                }
                 Ok(SliceReply::Done)
             }
-            SliceRequest::RaiseEpoch { epoch } => self.raise(epoch),
+            SliceRequest::RaiseEpoch { epoch, lost_since } => self.raise(epoch, lost_since),
             SliceRequest::KeepOrder => Ok(SliceReply::Done),
         }
     }
@@ -219,12 +227,16 @@ impl Slice {
         Ok(())
     }
 
-    fn raise(&mut self, epoch: Epoch) -> Result<SliceReply, SliceError> {
+    fn raise(&mut self, epoch: Epoch, lost_since: Epoch) -> Result<SliceReply, SliceError> {
         if epoch.0 < self.current.epoch {
             let current = Epoch(self.current.epoch);
             return Err(SliceError::StaleEpoch { current });
         }
         self.current.epoch = epoch.0;
+        let kept = &mut self.current;
+        let open = kept.open_by_connection.values().flatten();
+        kept.retained.extend(open);
+        kept.retained.retain(|entry| entry.epoch < lost_since);
         let in_flight = self.in_flight();
         if in_flight.is_none() {
             // There are too many entries. All pages are compared when the leg returns.
@@ -233,6 +245,7 @@ impl Slice {
         // The barrier itself becomes durable, and no earlier write.
         self.durable.epoch = self.current.epoch;
         self.durable.table = self.current.table.clone();
+        self.durable.retained = self.current.retained.clone();
         self.durable.open_by_connection = self.current.open_by_connection.clone();
         Ok(SliceReply::Done)
     }
@@ -240,6 +253,7 @@ impl Slice {
     /// The operations of ended sessions, and the incomplete ones of live sessions.
     fn in_flight(&self) -> Option<Vec<InFlightOp>> {
         let mut all = self.current.clone();
+        all.add_entries(&self.current.retained);
         let open: Vec<InFlightOp> = self
             .current
             .open_by_connection
@@ -270,6 +284,7 @@ impl Slice {
     /// Whether a client's death would leave nothing to recover.
     pub(crate) fn has_nothing_in_flight(&self) -> bool {
         self.current.table == Some(vec![])
+            && self.current.retained.is_empty()
             && self.current.open_by_connection.values().all(Vec::is_empty)
     }
 
