@@ -1,7 +1,8 @@
 //! The births of pages: the epochs of the records that wrote them.
 //!
 //! Invariant: a page of unknown birth counts as born now. A list of such pages may name too many, and
-//! never too few.
+//! never too few. One operation examines one leaf: the words of its frames may have to be read from a disk,
+//! and barriers of all sessions wait for an operation.
 
 use super::Session;
 use crate::defect::{self, Defect};
@@ -89,21 +90,39 @@ impl<M: Media> Session<M> {
         epoch: Epoch,
         mut visit: impl FnMut(PageNo, u64, PageBirth) -> bool,
     ) -> Result<u64, StoreError> {
-        self.with_op(handle, epoch, |session| {
-            let mut page = pages.start;
-            while page < pages.end {
-                let in_leaf = ((page / NODE_SLOTS + 1) * NODE_SLOTS).min(pages.end);
-                let (count, birth) = match session.slot_at(handle, PageNo(page))? {
-                    None => (in_leaf - page, PageBirth::NeverWritten),
-                    Some(at) => (1, session.mapping.birth(at, PageNo(page))),
-                };
-                if !visit(PageNo(page), count, birth) {
-                    return Ok(page);
-                }
-                page += count;
+        let mut page = pages.start;
+        while page < pages.end {
+            let end = ((page / NODE_SLOTS + 1) * NODE_SLOTS).min(pages.end);
+            let in_leaf = page..end;
+            page = self.with_op(handle, epoch, |session| {
+                session.visit_births_of_leaf(handle, in_leaf, &mut visit)
+            })?;
+            if page < end {
+                break;
             }
-            Ok(page)
-        })
+        }
+        Ok(page)
+    }
+
+    /// The same for pages of one leaf, within an operation.
+    fn visit_births_of_leaf(
+        &mut self,
+        handle: &Handle,
+        pages: Range<u64>,
+        visit: &mut impl FnMut(PageNo, u64, PageBirth) -> bool,
+    ) -> Result<u64, StoreError> {
+        let mut page = pages.start;
+        while page < pages.end {
+            let (count, birth) = match self.slot_at(handle, PageNo(page))? {
+                None => (pages.end - page, PageBirth::NeverWritten),
+                Some(at) => (1, self.mapping.birth(at, PageNo(page))),
+            };
+            if !visit(PageNo(page), count, birth) {
+                break;
+            }
+            page += count;
+        }
+        Ok(page)
     }
 }
 

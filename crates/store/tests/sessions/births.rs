@@ -19,6 +19,8 @@ use uuid::Uuid;
 const SLICE: SliceId = SliceId(Uuid::from_u128(5));
 const PAGE: u64 = PAGE_BYTES as u64;
 const PAGES: u64 = 1024;
+/// Pages of one leaf of a page table.
+const LEAF_PAGES: u64 = 512;
 
 struct BirthFixture {
     media: Arc<Recorder>,
@@ -132,6 +134,21 @@ impl BirthFixture {
         next.epoch = epoch;
         next
     }
+}
+
+/// Each word of a frame may have to be read from a disk, and barriers wait for an operation.
+#[test]
+fn dirty_examines_one_leaf_in_an_operation() {
+    let mut world = BirthFixture::new();
+    world.raise(3);
+    world.write(LEAF_PAGES - 1, 2);
+    let (mapping, number) = (world.pool.mapping().clone(), world.session.number());
+    let cells = mapping.control().session_cells(number);
+    let before = cells.active().load(Ordering::SeqCst);
+    assert_eq!(world.dirty(3), [(LEAF_PAGES - 1, 2)]);
+    // Odd within an operation.
+    let operations = (cells.active().load(Ordering::SeqCst) - before) / 2;
+    assert_eq!(operations, PAGES / LEAF_PAGES);
 }
 
 #[test]
