@@ -11,8 +11,8 @@
 //! leg that was lost at an epoch misses the pages that were born since.
 //!
 //! Invariant: every writer stores a whole word with right check bits. Where they are wrong, the
-//! medium changed the word: the birth is unknown, and the page keeps its frame when it changes. The
-//! word of a node's frame belongs to the page that the frame held before.
+//! medium changed the word: the birth is unknown, and a change of a part of the page copies it into
+//! another frame. The word of a node's frame belongs to the page that the frame held before.
 
 use pagemesh_base::ids::{EPOCH_MAX, Epoch};
 
