@@ -8,6 +8,7 @@ use pagemesh_fuzz::image;
 use pagemesh_pmem::{Image, Recorder};
 use pagemesh_store::pool::{FormatOptions, Pool, format_as};
 use pagemesh_store::session::{LegSession, Session, clear, write};
+use pagemesh_store::superblock::Superblock;
 use std::path::Path;
 use std::sync::Arc;
 use uuid::Uuid;
@@ -131,6 +132,21 @@ fn stored_pool_of_version_1_is_opened() {
     // The pool can be used further.
     while pool.maintain().expect(RESOLUTION) {}
     pool.checkpoint().expect(RESOLUTION);
+}
+
+#[test]
+fn pool_of_earlier_draft_is_refused() {
+    let mut bytes = make();
+    for page in bytes.chunks_mut(PAGE_BYTES).take(2) {
+        let page: &mut [u8; PAGE_BYTES] = page.try_into().expect("a page");
+        let mut superblock = Superblock::decode(page).expect("sound");
+        superblock.features.incompatible = 1 << 63;
+        *page = superblock.encode();
+    }
+    let media = Arc::new(Recorder::from_image(Image::from_bytes(&bytes)));
+    let refused = Pool::open(media.clone(), media).map(drop);
+    let cause = refused.expect_err("another draft").to_string();
+    assert!(cause.contains("another draft"), "{cause}");
 }
 
 #[test]

@@ -46,20 +46,29 @@ pub struct Features {
 
 /// The format is a draft: its pools are refused by every program with the final one.
 const DRAFT: u64 = 1 << 63;
+/// Slots, objects and frame words have births. The drafts before had rounds in their place.
+const BIRTHS: u64 = 1 << 62;
 
 impl Features {
     /// The features of a new pool.
     pub const NEW: Features = Features {
-        incompatible: DRAFT,
+        incompatible: DRAFT | BIRTHS,
         read_compatible: 0,
         compatible: 0,
     };
 
-    fn unknown(&self) -> Option<u64> {
+    /// Whether this program may open a pool with them.
+    fn check(&self) -> Result<(), BadSuperblock> {
         let incompatible = self.incompatible & !Features::NEW.incompatible;
         // No opening of this program only reads.
         let unknown = incompatible | self.read_compatible & !Features::NEW.read_compatible;
-        (unknown != 0 || self.incompatible & DRAFT == 0).then_some(unknown)
+        if unknown != 0 {
+            return Err(BadSuperblock::Features(unknown));
+        }
+        match self.incompatible == Features::NEW.incompatible {
+            true => Ok(()),
+            false => Err(BadSuperblock::OtherDraft),
+        }
     }
 }
 
@@ -113,6 +122,11 @@ pub enum BadSuperblock {
         "the pool has features that this program does not know ({0:#x}); use the program that made it"
     )]
     Features(u64),
+    /// Its format lacks a feature that this program's draft has.
+    #[error(
+        "the pool has another draft of format version {VERSION} than this program; use the program that made it, or replace it by a new brick: attach copies there and detach the old ones with `pagemesh replica`"
+    )]
+    OtherDraft,
     /// Torn or damaged.
     #[error(
         "both superblocks are damaged; restore the pool from a copy, or replace it by a new brick: attach copies there and detach the lost ones with `pagemesh replica`"
@@ -252,9 +266,7 @@ impl Superblock {
             read_compatible,
             compatible,
         };
-        if let Some(unknown) = features.unknown() {
-            return Err(BadSuperblock::Features(unknown));
-        }
+        features.check()?;
         let geometry = decode_geometry(page).map_err(BadSuperblock::Inconsistent)?;
         let (used_frames, objects_end) = (get_u64(page, 80), get_u32(page, 88));
         let lanes_end = get_u32(page, 92);
@@ -307,16 +319,16 @@ impl Superblock {
     pub(crate) fn newer(
         copies: [Result<Superblock, BadSuperblock>; 2],
     ) -> Result<Superblock, BadSuperblock> {
-        use BadSuperblock::{Features, Version};
+        use BadSuperblock::{Features, OtherDraft, Version};
         match copies {
             [Ok(a), Ok(b)] if a.pool != b.pool => Err(BadSuperblock::Inconsistent(
                 "its two copies belong to different pools",
             )),
             [Ok(a), Ok(b)] => Ok(if a.generation > b.generation { a } else { b }),
-            // A newer program may have written one copy so far. Refuse the pool: continuing from
-            // the older copy would undo the newer program's changes.
-            [Err(newer @ (Version(_) | Features(_))), _]
-            | [_, Err(newer @ (Version(_) | Features(_)))] => Err(newer),
+            // Another program may have written one copy so far. Refuse the pool: continuing from
+            // the older copy would undo that program's changes.
+            [Err(other @ (Version(_) | Features(_) | OtherDraft)), _]
+            | [_, Err(other @ (Version(_) | Features(_) | OtherDraft))] => Err(other),
             [Ok(one), Err(_)] | [Err(_), Ok(one)] => Ok(one),
             [Err(first), Err(BadSuperblock::NotAPool)] => Err(first),
             [Err(_), Err(second)] => Err(second),
