@@ -9,16 +9,16 @@
 mod barrier;
 mod damage_report;
 mod owner_requests;
+pub mod pool_devices;
+pub mod tier;
 
 pub(crate) use barrier::{OPERATION_LIMIT, RESUME_AFTER};
 
 use crate::disk_file::{self, OpenOptions};
 use crate::file::{self, FileError};
 use crate::further_devices::FoundDevice;
-use crate::pool_devices::PoolDevices;
 use crate::scrub::ScrubSchedule;
 use crate::stalled_sessions::StalledSessions;
-use crate::tier::{Tier, TierThread};
 use pagemesh_base::layout::{BrickId, SliceId};
 use pagemesh_base::poison::lock;
 use pagemesh_base::slice::SliceError;
@@ -28,11 +28,13 @@ use pagemesh_store::pool_mapping::PoolMapping;
 use pagemesh_store::recovery::RecoverySummary;
 use pagemesh_store::session::Session;
 use pagemesh_telemetry::{MediaBytes, MeterSet};
+use pool_devices::PoolDevices;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use tier::{Tier, TierThread};
 
 /// A running pool.
 pub struct Brick<M = MappedMedia> {
@@ -212,13 +214,13 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
             path: path.into(),
             cause,
         });
-        let mut housekeeper = MaintenanceThread {
+        let mut maintenance_thread = MaintenanceThread {
             brick: brick.clone(),
             thread: Some(thread),
             tier: None,
         };
-        housekeeper.tier = tier?;
-        Ok((brick, housekeeper, recovered))
+        maintenance_thread.tier = tier?;
+        Ok((brick, maintenance_thread, recovered))
     }
 
     fn maintenance_loop(&self) {

@@ -4,10 +4,10 @@
 //! An existing plain file is never taken: only a new one, or a block device that nothing uses.
 
 use crate::block_device::{self, open_claimed};
+use crate::device_error::DeviceError;
 use crate::file::{self, FileError, open_file, system};
 use crate::further_devices::identify;
 use crate::new_file::{NewFile, dir_of};
-use crate::pool_devices::DeviceError;
 use crate::resource_limits;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{Durability, MappedMedia, Media};

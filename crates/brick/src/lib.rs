@@ -7,6 +7,7 @@
 
 mod block_device;
 pub mod brick;
+mod device_error;
 pub mod device_file;
 mod device_requests;
 pub mod disk_file;
@@ -15,11 +16,11 @@ pub mod file;
 pub mod further_devices;
 mod new_file;
 pub mod offline;
-pub mod pool_devices;
 pub mod process;
 pub mod resource_limits;
 pub mod scrub;
 pub mod service;
 mod stalled_sessions;
-pub mod tier;
 pub mod worker;
+
+pub use brick::{pool_devices, tier};

@@ -65,7 +65,10 @@ impl NewFile<'_> {
                 .map_err(|cause| exists_or_system("name", self.path, cause.into()))?;
         }
         self.is_persisted = true;
-        Ok(())
+        // A pool or a superblock may name the file from now on, so its name must survive power loss.
+        let dir = dir_of(self.path);
+        let synced = File::open(dir).and_then(|dir| dir.sync_all());
+        synced.map_err(system("sync", dir))
     }
 }
 

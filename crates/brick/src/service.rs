@@ -147,7 +147,7 @@ struct OwnerAttachment {
 impl<M: Media + Send + Sync + 'static> OwnerHandler<M> {
     /// Executes a request for pages on disks behind the mapped memory.
     fn execute_on_disks(&mut self, place: usize, request: SliceRequest) -> Outcome {
-        let seat = &mut self.attached[place];
+        let attachment = &mut self.attached[place];
         let worker = match &mut self.worker {
             Some(worker) => worker,
             none => {
@@ -158,14 +158,14 @@ impl<M: Media + Send + Sync + 'static> OwnerHandler<M> {
                 }
             }
         };
-        let number = match seat.in_worker {
+        let number = match attachment.in_worker {
             Some(number) => number,
-            None => match Worker::attach(worker, seat.slice, seat.epoch) {
-                Ok((number, _)) => *seat.in_worker.insert(number),
+            None => match Worker::attach(worker, attachment.slice, attachment.epoch) {
+                Ok((number, _)) => *attachment.in_worker.insert(number),
                 Err(cause) => return Outcome::Done(Err(cause)),
             },
         };
-        worker.raise_epoch(number, seat.epoch);
+        worker.raise_epoch(number, attachment.epoch);
         worker.start(number, request)
     }
 }
@@ -192,21 +192,28 @@ impl<M: Media + Send + Sync + 'static> Handler for OwnerHandler<M> {
 
     fn execute(&mut self, handle: u32, request: SliceRequest) -> Outcome {
         // The latest one: the pool reuses the number of a deleted object.
-        let found = self.attached.iter().rposition(|seat| seat.handle == handle);
+        let found = self
+            .attached
+            .iter()
+            .rposition(|attachment| attachment.handle == handle);
         let Some(place) = found else {
             let why = format!("nothing is attached as {handle}");
             return Outcome::Done(Err(SliceError::OutOfRange(why)));
         };
-        let seat = &mut self.attached[place];
+        let attachment = &mut self.attached[place];
         let said = request.epoch();
-        seat.epoch = said.map_or(seat.epoch, |it| it.max(seat.epoch));
+        attachment.epoch = said.map_or(attachment.epoch, |it| it.max(attachment.epoch));
         match request {
             SliceRequest::Read { .. }
             | SliceRequest::Write { .. }
             | SliceRequest::Clear { .. }
             | SliceRequest::Transact { .. }
             | SliceRequest::Checksums { .. } => self.execute_on_disks(place, request),
-            _ => Outcome::Done(self.brick.execute_as_owner(seat.slice, seat.epoch, request)),
+            _ => Outcome::Done(self.brick.execute_as_owner(
+                attachment.slice,
+                attachment.epoch,
+                request,
+            )),
         }
     }
 

@@ -1,6 +1,7 @@
 //! Bricks: heartbeats, the list, and forgetting.
 
-use crate::devices::{DeviceBook, check_devices};
+use crate::device_book::DeviceBook;
+use crate::devices::check_devices;
 use crate::events::{EventDraft, device_drafts, scrub_drafts};
 use crate::fault::Fault;
 use crate::figure_history::FigureSubject;

@@ -34,6 +34,7 @@ pub mod client;
 pub mod clock;
 mod connection;
 mod connection_slots;
+mod device_book;
 mod devices;
 mod error_code;
 mod event_commit;

@@ -8,7 +8,7 @@ use crate::access::{AccessState, TokenBook};
 use crate::api_counters::ApiCounters;
 use crate::call::CallContext;
 use crate::clock::Clock;
-use crate::devices::DeviceBook;
+use crate::device_book::DeviceBook;
 use crate::events::{EventRing, Feed};
 use crate::fault::Fault;
 use crate::figure_history::Figures;

@@ -158,7 +158,7 @@ fn refusal_of_a_brick_is_kept_and_reported() {
     let asked = manager.add_device(brick_id(0), add_request("/busy"));
     let asked = asked.expect("it is alive");
     let refused = result_of(&asked, Some("/busy is mounted"));
-    heartbeat(&manager, &[first()], &[refused.clone()]);
+    heartbeat(&manager, &[first()], std::slice::from_ref(&refused));
     heartbeat(&manager, &[first()], &[refused]);
     let shown = manager.devices(brick_id(0)).expect("its devices").requests;
     assert_eq!(shown[0].state, DeviceRequestState::Failed);

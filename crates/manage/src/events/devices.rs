@@ -1,7 +1,7 @@
 //! The events of devices of bricks' pools, by comparison of a brick's heartbeats.
 
 use super::draft::EventDraft;
-use crate::devices::DeviceBook;
+use crate::device_book::DeviceBook;
 use crate::records::BrickRecord;
 use crate::wire::{BrickDevice, BrickDevices, DeviceChange, DeviceState};
 

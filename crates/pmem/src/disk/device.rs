@@ -14,6 +14,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// The direction of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RequestKind {
+    Read,
+    Write,
+}
+
 /// The write cache of a device, by its own report (`queue/write_cache`, Documentation/ABI/stable/sysfs-block).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteCache {

@@ -39,7 +39,7 @@ pub(super) struct DiskDevice {
 }
 
 /// The place of a byte of a disk.
-pub(super) enum Place<'d> {
+pub(super) enum ByteLocation<'d> {
     /// In the head of a device, at this byte of the device.
     Head(&'d DiskDevice, usize),
     /// In the frames of a device.
@@ -82,11 +82,11 @@ impl DiskDevice {
     }
 
     #[inline]
-    fn place(&self, offset: usize) -> Place<'_> {
+    fn place(&self, offset: usize) -> ByteLocation<'_> {
         let at = offset - self.bytes.start;
         match at < self.head.len() {
-            true => Place::Head(self, at),
-            false => Place::Frame(self),
+            true => ByteLocation::Head(self, at),
+            false => ByteLocation::Frame(self),
         }
     }
 
@@ -222,7 +222,7 @@ impl DeviceMap {
     /// When no device has the byte, or ever had it.
     #[inline]
     #[track_caller]
-    pub(super) fn place(&self, offset: usize) -> Place<'_> {
+    pub(super) fn place(&self, offset: usize) -> ByteLocation<'_> {
         match &self.first {
             Some(first) if offset < self.first_end => first.place(offset),
             _ => self.place_on_other(offset),
@@ -231,11 +231,11 @@ impl DeviceMap {
 
     #[inline(never)]
     #[track_caller]
-    fn place_on_other(&self, offset: usize) -> Place<'_> {
+    fn place_on_other(&self, offset: usize) -> ByteLocation<'_> {
         let mut newest_first = self.joined().rev();
         let found = newest_first.find(|device| device.bytes.contains(&offset));
         match found.expect("a device has the byte") {
-            device if device.has_left() => Place::Left,
+            device if device.has_left() => ByteLocation::Left,
             device => device.place(offset),
         }
     }
@@ -244,8 +244,8 @@ impl DeviceMap {
     #[track_caller]
     pub(super) fn device_of(&self, offset: usize) -> Option<&DiskDevice> {
         match self.place(offset) {
-            Place::Head(device, _) | Place::Frame(device) => Some(device),
-            Place::Left => None,
+            ByteLocation::Head(device, _) | ByteLocation::Frame(device) => Some(device),
+            ByteLocation::Left => None,
         }
     }
 

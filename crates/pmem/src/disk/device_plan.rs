@@ -1,6 +1,6 @@
 //! Errors of a device by plan, for tests.
 
-use super::requests::RequestKind;
+use super::device::RequestKind;
 use pagemesh_base::poison::{lock, recover};
 use std::cell::RefCell;
 use std::collections::VecDeque;

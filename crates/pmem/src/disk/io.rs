@@ -4,10 +4,11 @@
 //! completion was reaped, also while the user ends.
 
 use super::cache::{PageCache, ReservedSlot};
+use super::device::RequestKind;
 use super::group_queue::{GroupEnd, GroupNo};
 use super::media::Disk;
 use super::memory::Memory;
-use super::requests::{DeviceRequest, RequestKind, RequestMemory, RequestRing};
+use super::requests::{DeviceRequest, RequestMemory, RequestRing};
 use crate::async_io::AsyncIo;
 use crate::map_error::MapError;
 use crate::mapped_media::system;

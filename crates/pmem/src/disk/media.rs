@@ -1,7 +1,7 @@
 //! The disk's two views as [`Media`].
 
 use super::device::{Device, DeviceFacts};
-use super::device_map::{DeviceMap, DiskDevice, Place};
+use super::device_map::{ByteLocation, DeviceMap, DiskDevice};
 use super::io::DiskIo;
 use super::memory::Memory;
 use super::parts::DiskParts;
@@ -313,8 +313,8 @@ impl Media for DiskMedia {
         let parts = self.parts();
         self.is_overlay
             || match parts.devices.place(offset) {
-                Place::Frame(_) => parts.cache.contains(offset / PAGE_BYTES),
-                Place::Head(..) | Place::Left => true,
+                ByteLocation::Frame(_) => parts.cache.contains(offset / PAGE_BYTES),
+                ByteLocation::Head(..) | ByteLocation::Left => true,
             }
     }
 

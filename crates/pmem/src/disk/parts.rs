@@ -1,7 +1,7 @@
 //! The devices of a disk with the memory in front of them: reads and changes of the data view.
 
 use super::cache::{LoadEnd, PageCache};
-use super::device_map::{DeviceMap, DiskDevice, Place};
+use super::device_map::{ByteLocation, DeviceMap, DiskDevice};
 use super::failure::DiskFailure;
 use super::group_queue::WriterQueue;
 use super::head::LoadPages;
@@ -220,14 +220,14 @@ impl DiskParts {
         mut look: impl FnMut(&Memory, usize) -> T,
     ) -> Option<T> {
         match self.devices.place(offset) {
-            Place::Head(device, at) => Some(look(self.head(device, at, len), at)),
-            Place::Frame(_) => {
+            ByteLocation::Head(device, at) => Some(look(self.head(device, at, len), at)),
+            ByteLocation::Frame(_) => {
                 let (page, within) = (offset / PAGE_BYTES, offset % PAGE_BYTES);
                 self.with_cached(page, |cache| {
                     cache.access(page, |memory, slot_at| look(memory, slot_at + within))
                 })
             }
-            Place::Left => None,
+            ByteLocation::Left => None,
         }
     }
 
@@ -240,12 +240,12 @@ impl DiskParts {
         mut change: impl FnMut(&Memory, usize) -> T,
     ) -> Option<T> {
         let changed = match self.devices.place(offset) {
-            Place::Head(device, at) => {
+            ByteLocation::Head(device, at) => {
                 let changed = change(self.head(device, at, len), at);
                 device.head.mark_dirty(at, len);
                 Some(changed)
             }
-            Place::Frame(_) => {
+            ByteLocation::Frame(_) => {
                 let (page, within) = (offset / PAGE_BYTES, offset % PAGE_BYTES);
                 self.with_cached(page, |cache| {
                     cache.change(page, |memory, slot_at| {
@@ -254,7 +254,7 @@ impl DiskParts {
                     })
                 })
             }
-            Place::Left => None,
+            ByteLocation::Left => None,
         };
         if changed.is_none() {
             self.fail_change_of_left(offset);
@@ -292,7 +292,7 @@ impl DiskParts {
 
     pub(super) fn replace_page(&self, offset: usize, page: &[u8; PAGE_BYTES]) -> PageChecksums {
         check_range(self.devices.len(), offset, PAGE_BYTES, PAGE_BYTES);
-        if !matches!(self.devices.place(offset), Place::Frame(_)) {
+        if !matches!(self.devices.place(offset), ByteLocation::Frame(_)) {
             let stream = |memory: &Memory, at| memory.stream_page(at, page);
             let sums = self.change(offset, PAGE_BYTES, stream);
             return sums.unwrap_or_else(|| PageChecksums::of(page));
@@ -332,7 +332,9 @@ impl LoadPages for HeadLoader<'_> {
 }
 
 /// The result of a step. A panic in it is a failure, so that nobody waits for its end for ever.
-pub(super) fn or_panicked(step: impl FnOnce() -> Result<(), WriteFailure>) -> Result<(), WriteFailure> {
+pub(super) fn or_panicked(
+    step: impl FnOnce() -> Result<(), WriteFailure>,
+) -> Result<(), WriteFailure> {
     // The disk fails, and uses nothing that the step may have left half changed.
     let ended = catch_unwind(AssertUnwindSafe(step));
     ended.unwrap_or_else(|_| Err(WriteFailure::of_panic()))

@@ -5,7 +5,7 @@
 #[cfg(feature = "test-api")]
 pub(super) mod simulated;
 
-use super::device::Device;
+use super::device::{Device, RequestKind};
 use super::device_map::DeviceMap;
 use super::watch::{RequestClock, WatchedRequests};
 use crate::map_error::MapError;
@@ -14,13 +14,6 @@ use io_uring::{IoUring, opcode, types};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
-
-/// The direction of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RequestKind {
-    Read,
-    Write,
-}
 
 /// The memory of a request.
 #[derive(Clone, Copy)]

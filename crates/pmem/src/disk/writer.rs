@@ -7,10 +7,11 @@
 pub(super) mod stepwise;
 
 use super::cache::PageCache;
+use super::device::RequestKind;
 use super::device_map::{DeviceMap, DiskDevice};
 use super::group_queue::WriterQueue;
 use super::memory::Memory;
-use super::requests::{DeviceRequest, RequestKind, RequestMemory, RequestRing};
+use super::requests::{DeviceRequest, RequestMemory, RequestRing};
 use super::watch::WatchedRequests;
 use crate::map_error::MapError;
 use crate::mapped_media::system;

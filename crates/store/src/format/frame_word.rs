@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn frame_word_has_documented_bits() {
         let word = FrameWord::new(0xdead_beef, Epoch(5));
-        assert_eq!(word.bits() & (1 << CHECK_SHIFT) - 1, 0x5_dead_beef);
+        assert_eq!(word.bits() & ((1 << CHECK_SHIFT) - 1), 0x5_dead_beef);
         assert_eq!(FrameWord::new(0, Epoch(0)).bits(), 0);
         // x^4 is x + 1.
         assert_eq!(FrameWord::new(1 << 4, Epoch(0)).bits() >> CHECK_SHIFT, 0b11);

@@ -18,4 +18,3 @@ mod reclaim;
 pub mod scrub;
 mod session_retirement;
 pub(crate) mod session_table;
-mod tier;

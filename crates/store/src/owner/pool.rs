@@ -7,10 +7,11 @@
 //!   freed it;
 //! - the owner does not delay sessions: they need it only for frames and for room in their journal.
 
+mod tier;
+
 use super::checkpoint::CheckpointPass;
 pub use super::devices::PreparedDevice;
 pub use super::error::ObjectError;
-pub use super::tier::TierUsage;
 use crate::defect::{self, Defect};
 use crate::format::bitmap::Bitmap;
 use crate::format::device_paths::DevicePaths;
@@ -20,7 +21,6 @@ use crate::format::object::{Object, ObjectState};
 use crate::format::superblock::{Features, Superblock};
 use crate::owner::frame_allocator::FrameAllocator;
 use crate::owner::session_table::SessionTable;
-use crate::owner::tier::TierState;
 use crate::recovery::{
     PoolError, RecoveryResult, RecoverySummary, read_superblock_of_first, recover, write_superblock,
 };
@@ -37,6 +37,8 @@ use pagemesh_pmem::{Media, StatedClass, UnfencedStores};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use tier::TierState;
+pub use tier::TierUsage;
 use uuid::Uuid;
 
 /// The owner's session.

@@ -61,13 +61,13 @@ pub fn run(args: &DiskFilesArgs) -> anyhow::Result<Report> {
             pools.display()
         );
     }
-    let wish = MountSpec {
+    let spec = MountSpec {
         size_bytes: args.size.0,
         serving: MountServing::auto(4),
     };
     let scratch = ScratchCluster::with_pools(&args.measure, 2, 0, 2 * args.size.0 + SPARE_BYTES)?;
-    let (_one, unmirrored) = scratch.mount("one-copy", 1, "tcp", &wish)?;
-    let (_two, mirrored) = scratch.mount("two-copies", 2, "tcp", &wish)?;
+    let (_one, unmirrored) = scratch.mount("one-copy", 1, "tcp", &spec)?;
+    let (_two, mirrored) = scratch.mount("two-copies", 2, "tcp", &spec)?;
     let plain = tempfile::tempdir_in(pools)?;
     let plain_place = MountPlace::unserved("the disk's file system", plain.path());
     let places = [unmirrored, mirrored, plain_place];

@@ -1,6 +1,7 @@
 //! A user's requests to a simulated device.
 
-use super::{DeviceRequest, RequestKind, RequestMemory};
+use super::super::device::RequestKind;
+use super::{DeviceRequest, RequestMemory};
 use crate::disk::device_sim::{EndedRequest, Generation, RingNo, SimulatedDevice};
 use std::collections::HashMap;
 use std::sync::Arc;

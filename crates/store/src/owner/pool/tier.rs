@@ -3,9 +3,9 @@
 //! Invariants: a flash frame is reserved before a page is copied to it, and until a record names it or it is returned.
 //! No session is granted a flash frame.
 
-use super::frame_allocator::FrameClass;
-use super::pool::Pool;
+use super::Pool;
 use crate::defect::{self, Defect};
+use crate::owner::frame_allocator::FrameClass;
 use crate::session::tier::PageMove;
 use crate::shared::wait::Deadline;
 use pagemesh_base::ids::FrameNo;
@@ -95,7 +95,7 @@ impl<M: Media> Pool<M> {
     }
 
     /// Whether a session that found memory full should wait.
-    pub(super) fn waits_for_demotion(&mut self, number: u32) -> bool {
+    pub(in crate::owner) fn waits_for_demotion(&mut self, number: u32) -> bool {
         let is_possible = self.tier.can_demote
             && self.tier.mover != Some(number)
             && self.frame_allocator.free_of(FrameClass::Flash) > 0;
@@ -105,13 +105,13 @@ impl<M: Media> Pool<M> {
 
     /// Whether sessions have waited for demotions for long and none was answered: an operation in progress may keep the
     /// frames from becoming free.
-    pub(super) fn is_demotion_late(&mut self) -> bool {
+    pub(in crate::owner) fn is_demotion_late(&mut self) -> bool {
         let limit = || Deadline::after(DEMOTION_LATE);
         self.tier.next_look.get_or_insert_with(limit).is_over()
     }
 
     /// A session was answered, or no operation is stuck.
-    pub(super) fn restart_demotion_limit(&mut self) {
+    pub(in crate::owner) fn restart_demotion_limit(&mut self) {
         self.tier.next_look = None;
     }
 

@@ -14,6 +14,7 @@ mod status;
 pub use status::{DeviceStatus, DrainStatus};
 
 use crate::brick::Brick;
+pub use crate::device_error::DeviceError;
 use crate::device_file::{self, DeviceFile, DeviceFileError, NamedDevice};
 use mover::{DrainStep, Mover};
 use pagemesh_base::poison::{lock, recover};
@@ -66,42 +67,6 @@ pub struct DeviceChangeResult {
     pub request: Uuid,
     /// The device, or a sentence about the refusal.
     pub outcome: Result<Uuid, String>,
-}
-
-/// Why the devices of a pool cannot be changed so.
-#[derive(Debug, thiserror::Error)]
-pub enum DeviceError {
-    /// The file or block device cannot be used.
-    #[error(transparent)]
-    File(#[from] DeviceFileError),
-    /// The pool refuses.
-    #[error(transparent)]
-    Pool(#[from] ObjectError),
-    /// The tables of the device cannot be planned any more.
-    #[error(transparent)]
-    Plan(#[from] PoolError),
-    /// The medium cannot use it.
-    #[error("{path} cannot join the pool: {cause}")]
-    Attach {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        cause: MapError,
-    },
-    /// The superblock has no room for its path.
-    #[error(
-        "the pool has no room for the path {0}: all its further devices have 738 bytes for their paths; use a shorter path, \
-         for example through a symbolic link"
-    )]
-    LongPath(PathBuf),
-    /// The first device stays.
-    #[error(
-        "the first device of a pool cannot be drained, because it has the journals and tables; move the volumes to another pool instead"
-    )]
-    FirstDevice,
-    /// The pool failed or the brick ends.
-    #[error("the brick ends; start it again and repeat the request")]
-    Ending,
 }
 
 /// The requests and drains of a pool.
