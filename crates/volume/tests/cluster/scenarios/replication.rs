@@ -115,7 +115,12 @@ fn manager_learns_replication_lag() {
 fn manager_learns_resync_progress() {
     let mut world = TestCluster::mirror(1);
     let pages = STRIPE_BYTES / 4096;
-    world.write(0, pages * 4096, 1);
+    // Its channel closes, so no page is copied as in flight before all are.
+    let own = world.open();
+    world.submit(own, cluster::write(0, pages * 4096, 1));
+    world.run_until_idle();
+    drop(world.channels.pop());
+    world.run_until_idle();
     world.add_copy(brick(1), REPLICA_SLICE);
     let mut seen = vec![];
     for _ in 0..2000 {
