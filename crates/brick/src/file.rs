@@ -6,11 +6,12 @@
 //! they become a pool, and before one is opened.
 
 use crate::block_device::open_claimed;
-use crate::error_hints::{io_hint, map_hint};
+pub use crate::file_error::FileError;
+pub(crate) use crate::file_error::system;
 use crate::new_file::{NewFile, dir_of};
 use crate::{process, resource_limits};
 use pagemesh_base::proc_maps::has_mapped;
-use pagemesh_pmem::{Durability, MapError, MappedMedia, Media, StatedClass};
+use pagemesh_pmem::{Durability, MappedMedia, Media, StatedClass};
 use pagemesh_store::pool::{self, FormatOptions};
 use pagemesh_store::recovery::PoolError;
 use pagemesh_store::superblock::Superblock;
@@ -18,7 +19,7 @@ use rustix::fs::{FallocateFlags, FlockOperation};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 use uuid::Uuid;
 
@@ -38,120 +39,6 @@ const STAT_BLOCK_BYTES: u64 = 512;
 
 /// Bytes mapped of a DAX device to read its superblocks: its alignment.
 const DAX_MAP_BYTES: u64 = 2 << 20;
-
-/// Why a pool's file cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum FileError {
-    /// The system refused.
-    #[error("cannot {action} {path}: {cause}{}", io_hint(cause))]
-    System {
-        /// The failed action.
-        action: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// The error of the system.
-        cause: io::Error,
-    },
-    /// A file exists at the path.
-    #[error("{0} exists; remove it first if nothing on it is needed")]
-    Exists(PathBuf),
-    /// The device holds a pool.
-    #[error(
-        "{0} holds a pagemesh pool; if nothing in it is needed, clear its first 8 KiB \
-         (dd if=/dev/zero of={0} bs=4096 count=2) and try again"
-    )]
-    HoldsPool(PathBuf),
-    /// A device that is mounted, or that the kernel uses otherwise.
-    #[error("{0} is mounted, or in use otherwise; name another device")]
-    Mounted(PathBuf),
-    /// Another brick, or a client of a dead one, holds the pool.
-    #[error("{0} is in use by a running brick, or by a client that still maps it; end them first")]
-    InUse(PathBuf),
-    /// A plain file with holes that cannot be allocated.
-    #[error(
-        "{path} has holes, and {missing_bytes} bytes more cannot be allocated: {cause}; make room on its file system, as writing to a hole of a full one would end the brick"
-    )]
-    Holes {
-        /// The file.
-        path: PathBuf,
-        /// Bytes that are not allocated.
-        missing_bytes: u64,
-        /// The error of the system.
-        cause: io::Error,
-    },
-    /// A limit of the system leaves no room for the pool.
-    #[error("no room for {path}: {cause}; or choose a smaller --size, or a path on a disk")]
-    NoRoom {
-        /// The file.
-        path: PathBuf,
-        /// The limit.
-        cause: resource_limits::Shortage,
-    },
-    /// The medium does not support the class.
-    #[error("{path} cannot be of class {class}: {cause}")]
-    Class {
-        /// The file.
-        path: PathBuf,
-        /// The class stated.
-        class: Durability,
-        /// The cause.
-        cause: MapError,
-    },
-    /// The disk below a pool failed while the pool was recovered.
-    #[error("{path}: {cause}")]
-    DiskFailed {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        cause: String,
-    },
-    /// A pool on a disk, where one in memory is needed.
-    #[error("{0} is of class file-sync, which cannot be mapped; name a pool in memory")]
-    OnDisk(PathBuf),
-    /// A pool in memory, where one on a disk is needed.
-    #[error("{path} is of class {class}; name a pool of class file-sync")]
-    NoDisk {
-        /// The file.
-        path: PathBuf,
-        /// The class.
-        class: Durability,
-    },
-    /// A further device of the pool was not found.
-    #[error(transparent)]
-    Device(#[from] crate::further_devices::FindDeviceError),
-    /// The file cannot be mapped.
-    #[error("{path}: {cause}{}", map_hint(cause))]
-    Map {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        cause: MapError,
-    },
-    /// A pool of class `process` from an earlier boot, which its class does not survive.
-    #[error(
-        "{0} is of class process, and the machine was restarted since it was made: its medium may hold a mixture of old and new data; remove and recreate it, then attach copies to the new brick and detach the lost ones with `pagemesh replica`"
-    )]
-    Restarted(PathBuf),
-    /// Not a pool, or a damaged one.
-    #[error("{path}: {cause}")]
-    Pool {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        cause: PoolError,
-    },
-}
-
-pub(crate) fn system<'p>(
-    action: &'static str,
-    path: &'p Path,
-) -> impl Fn(io::Error) -> FileError + 'p {
-    move |cause| FileError::System {
-        action,
-        path: path.into(),
-        cause,
-    }
-}
 
 /// Makes a file of `size_bytes`, or a device of that size, a new pool of its medium's class.
 ///

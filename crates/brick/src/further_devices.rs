@@ -9,6 +9,7 @@
 use crate::block_device::claim;
 use crate::device_file::{is_same_file, open_device};
 use crate::file::{FileError, LOCK_LIMIT, LOCK_PAUSE, superblocks_of, system};
+pub use crate::file_error::FindDeviceError;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{Media, NewDevice};
 use pagemesh_store::devices::Device;
@@ -20,45 +21,6 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use uuid::Uuid;
-
-/// Why the devices of a pool were not found.
-#[derive(Debug, thiserror::Error)]
-pub enum FindDeviceError {
-    /// A device of the pool is missing.
-    #[error(
-        "device {device} of {pool} is missing: {cause}; connect it, or name its path with --device"
-    )]
-    Missing {
-        /// The pool's path.
-        pool: PathBuf,
-        /// The device.
-        device: Uuid,
-        /// Where it was searched.
-        cause: String,
-    },
-    /// A path that the operator named is none of the pool.
-    #[error(
-        "{path} is no device of {pool}; name the devices that `pagemesh pool device list` shows"
-    )]
-    NotOfPool {
-        /// The named path.
-        path: PathBuf,
-        /// The pool's path.
-        pool: PathBuf,
-    },
-    /// Two paths that the operator named have one header: a device and its copy.
-    #[error(
-        "{one} and {other} are both device {device}, so one is a copy, and may be old; name only the right one"
-    )]
-    NamedTwice {
-        /// A named path.
-        one: PathBuf,
-        /// Another one.
-        other: PathBuf,
-        /// The device in both headers.
-        device: Uuid,
-    },
-}
 
 /// An open file that has the header of a device.
 struct IdentifiedFile {
@@ -92,7 +54,7 @@ impl FoundDevice {
     }
 }
 
-/// Finds and locks the further devices of a pool whose file is open and locked, by `named` paths and by the paths in its
+/// Finds and locks the further devices of a pool with an open and locked file, by `named` paths and by the paths in its
 /// superblock. `patience` is the time that users of a device have to end.
 ///
 /// # Errors

@@ -13,6 +13,7 @@ mod device_requests;
 pub mod disk_file;
 mod error_hints;
 pub mod file;
+mod file_error;
 pub mod further_devices;
 mod new_file;
 pub mod offline;

@@ -1,6 +1,6 @@
 //! A file that becomes a pool as a whole, or does not exist.
 
-use crate::file::{FileError, system};
+use crate::file_error::{FileError, system};
 use rustix::fs::{AtFlags, CWD, linkat};
 use std::fs::{File, OpenOptions};
 use std::io;

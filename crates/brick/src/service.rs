@@ -65,7 +65,7 @@ impl<M: Media + Send + Sync + 'static> Handler for Worker<M> {
     }
 }
 
-/// A medium whose first device clients may map.
+/// A medium with a first device that clients may map.
 pub trait MappedFirst: Media {
     /// The mapping of the first device.
     fn mapped(&self) -> &MappedMedia;

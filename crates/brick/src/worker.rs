@@ -171,7 +171,7 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
         outcome.map_or_else(Outcome::Deferred, Outcome::Done)
     }
 
-    /// Executes the requests whose loads and syncs have ended.
+    /// Executes the requests after the ends of their loads and syncs.
     pub fn finish(&mut self, done: &mut Vec<FinishedTicket>) {
         let Some(mut device) = self.device.take() else {
             return;
@@ -193,7 +193,7 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
         self.device = Some(device);
     }
 
-    /// The next step of a request whose wait has ended.
+    /// The next step of a request after its wait.
     fn advance(
         &mut self,
         device: &mut DeviceRequests,

@@ -366,7 +366,7 @@ impl ManagerClient {
             .map_err(|error| self.unreachable(&error))
     }
 
-    /// A call whose answer has no body.
+    /// A call with an answer without a body.
     pub(crate) fn call_without_answer(
         &self,
         method: Method,

@@ -188,7 +188,7 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
         }
     }
 
-    /// Extends the medium and then the pool by a device whose tables are written.
+    /// Extends the medium and then the pool by a device. Its tables are written.
     fn join(
         &self,
         path: &Path,

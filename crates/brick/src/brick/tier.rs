@@ -41,7 +41,7 @@ const DEMOTION_POLL: Duration = Duration::from_millis(50);
 const SEARCH_PAUSE: Duration = Duration::from_secs(1);
 /// Batches in a row without a moved page, before the search counts as without result.
 const UNMOVED_BATCHES_MAX: u32 = 4;
-/// The pause after a batch without a moved page, and after demotions whose frames are not free yet.
+/// The pause after a batch without a moved page, and after demotions until their frames are free.
 const CHECKPOINT_PAUSE: Duration = Duration::from_millis(5);
 
 /// Counts of a tier since the brick's start.

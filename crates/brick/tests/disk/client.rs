@@ -59,7 +59,7 @@ impl Pool {
         Pool { directory, devices }
     }
 
-    /// A pool whose further devices `with_store` adds.
+    /// A pool, with further devices that `with_store` adds.
     pub fn of_first_device(devices: usize) -> Pool {
         let pool = Pool::without_devices(devices);
         file::create(&pool.path(), FIRST_BYTES).expect("a pool on a disk");
@@ -97,7 +97,7 @@ impl Pool {
         });
     }
 
-    /// Opens the store of a pool whose further devices are not in it yet, without a brick.
+    /// Opens the store of a pool without a brick. Its further devices are not in it yet.
     pub fn with_store(&self, change: impl FnOnce(store::pool::Pool<DiskMedia>, &DiskMedia)) {
         let path = self.path();
         let geometry = file::read_superblock(&path).expect("a pool").geometry;

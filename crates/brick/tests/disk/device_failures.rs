@@ -122,7 +122,7 @@ fn failed_superblock_leaves_a_pool_that_opens() {
     assert_eq!(counts, [1, 2]);
 }
 
-/// The devices of a pool whose brick failed to write a superblock while a device joined.
+/// The devices of a pool after its brick failed to write a superblock while a device joined.
 fn devices_after_failed_superblock(page: u64) -> usize {
     let home = SmallPool::new();
     let plan = DevicePlan::of_next_device();

@@ -58,7 +58,7 @@ fn filled_pool() -> Pool {
     home
 }
 
-/// A brick whose device has a plan.
+/// A brick on a device with a plan.
 struct PlannedBrick {
     plan: Arc<DevicePlan>,
     brick: Arc<Brick<DiskMedia>>,

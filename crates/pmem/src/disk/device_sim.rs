@@ -226,7 +226,7 @@ impl SimulatedDevice {
         self.state().unreadable.contains(&page)
     }
 
-    /// The pages from one on whose first sector repeats a word other than zero.
+    /// The pages from one on with a first sector that repeats a word other than zero.
     #[must_use]
     pub fn pages_of_values(&self, first: usize) -> Vec<usize> {
         let state = self.state();

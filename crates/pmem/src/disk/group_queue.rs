@@ -45,9 +45,9 @@ pub(super) struct WriterQueue {
 
 #[derive(Default)]
 struct WriterState {
-    /// The last group whose writes have begun.
+    /// The last group that began its writes.
     started: u64,
-    /// The last group whose writes have ended.
+    /// The last group that ended its writes.
     written: u64,
     /// The last written group that must be flushed.
     flush_due: u64,
@@ -147,7 +147,7 @@ impl WriterQueue {
         self.work.notify_one();
     }
 
-    /// Signals those who wait for room.
+    /// Signals callers that wait for room.
     pub(super) fn signal_room(&self) {
         let signals = std::mem::take(&mut lock(&self.state).room_signals);
         signals.iter().for_each(|signal| signal.signal());
@@ -365,4 +365,13 @@ impl WriterState {
         };
         (ended >= group.number).then_some(Ok(()))
     }
+}
+
+/// A FLUSH that is in flight between two steps.
+#[cfg(feature = "test-api")]
+pub(super) struct SteppedFlush {
+    /// The last group that it serves.
+    pub(super) group: u64,
+    /// Its number on the device.
+    pub(super) number: u64,
 }

@@ -27,7 +27,7 @@ pub(super) struct DiskParts {
     pub(super) queue: WriterQueue,
     pub(super) writer: Mutex<Writer>,
     #[cfg(feature = "test-api")]
-    pub(super) stepped_flush: Mutex<Option<super::simulated::SteppedFlush>>,
+    pub(super) stepped_flush: Mutex<Option<super::group_queue::SteppedFlush>>,
     unreadable: Mutex<BTreeSet<usize>>,
     has_unreadable: AtomicBool,
     pub(super) failure: DiskFailure,

@@ -63,7 +63,10 @@ impl RequestRing {
             unsubmitted: 0,
             clock: watched.add(entries),
             #[cfg(feature = "test-api")]
-            simulated: devices.iter().find_map(|it| it.device.simulated_ring()),
+            simulated: devices
+                .iter()
+                .find_map(|it| it.device.simulation())
+                .map(|(device, user)| simulated::SimulatedRing::new(device, user)),
         })
     }
 

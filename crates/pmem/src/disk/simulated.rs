@@ -8,7 +8,7 @@
 use super::device::Device;
 use super::device_map::DiskDevice;
 use super::device_sim::SimulatedDevice;
-use super::group_queue::GroupNo;
+use super::group_queue::{GroupNo, SteppedFlush};
 use super::groups::is_flush_skipped;
 use super::media::{Disk, DiskOptions};
 use super::parts::DiskParts;
@@ -22,14 +22,6 @@ use pagemesh_base::poison::lock;
 use std::fs::File;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// A FLUSH that is in flight between two steps.
-pub(super) struct SteppedFlush {
-    /// The last group that it serves.
-    group: u64,
-    /// Its number on the device.
-    number: u64,
-}
 
 impl Disk {
     /// A disk over a simulated device, of which `head_len` bytes stay in memory. [`Disk::step_writer`] and

@@ -15,7 +15,7 @@ use pagemesh_pmem::Media;
 use std::path::Path;
 use uuid::Uuid;
 
-/// A planned device whose tables are written and durable. No superblock names it yet.
+/// A planned device with written and durable tables. No superblock names it yet.
 #[derive(Debug)]
 pub struct PreparedDevice {
     device: Device,

@@ -166,7 +166,7 @@ fn device_name(device: &BrickDevice) -> String {
     device.path.clone().unwrap_or(id)
 }
 
-/// A brick whose devices a command waits for.
+/// A brick, while a command waits for its devices.
 struct WatchedBrick {
     manager: ManagerClient,
     brick: BrickRef,

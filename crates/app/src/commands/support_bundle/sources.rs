@@ -49,7 +49,7 @@ const KERNEL_FILES: [(&str, &str); 11] = [
         "/sys/devices/system/clocksource/clocksource0/current_clocksource",
     ),
 ];
-/// Variables of processes whose values are shown.
+/// Variables of processes that are shown with their values.
 const SHOWN_VARIABLES: [&str; 3] = ["PAGEMESH_MANAGER", "PAGEMESH_LOG", "PAGEMESH_KEY"];
 
 /// The name of the part of the cluster, if it is missing as a whole.

@@ -8,7 +8,7 @@ use std::cmp::Ordering;
 /// Bytes of the longest filter: longer than the longest name.
 const FILTER_BYTES_MAX: usize = 64;
 
-/// The name of the volume whose details are shown.
+/// The name of the volume with shown details.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selected(pub String);
 
@@ -152,7 +152,7 @@ impl TopState {
         self.rows.iter().position(|row| row[0].text == *selected)
     }
 
-    /// The volume whose details are shown.
+    /// The volume with shown details.
     pub fn detail_of(&self) -> Option<Selected> {
         if !self.shows_details || !self.list.has_details() {
             return None;

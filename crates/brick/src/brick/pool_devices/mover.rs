@@ -27,7 +27,7 @@ const STEP_PAGES: usize = 16;
 /// Unreadable pages at which a pass stops. With the pages of the last step they are far fewer than the pages at which a
 /// disk counts as failed ([`PAGES_MAX`](pagemesh_pmem::unreadable::PAGES_MAX)).
 const UNREADABLE_MAX: u64 = 16;
-/// Pages whose slots one step looks at.
+/// Slots that one step looks at.
 const SCANNED_PAGES: u64 = 1 << 14;
 /// The interval of looks at the requests of clients.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
@@ -99,7 +99,7 @@ impl<M: Media + Send + Sync + 'static> Mover<M> {
         })
     }
 
-    /// The device whose data the pass moves.
+    /// The device that the pass empties.
     pub(super) fn device(&self) -> Uuid {
         self.device
     }

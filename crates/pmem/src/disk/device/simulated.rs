@@ -2,7 +2,6 @@
 
 use super::{Device, DeviceFacts, WriteCache};
 use crate::disk::device_sim::{Generation, SimulatedDevice};
-use crate::disk::requests::simulated::SimulatedRing;
 use crate::disk::watch::WatchedRequests;
 use crate::map_error::MapError;
 use crate::mapped_media::system;
@@ -51,10 +50,10 @@ impl Device {
         self.simulated.as_ref().expect("a simulated device")
     }
 
-    /// A ring of requests, if the device is simulated.
-    pub(in crate::disk) fn simulated_ring(&self) -> Option<SimulatedRing> {
+    /// The simulated device and its user, if the device is simulated.
+    pub(in crate::disk) fn simulation(&self) -> Option<(Arc<SimulatedDevice>, Generation)> {
         let SimulatedUser { device, user } = self.simulated.as_ref()?;
-        Some(SimulatedRing::new(device.clone(), *user))
+        Some((device.clone(), *user))
     }
 
     /// Whether a caller may write its group itself now.
