@@ -327,11 +327,18 @@ impl Cluster {
             hosts[host].port += u32::from(has_new_port);
             hosts[host].start(fuse)
         };
+        let (death, has_disk) = {
+            let hosts = self.hosts();
+            (hosts[host].crash_kind, hosts[host].device.is_some())
+        };
+        if !started && death == CrashKind::Power && has_disk {
+            lock(&self.power_losses).push(host);
+        }
         self.net().restore_brick(host);
         self.plan_scrubs(host);
         match started {
             true => tell!(self, "brick {host} starts"),
-            false => tell!(self, "brick {host} dies during its recovery"),
+            false => tell!(self, "brick {host} dies during its recovery: {death:?}"),
         }
     }
 }

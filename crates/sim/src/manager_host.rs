@@ -345,6 +345,11 @@ impl ManagerHost {
         }
     }
 
+    /// The newest layout that a client has got.
+    pub(crate) fn last_epoch(&self) -> Option<u32> {
+        lock(&self.layouts).keys().next_back().copied()
+    }
+
     /// The layout of an epoch that a client has got.
     pub(crate) fn layout_of(&self, epoch: u32) -> Layout {
         let layouts = lock(&self.layouts);

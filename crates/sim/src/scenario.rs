@@ -100,6 +100,10 @@ pub(crate) struct Scenario {
     pub(crate) disk_rng: SplitMix64,
     /// Hosts with a disk whose last power loss no flush has followed, and the checker's time of that.
     pub(crate) powerless_hosts: BTreeMap<usize, usize>,
+    /// The last layout that was examined for the loss of changes.
+    pub(crate) epoch_at_power_loss: Option<u32>,
+    /// Whether an in-sync leg of each column had all changes then.
+    pub(crate) had_current_copy: bool,
     /// Frames withheld for damaged slots and unreadable pages.
     pub(crate) frames_withheld: u64,
     /// The next connection with requests to a brick is severed.
@@ -240,6 +244,8 @@ impl Scenario {
             unreadable_rng: spoiling,
             disk_rng,
             powerless_hosts: BTreeMap::new(),
+            epoch_at_power_loss: None,
+            had_current_copy: true,
             frames_withheld: 0,
             is_severing: false,
             cluster,

@@ -26,6 +26,8 @@ const MOUNT_READ_ERROR: &str = " cannot read: ";
 const LAST_LOSS_ERROR: &str = "the last power loss has changed flushed pages";
 const LOST_PAGE_ERROR: &str = " is lost";
 const DAMAGED_ERROR: &str = " is damaged on ";
+const LOST_LEG_ERROR: &str = " lost a leg at ";
+const DAMAGED_METADATA_ERROR: &str = " is damaged";
 const UNOPENED_POOL_ERROR: &str = "cannot open a pool";
 const APPEND_ERROR: &str = "the appends are wrong";
 
@@ -148,6 +150,8 @@ const DISK_ERRORS: &[&str] = &[
     DAMAGED_ERROR,
     UNOPENED_POOL_ERROR,
     NOT_QUIESCENT_ERROR,
+    LOST_LEG_ERROR,
+    DAMAGED_METADATA_ERROR,
 ];
 
 /// Defects of disks.

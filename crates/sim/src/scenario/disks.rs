@@ -30,15 +30,22 @@ impl Scenario {
     }
 
     /// Tells the checker if acknowledged changes may be lost: every in-sync leg of a column has lost its power since the last flush.
+    /// The others may also have left the layout after that.
     pub(crate) fn record_power_losses(&mut self) {
         let lost = self.cluster.take_power_losses();
-        if lost.is_empty() {
+        let epoch = self.manager_host.last_epoch();
+        let is_new = !lost.is_empty();
+        let has_new_layout = epoch != self.epoch_at_power_loss && !self.powerless_hosts.is_empty();
+        if !is_new && !has_new_layout {
             return;
         }
+        self.epoch_at_power_loss = epoch;
         let now = self.checker.event_count();
         self.powerless_hosts
             .extend(lost.into_iter().map(|host| (host, now)));
-        if !self.has_current_copy() {
+        let had_current_copy = self.had_current_copy;
+        self.had_current_copy = self.has_current_copy();
+        if !self.had_current_copy && (is_new || had_current_copy) {
             tell!(self.cluster, "changes that no flush covers may be lost");
             self.checker.record_power_loss();
             self.report.count("unflushed changes lost their copies", 1);
@@ -48,6 +55,7 @@ impl Scenario {
     /// A flush that began at this time of the checker was acknowledged: every leg has all earlier changes.
     pub(crate) fn record_flush_of_disks(&mut self, began: usize) {
         self.powerless_hosts.retain(|_, lost| *lost >= began);
+        self.had_current_copy = self.has_current_copy();
     }
 
     /// Whether each column has an in-sync leg with all acknowledged changes.
