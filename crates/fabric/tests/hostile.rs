@@ -80,7 +80,7 @@ fn malformed_message_ends_only_its_connection() {
         ),
         ("an unknown kind", forged(&status, 5, &[99])),
         ("a reply", reply.encode().to_vec()),
-        ("another version", forged(&status, 4, &[2])),
+        ("another version", forged(&status, 4, &[1])),
         ("an unused field", forged(&status, 52, &[1])),
         (
             "a write of another length",
@@ -192,7 +192,7 @@ fn challenges_differ_and_a_proof_works_once() {
 fn client_without_common_version_or_purpose_is_told() {
     let memory = MemoryBrick::new();
     let server = serve(&memory);
-    let newer = Versions { min: 2, max: 9 };
+    let newer = Versions { min: 3, max: 9 };
     let (key, id) = (key(), Uuid::nil());
     let (client, hello) = ClientHandshake::new(&key, Purpose::Session, newer, id, [3; 32]);
     let answer = |hello: &[u8]| {
