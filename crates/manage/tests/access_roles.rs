@@ -26,6 +26,7 @@ const CLUSTER: &[(&str, &str)] = &[
 /// Calls of operators that change something.
 const OPERATOR: &[(&str, &str)] = &[
     ("POST", "/api/v1/bricks/{brick}/scrub"),
+    ("POST", "/api/v1/bricks/{brick}/devices/{device}/drain"),
     ("POST", "/api/v1/volumes"),
     ("DELETE", "/api/v1/volumes/{name}"),
     ("POST", "/api/v1/volumes/{name}/grow"),
@@ -41,6 +42,7 @@ const ADMIN: &[(&str, &str)] = &[
     ("POST", "/api/v1/tokens"),
     ("DELETE", "/api/v1/tokens/{id}"),
     ("DELETE", "/api/v1/bricks/{brick}"),
+    ("POST", "/api/v1/bricks/{brick}/devices"),
 ];
 /// Calls without a credential.
 const OPEN: &[(&str, &str)] = &[("GET", "/healthz"), ("POST", "/api/v1/login")];
@@ -144,6 +146,7 @@ fn path_of(template: &str) -> String {
         .replace("{name}", "none")
         .replace("{brick}", "none");
     let path = path.replace("{seq}", "999999");
+    let path = path.replace("{device}", "00000000-0000-0000-0000-000000000001");
     path.replace("{id}", "00000000-0000-0000-0000-000000000001")
 }
 

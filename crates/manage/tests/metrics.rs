@@ -7,8 +7,9 @@ use pagemesh_base::layout::{EpochNumber, LegState};
 use pagemesh_manage::store::Store;
 use pagemesh_manage::token::token;
 use pagemesh_manage::wire::{
-    AttachReplica, AttachVolume, BrickRegistration, BrickScrub, ChangeLegs, LegChange, ReplicaLag,
-    ReportBrickFigures, ReportFigures, ReportReplication, ResyncProgress, ScrubReport, ScrubState,
+    AttachReplica, AttachVolume, BrickDevice, BrickDevices, BrickRegistration, BrickScrub,
+    ChangeLegs, DeviceState, DrainProgress, LegChange, ReplicaLag, ReportBrickFigures,
+    ReportFigures, ReportReplication, ResyncProgress, ScrubReport, ScrubState,
 };
 use pagemesh_manage::{LayoutKind, Manager, ManagerSettings};
 use pagemesh_metrics::catalogue;
@@ -17,6 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
+use uuid::Uuid;
 
 /// The samples of a page: name and labels, with the value.
 struct Page {
@@ -135,7 +137,7 @@ fn manager_with_labels(cluster: &Cluster, metric_volumes: usize) -> Manager {
     manager
 }
 
-/// A heartbeat of a brick with a running scrub that found damage.
+/// A heartbeat of a brick with a running scrub that found damage, and with a device that is drained.
 fn registration_with_damage(number: usize) -> BrickRegistration {
     BrickRegistration {
         used_bytes: 5 * MIB,
@@ -153,6 +155,18 @@ fn registration_with_damage(number: usize) -> BrickRegistration {
             ended_ms_ago: Some(1_000),
             corrected: 7,
             fulfilled: None,
+        }),
+        devices: Some(BrickDevices {
+            list: vec![BrickDevice {
+                device: Uuid::from_u128(77),
+                path: Some("/second".to_owned()),
+                is_first: false,
+                size_bytes: 1 << 30,
+                used_bytes: 1 << 20,
+                state: DeviceState::Draining,
+                drain: Some(DrainProgress::default()),
+            }],
+            results: vec![],
         }),
         ..registration(number)
     }
