@@ -77,6 +77,8 @@ impl Writer {
     /// # Errors
     /// When a device fails, or the disk has failed.
     pub(super) fn write_group(&mut self, target: WriterTarget<'_>) -> Result<(), WriteFailure> {
+        // After a panic in a group its buffers never become free: do not wait for them.
+        check_is_sound(target)?;
         let mut result = self.start_group(target);
         // Also after an error: the kernel reads the buffers until its requests have ended.
         while self.free.len() < REQUESTS_MAX {
@@ -88,10 +90,7 @@ impl Writer {
 
     /// Submits the writes of all pages that are dirty now.
     fn start_group(&mut self, target: WriterTarget<'_>) -> Result<(), WriteFailure> {
-        // What the devices hold is unknown: nothing may be added.
-        if target.queue.has_failed() {
-            return Err(WriteFailure::of_disk(MapError::SyncFailed));
-        }
+        check_is_sound(target)?;
         let mut pages = std::mem::take(&mut self.pages);
         for device in target.devices.iter() {
             device.head.take_dirty(device.first_page(), &mut pages);
@@ -335,6 +334,14 @@ fn spawn_flush<'s, 'd: 's>(
     }
     let thread = std::thread::Builder::new().name("disk-flush".into());
     thread.spawn_scoped(scope, move || flush(device))
+}
+
+/// Refuses a group of a disk that has failed: what the devices hold is unknown, and nothing may be added.
+fn check_is_sound(target: WriterTarget<'_>) -> Result<(), WriteFailure> {
+    match target.queue.has_failed() {
+        false => Ok(()),
+        true => Err(WriteFailure::of_disk(MapError::SyncFailed)),
+    }
 }
 
 fn check_written(result: i32, len: usize) -> io::Result<()> {
