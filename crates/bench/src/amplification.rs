@@ -1,7 +1,7 @@
 //! Bytes written to a disk for each byte that a user writes.
 //!
 //! Each case is a volume that fills a part of its pool. The volume is written once in order, then random
-//! blocks are written, with a flush at the end. The disk's bytes are those of the serving processes, by the
+//! blocks are written, with a flush at the end. The serving processes write the disk's bytes, by the
 //! kernel's count (`write_bytes` in proc_pid_io(5)), which excludes the device's own amplification.
 
 use crate::error::BenchError;

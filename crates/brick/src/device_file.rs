@@ -291,7 +291,7 @@ pub(crate) fn open_device(path: &Path) -> Result<File, FileError> {
         let cause = io::Error::new(io::ErrorKind::InvalidInput, cause);
         return Err(system("open", path)(cause));
     }
-    // The file that was looked at, whatever the path names by now.
+    // The file of that look. The path may name another one by now.
     let link = format!("/proc/self/fd/{}", node.as_raw_fd());
     let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = rustix::fs::open(link, flags, Mode::empty()).map_err(refused)?;

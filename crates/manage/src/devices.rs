@@ -1,6 +1,6 @@
 //! Devices of bricks' pools: their reports in heartbeats, and requests to change them.
 //!
-//! Invariants: requests are in memory only, as those of scrubs are. A restarted manager has forgotten them, and the brick
+//! Invariants: requests are in memory only, as requests for scrubs are. A restarted manager has forgotten them, and the brick
 //! carries out each at most once. A repetition of a pending request is the same request.
 
 use crate::call::{RecordTag, etag_text};

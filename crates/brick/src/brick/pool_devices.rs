@@ -98,7 +98,7 @@ struct DeviceWork {
     results: VecDeque<DeviceChangeResult>,
     paths: HashMap<Uuid, PathBuf>,
     drains: HashMap<Uuid, DrainRecord>,
-    /// A device that the pool does not name any more, whose file is still locked.
+    /// A device that the pool does not name any more. Its file is still locked.
     leaving: Option<Device>,
     thread: Option<JoinHandle<()>>,
     /// Whether the thread shall not finish its pause.

@@ -79,7 +79,7 @@ fn check_answered_writes(devices: usize) {
             let write = random_write(&mut rng, &mut client, &mut model);
             assert_eq!(client.execute(vec![write]), [Ok(SliceReply::Done)]);
         }
-        // What the files hold now is what a brick finds that starts after this one was killed.
+        // A brick that starts after the kill of this one finds these files.
         let copies = home.named(&format!("killed-{turn}"));
         for (path, copy) in home.paths().iter().zip(&copies) {
             std::fs::copy(path, copy).expect("a copy");

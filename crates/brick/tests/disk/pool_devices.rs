@@ -281,7 +281,7 @@ fn drain_without_room_waits_and_says_so() {
         .expect("a device");
     brick.limit_drains(1);
     brick.drain_device(second).expect("room on the third");
-    // What the drain needed goes to another slice.
+    // The room of the drain goes to another slice.
     let mut filler = Client::of_slice(&brick, FILLER, 1);
     fill_until_full(&mut filler);
     brick.limit_drains(u64::MAX);
