@@ -113,6 +113,10 @@ pub enum Defect {
     DeviceNotNamed,
     /// A device joins a pool, and the older superblock does not name it.
     DeviceInOneSuperblock,
+    /// Superblocks name an opening before the headers of further devices have its number.
+    DeviceHeadersLast,
+    /// Both copies of a device's header are written without a sync between them.
+    DeviceHeadersTogether,
     /// A device leaves a pool while frames of it are in use.
     DeviceRemovedInUse,
     /// `file-sync`: a node moves before the records of its slots are durable.

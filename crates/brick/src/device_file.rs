@@ -270,9 +270,9 @@ pub(crate) fn check_holds_nothing(path: &Path, file: &File) -> Result<(), Device
         return Err(FileError::HoldsPool(path.into()).into());
     }
     match identify(file) {
-        Some((pool, _)) => Err(DeviceFileError::HoldsDevice {
+        Some(found) => Err(DeviceFileError::HoldsDevice {
             path: path.into(),
-            pool,
+            pool: found.pool,
         }),
         None => Ok(()),
     }
@@ -323,7 +323,7 @@ pub(crate) fn is_same_file(one: &Path, other: &Path) -> bool {
 pub(crate) fn clear_header(path: &Path, pool: Uuid, device: Uuid) -> Result<(), FileError> {
     let file = open_device(path)?;
     lock(path, &file)?;
-    if identify(&file) != Some((pool, device)) {
+    if identify(&file).is_none_or(|it| (it.pool, it.device) != (pool, device)) {
         return Ok(());
     }
     file.write_all_at(&[0; HEADER_BYTES], 0)

@@ -137,6 +137,32 @@ pub enum FindDeviceError {
         /// Where it was searched.
         cause: String,
     },
+    /// An old copy of a device.
+    #[error(
+        "{path} is a stale copy of device {device} of {pool}: the pool was opened without it since; connect the device \
+         itself, or name its path with --device"
+    )]
+    Stale {
+        /// The pool's path.
+        pool: PathBuf,
+        /// The device.
+        device: Uuid,
+        /// The copy.
+        path: PathBuf,
+    },
+    /// An old copy of the pool's first device.
+    #[error(
+        "{pool} is a stale copy of the pool's first device: {path} (device {device}) was used with a later one since; \
+         start the brick with the first device itself"
+    )]
+    StalePool {
+        /// The pool's path.
+        pool: PathBuf,
+        /// The device.
+        device: Uuid,
+        /// Its path.
+        path: PathBuf,
+    },
     /// A path that the operator named is none of the pool.
     #[error(
         "{path} is no device of {pool}; name the devices that `pagemesh pool device list` shows"

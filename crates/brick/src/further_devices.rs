@@ -12,7 +12,7 @@ use crate::file::{FileError, LOCK_LIMIT, LOCK_PAUSE, superblocks_of, system};
 pub use crate::file_error::FindDeviceError;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{Media, NewDevice};
-use pagemesh_store::devices::Device;
+use pagemesh_store::devices::{Device, DeviceAge, DeviceIdentity};
 use pagemesh_store::superblock::Superblock;
 use rustix::fs::FlockOperation;
 use std::collections::HashMap;
@@ -81,19 +81,19 @@ pub(crate) fn find(
             if found.iter().any(overlaps) {
                 continue;
             }
-            match find_device(block, newest.pool, device.id, &mut named) {
+            match find_device(block, device.id, &mut named) {
                 Ok(IdentifiedFile { path, file }) => {
                     let file = claim(&path, file, patience)?;
                     lock(&path, &file, patience)?;
                     let device = *device;
                     // It may have left the pool while this brick waited for its lock.
-                    match check_header(&path, &file, (newest.pool, device.id)) {
+                    match check_header(&path, &file, block, device.id) {
                         Ok(()) => found.push(FoundDevice { device, path, file }),
-                        Err(cause) if number == 0 => return Err(missing(pool, device.id, cause)),
+                        Err(cause) if number == 0 => return Err(cause.into_error(pool, device.id)),
                         Err(_) => {}
                     }
                 }
-                Err(cause) if number == 0 => return Err(missing(pool, device.id, cause)),
+                Err(cause) if number == 0 => return Err(cause.into_error(pool, device.id)),
                 Err(_) => {}
             }
         }
@@ -104,33 +104,22 @@ pub(crate) fn find(
     Ok(found)
 }
 
-fn missing(pool: &Path, device: Uuid, cause: String) -> FileError {
-    let pool = pool.to_owned();
-    FindDeviceError::Missing {
-        pool,
-        device,
-        cause,
-    }
-    .into()
-}
-
 /// Opens a device where the operator or the superblock says that it is.
 fn find_device(
     block: &Superblock,
-    pool: Uuid,
     device: Uuid,
     named: &mut NamedDevices,
-) -> Result<IdentifiedFile, String> {
+) -> Result<IdentifiedFile, BadHeader> {
     if let Some(named) = named.remove(&device) {
         return Ok(named);
     }
     let path = block.device_paths.of(device);
-    let path = path.ok_or("its last path is not known")?;
+    let path = path.ok_or_else(|| String::from("its last path is not known"))?;
     if !path.is_absolute() {
-        return Err(format!("its last path {} is not absolute", path.display()));
+        return Err(format!("its last path {} is not absolute", path.display()).into());
     }
     let file = open_device(path).map_err(|cause| cause.to_string())?;
-    check_header(path, &file, (pool, device))?;
+    check_header(path, &file, block, device)?;
     let path = path.to_owned();
     Ok(IdentifiedFile { path, file })
 }
@@ -155,7 +144,8 @@ fn identify_named(
     for path in named {
         let file = open_device(path)?;
         match identify(&file) {
-            Some((of, device)) if of == block.pool => {
+            Some(found) if found.pool == block.pool => {
+                let device = found.device;
                 let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
                 let named = IdentifiedFile { path, file };
                 insert_named(&mut devices, device, named)?;
@@ -186,24 +176,71 @@ fn insert_named(
     Ok(())
 }
 
-/// Checks that an open file is a device of a pool: the ids of both.
-fn check_header(path: &Path, file: &File, wanted: (Uuid, Uuid)) -> Result<(), String> {
+/// Checks that an open file is a device of a pool by the ids of both, and no old copy.
+fn check_header(
+    path: &Path,
+    file: &File,
+    block: &Superblock,
+    device: Uuid,
+) -> Result<(), BadHeader> {
     let shown = path.display();
-    match identify(file) {
-        Some(found) if found == wanted => Ok(()),
-        Some(_) => Err(format!("{shown} is another device now")),
-        None => Err(format!("{shown} has no header of a device")),
+    let refused = |cause: String| Err(BadHeader::Missing(cause));
+    let Some(found) = identify(file) else {
+        return refused(format!("{shown} has no header of a device"));
+    };
+    if (found.pool, found.device) != (block.pool, device) {
+        return refused(format!("{shown} is another device now"));
+    }
+    let (path, age) = (path.to_owned(), found.age(block.incarnation));
+    match age {
+        DeviceAge::Current => Ok(()),
+        DeviceAge::Stale => Err(BadHeader::Stale(path)),
+        DeviceAge::Newer => Err(BadHeader::Newer(path)),
     }
 }
 
-/// The pool and the device in a header, or in its copy.
-pub(crate) fn identify(file: &File) -> Option<(Uuid, Uuid)> {
-    let mut page = [0; PAGE_BYTES];
-    let mut found = [0, PAGE_BYTES as u64].into_iter().filter_map(|at| {
-        file.read_exact_at(&mut page, at).ok()?;
-        Device::identify(&page)
-    });
-    found.next()
+/// Why a file is not the device that was searched.
+enum BadHeader {
+    Missing(String),
+    /// An old copy of the device.
+    Stale(PathBuf),
+    /// The pool's file is an old copy.
+    Newer(PathBuf),
+}
+
+impl From<String> for BadHeader {
+    fn from(cause: String) -> BadHeader {
+        BadHeader::Missing(cause)
+    }
+}
+
+impl BadHeader {
+    fn into_error(self, pool: &Path, device: Uuid) -> FileError {
+        let pool = pool.to_owned();
+        match self {
+            BadHeader::Missing(cause) => FindDeviceError::Missing {
+                pool,
+                device,
+                cause,
+            },
+            BadHeader::Stale(path) => FindDeviceError::Stale { pool, device, path },
+            BadHeader::Newer(path) => FindDeviceError::StalePool { pool, device, path },
+        }
+        .into()
+    }
+}
+
+/// The identity in a header and its copy.
+pub(crate) fn identify(file: &File) -> Option<DeviceIdentity> {
+    let mut copies = [[0; PAGE_BYTES]; 2];
+    for (page, at) in copies.iter_mut().zip([0, PAGE_BYTES as u64]) {
+        // A copy that cannot be read is no sound one.
+        if file.read_exact_at(page, at).is_err() {
+            page.fill(0);
+        }
+    }
+    let [one, other] = &copies;
+    DeviceIdentity::of_copies([one, other])
 }
 
 /// Takes the lock that keeps other bricks and checks away.

@@ -7,7 +7,7 @@ use pagemesh_base::slice::Stamp;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{Image, Media, Recorder};
 use pagemesh_store::check::{CheckOptions, PoolReport, check};
-use pagemesh_store::devices::Device;
+use pagemesh_store::devices::{Device, DeviceIdentity};
 use pagemesh_store::pool::{FormatOptions, ObjectError, Pool, format_as};
 use pagemesh_store::pool_mapping::Handle;
 use pagemesh_store::recovery::PoolError;
@@ -139,8 +139,12 @@ fn pool_uses_and_frees_frames_of_all_devices() {
     assert_eq!(pool.mapping().geometry().devices.iter().count(), 1);
     let mut header = [0; PAGE_BYTES];
     media.read((device.first_page * PAGE) as usize, &mut header);
-    let identity = Some((Uuid::from_u128(1), Uuid::from_u128(2)));
-    assert_eq!(Device::identify(&header), identity);
+    let identity = DeviceIdentity {
+        pool: Uuid::from_u128(1),
+        device: Uuid::from_u128(2),
+        opening: pool.superblock().incarnation,
+    };
+    assert_eq!(Device::identify(&header), Some(identity));
 }
 
 /// The contents of the pool after the newer superblock was damaged.
@@ -235,6 +239,86 @@ fn missing_device_is_refused() {
         matches!(refused, Err(PoolError::Truncated { .. })),
         "{refused:?}"
     );
+}
+
+/// Images of a pool after its first opening and after two more. The end of the first device divides each.
+fn images_of_openings() -> ([Vec<u8>; 3], usize) {
+    let TwoDevicePool {
+        media,
+        pool,
+        device,
+    } = filled_pool();
+    pool.close().expect("a sound pool");
+    let image = || media.visible_image().to_bytes();
+    let first = image();
+    let [second, third] = [(); 2].map(|()| {
+        open(&media).expect("a pool").close().expect("a sound pool");
+        image()
+    });
+    ([first, second, third], device.bytes().start)
+}
+
+/// Opens the first device of one image with the second device of another.
+fn open_mixed(first: &[u8], second: &[u8], at: usize) -> Result<(), PoolError> {
+    let bytes = [&first[..at], &second[at..]].concat();
+    let media = Arc::new(Recorder::unrecorded(Image::from_bytes(&bytes)));
+    let mut pool = open(&media)?;
+    assert_contents(&mut pool);
+    pool.close()?;
+    assert!(checked(&media).is_sound());
+    Ok(())
+}
+
+#[test]
+fn stale_copy_of_a_device_is_refused() {
+    let ([first, second, third], at) = images_of_openings();
+    for (newer, older) in [(&second, &first), (&third, &first), (&third, &second)] {
+        let refused = open_mixed(newer, older, at);
+        let is_stale = matches!(refused, Err(PoolError::StaleDevice { .. }));
+        assert!(is_stale, "{refused:?}");
+    }
+    open_mixed(&third, &third, at).expect("the device itself");
+}
+
+#[test]
+fn stale_copy_of_the_first_device_is_refused() {
+    let ([first, _, third], at) = images_of_openings();
+    let refused = open_mixed(&first, &third, at);
+    let is_stale = matches!(refused, Err(PoolError::StaleFirstDevice { .. }));
+    assert!(is_stale, "{refused:?}");
+}
+
+#[test]
+fn crash_between_headers_and_superblocks_opens() {
+    // The headers have the next number, and the superblocks do not.
+    let ([first, second, _], at) = images_of_openings();
+    open_mixed(&first, &second, at).expect("the state at a crash");
+}
+
+#[test]
+fn device_with_a_damaged_header_copy_opens() {
+    let ([image, ..], at) = images_of_openings();
+    for copy in [0, PAGE_BYTES] {
+        let mut damaged = image.clone();
+        damaged[at + copy + 20] ^= 1;
+        open_mixed(&damaged, &damaged, at).expect("the other copy suffices");
+    }
+    let mut damaged = image;
+    for copy in [0, PAGE_BYTES] {
+        damaged[at + copy + 20] ^= 1;
+    }
+    let refused = open_mixed(&damaged, &damaged, at);
+    let is_refused = matches!(refused, Err(PoolError::NoDeviceHeader(_)));
+    assert!(is_refused, "{refused:?}");
+}
+
+#[test]
+fn check_of_a_pool_keeps_its_headers() {
+    let ([image, ..], at) = images_of_openings();
+    let media = Recorder::unrecorded(Image::from_bytes(&image));
+    assert!(checked(&media).is_sound());
+    let after = media.visible_image().to_bytes();
+    assert!(after[at..at + 2 * PAGE_BYTES] == image[at..at + 2 * PAGE_BYTES]);
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! operations. Every further device has, from its first page on:
 //!
 //! ```text
-//! page 0, 1  header and its copy: the pool, the device, its place in the pool
+//! page 0, 1  header and its copy: the pool, the device, its place in the pool, the number of the opening
 //!            bitmap        64 bytes per 448 pages
 //!            frame table   8 bytes per page
 //!            frames
@@ -12,11 +12,15 @@
 //!
 //! A page's number never changes, so a slot names a frame on any device by its number alone. The superblock lists the
 //! devices; a header only identifies a device that was found.
+//!
+//! The number of the opening tells a device from an old copy of it. An opening writes the next number to both copies of
+//! each header, one after the other, and then to both superblocks. So a header has the number of the superblock, or the
+//! next one after a crash between the two.
 
 use crate::format::regions::{FRAME_ENTRY_BYTES, LINE_FRAMES, PAGE, PAGES_MAX, Region, VERSION};
 use pagemesh_base::bytes::{field, get_u32, get_u64, put};
 use pagemesh_base::checksum::crc32c_append;
-use pagemesh_base::ids::FrameNo;
+use pagemesh_base::ids::{FrameNo, Incarnation};
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use std::ops::Range;
 use uuid::Uuid;
@@ -29,6 +33,8 @@ pub const DEVICE_BYTES_MIN: u64 = 2 << 20;
 pub(crate) const DEVICE_ENTRY_BYTES: usize = 64;
 const MAGIC: [u8; 8] = *b"pagemdev";
 const HEADER_PAGES: u64 = 2;
+/// The place of the number of the opening in a header, behind the device's entry.
+const OPENING_AT: usize = 32 + DEVICE_ENTRY_BYTES;
 
 /// The use of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -204,27 +210,81 @@ impl Device {
             && fits(self.frame_table(), self.pages * FRAME_ENTRY_BYTES)
     }
 
-    /// The header in its first two pages.
+    /// The header in its first two pages, with the number of the pool's opening.
     #[must_use]
-    pub fn header(&self, pool: Uuid) -> [u8; PAGE_BYTES] {
+    pub fn header(&self, pool: Uuid, opening: Incarnation) -> [u8; PAGE_BYTES] {
         let mut page = [0; PAGE_BYTES];
         put(&mut page, 0, MAGIC);
         put(&mut page, 8, VERSION.to_le_bytes());
         put(&mut page, 16, *pool.as_bytes());
         put(&mut page, 32, self.encode());
+        put(&mut page, OPENING_AT, opening.0.to_le_bytes());
         let crc = header_checksum(&page);
         put(&mut page, 12, crc.to_le_bytes());
         page
     }
 
-    /// The pool and the identity in a device's header. None if the page is no sound header.
+    /// The identity in a page of a device's header. None if the page is no sound header.
     #[must_use]
-    pub fn identify(page: &[u8; PAGE_BYTES]) -> Option<(Uuid, Uuid)> {
+    pub fn identify(page: &[u8; PAGE_BYTES]) -> Option<DeviceIdentity> {
         let is_header = field(page, 0) == MAGIC && header_checksum(page) == get_u32(page, 12);
         is_header.then(|| {
             let [pool, device] = [16, 32].map(|at| Uuid::from_bytes(field(page, at)));
-            (pool, device)
+            let opening = Incarnation(get_u32(page, OPENING_AT));
+            DeviceIdentity {
+                pool,
+                device,
+                opening,
+            }
         })
+    }
+}
+
+/// The identity of a device, by its header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceIdentity {
+    /// The device's pool.
+    pub pool: Uuid,
+    /// The device.
+    pub device: Uuid,
+    /// The last opening of the pool that wrote the header.
+    pub opening: Incarnation,
+}
+
+/// The age of a device beside the superblock that names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceAge {
+    /// It was there at the pool's last opening.
+    Current,
+    /// It is an old copy of the device.
+    Stale,
+    /// The superblock is of an old copy of the first device.
+    Newer,
+}
+
+impl DeviceIdentity {
+    /// The identity in both copies of a header. A crash may have left an older number in one of them.
+    #[must_use]
+    pub fn of_copies(copies: [&[u8; PAGE_BYTES]; 2]) -> Option<DeviceIdentity> {
+        match copies.map(Device::identify) {
+            [Some(one), Some(other)] if (one.pool, one.device) == (other.pool, other.device) => {
+                Some(match one.opening >= other.opening {
+                    true => one,
+                    false => other,
+                })
+            }
+            [one, other] => one.or(other),
+        }
+    }
+
+    /// The age of the device, by the opening in the pool's superblock.
+    #[must_use]
+    pub fn age(&self, superblock: Incarnation) -> DeviceAge {
+        match self.opening.0.checked_sub(superblock.0) {
+            None => DeviceAge::Stale,
+            Some(0 | 1) => DeviceAge::Current,
+            Some(_) => DeviceAge::Newer,
+        }
     }
 }
 
@@ -420,11 +480,36 @@ mod tests {
     fn header_identifies_pool_and_device() {
         let (pool, table) = (Uuid::from_u128(7), table(&[1 << 10]));
         let device = table.iter().next().expect("a device");
-        let mut page = device.header(pool);
-        assert_eq!(Device::identify(&page), Some((pool, device.id)));
+        let header = |opening| device.header(pool, Incarnation(opening));
+        let identity = |opening| DeviceIdentity {
+            pool,
+            device: device.id,
+            opening: Incarnation(opening),
+        };
+        let mut page = header(7);
+        assert_eq!(Device::identify(&page), Some(identity(7)));
         page[100] ^= 1;
         assert_eq!(Device::identify(&page), None);
         assert_eq!(Device::identify(&[0; PAGE_BYTES]), None);
+        for copies in [[8, 7], [7, 8]] {
+            let [one, other] = copies.map(header);
+            let found = DeviceIdentity::of_copies([&one, &other]);
+            assert_eq!(found, Some(identity(8)));
+        }
+        let found = DeviceIdentity::of_copies([&page, &header(6)]);
+        assert_eq!(found, Some(identity(6)));
+    }
+
+    #[test]
+    fn only_present_and_next_opening_are_current() {
+        let identity = DeviceIdentity {
+            pool: Uuid::nil(),
+            device: Uuid::nil(),
+            opening: Incarnation(7),
+        };
+        let ages = [5, 6, 7, 8].map(|superblock| identity.age(Incarnation(superblock)));
+        use DeviceAge::{Current, Newer, Stale};
+        assert_eq!(ages, [Newer, Current, Current, Stale]);
     }
 
     #[test]

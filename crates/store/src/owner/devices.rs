@@ -43,7 +43,7 @@ impl PreparedDevice {
         }
         let tables = tables_of(mapping, &planned)?;
         Bitmap::format(data, &tables, mapping.pool());
-        let header = planned.header(mapping.pool());
+        let header = planned.header(mapping.pool(), mapping.incarnation());
         let first = planned.first_page as usize * PAGE_BYTES;
         let targets = [(data, first), (data, first + PAGE_BYTES)];
         let (_, stores) = M::stream_page(&targets, &header);
@@ -69,7 +69,7 @@ impl PreparedDevice {
         for (at, page) in Bitmap::empty_pages(&tables, mapping.pool()) {
             write(at as u64 - first, &page)?;
         }
-        let header = planned.header(mapping.pool());
+        let header = planned.header(mapping.pool(), mapping.incarnation());
         write(0, &header)?;
         write(PAGE_BYTES as u64, &header)?;
         Ok(PreparedDevice { device: planned })

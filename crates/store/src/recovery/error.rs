@@ -7,6 +7,7 @@ use crate::format::superblock::BadSuperblock;
 use crate::format::table::BadTable;
 use pagemesh_base::ids::Seq;
 use pagemesh_pmem::MapError;
+use uuid::Uuid;
 
 /// The remedy for damage that the pool cannot repair. A new pool is a new brick, and no volume
 /// copies itself there without an operator.
@@ -33,6 +34,36 @@ pub enum PoolError {
         wanted: u64,
         /// Bytes there.
         found: u64,
+    },
+    /// A device without a header of its own.
+    #[error(
+        "device {0} has no sound header; connect the right device, or name its path with --device; {remedy} if it is lost",
+        remedy = REPLACE_POOL
+    )]
+    NoDeviceHeader(Uuid),
+    /// An old copy of a further device.
+    #[error(
+        "device {device} is a stale copy: it was last used at opening {found} of the pool, and the last one was {wanted}; connect the device itself, or name its path with --device"
+    )]
+    StaleDevice {
+        /// The device.
+        device: Uuid,
+        /// The opening in its header.
+        found: u32,
+        /// The last opening by the superblock.
+        wanted: u32,
+    },
+    /// An old copy of the first device.
+    #[error(
+        "the pool's first device is a stale copy: its last opening was {wanted}, and device {device} was used at opening {found}; start the brick with the first device itself"
+    )]
+    StaleFirstDevice {
+        /// The device with a later opening.
+        device: Uuid,
+        /// The opening in its header.
+        found: u32,
+        /// The last opening by the superblock.
+        wanted: u32,
     },
     /// Another device joined meanwhile, or too many changed since the opening.
     #[error(

@@ -25,7 +25,8 @@
 //! 4. The replay applies the records of all journals in seq order, then marks their frames as used.
 //!    On `file-sync` pools both happen on the overlay first, and frames are durable before the file
 //!    gets a slot: where a record was lost, only the old slot identifies the free frame.
-//! 5. The recovered state is flushed and fenced. New superblocks with the next incarnation, and
+//! 5. The recovered state is flushed and fenced. The headers of further devices get the next
+//!    incarnation, so that a copy of a device from an earlier opening is refused. New superblocks with the next incarnation, and
 //!    with every journal's head at its end, make all old records invalid. Only then can sessions
 //!    open.
 //!
@@ -41,6 +42,7 @@
 //!   record shows that it was committed. On a file recovery keeps it, so that a read of the page
 //!   fails instead of returning the older page.
 
+mod device_headers;
 mod error;
 mod repair;
 mod replay;
@@ -187,6 +189,7 @@ impl<'m, M: Media> Recovery<'m, M> {
             media.sync()?;
         }
         let block = read_superblock(media)?;
+        device_headers::check(media, &block)?;
         tolerate_unreadable_frames(media, &block.geometry);
         if let Some(trial) = trial {
             tolerate_unreadable_frames(trial, &block.geometry);
@@ -285,7 +288,13 @@ impl<'m, M: Media> Recovery<'m, M> {
         if !defect::is(Defect::IncarnationKept) {
             block.incarnation = Incarnation(block.incarnation.0 + 1);
         }
+        if !defect::is(Defect::DeviceHeadersLast) {
+            device_headers::write(self.media, block)?;
+        }
         write_superblocks(self.media, block)?;
+        if defect::is(Defect::DeviceHeadersLast) {
+            device_headers::write(self.media, block)?;
+        }
         Ok(())
     }
 

@@ -193,6 +193,21 @@ const DEFECTS: &[(Defect, Workload, &str)] = &[
         "acknowledged writes",
     ),
     (
+        Defect::DeviceHeadersLast,
+        Devices(MediumKind::Memory),
+        "opening",
+    ),
+    (
+        Defect::DeviceHeadersLast,
+        Devices(MediumKind::File),
+        "opening",
+    ),
+    (
+        Defect::DeviceHeadersTogether,
+        Devices(MediumKind::Memory),
+        "opening",
+    ),
+    (
         Defect::DeviceRemovedInUse,
         Devices(MediumKind::Memory),
         "reading",

@@ -7,11 +7,13 @@ use super::model::{CheckFailure, fail};
 use super::ops::{self, FILL, MAIN, Op};
 use super::owner::{self, SharedPool};
 use super::recover::{self, MediumKind};
+use pagemesh_base::checksum::crc32c;
 use pagemesh_base::defect;
-use pagemesh_base::ids::FrameNo;
+use pagemesh_base::ids::{Epoch, FrameNo};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Image;
 use pagemesh_store::devices::DEVICE_BYTES_MIN;
+use pagemesh_store::frame_word::FrameWord;
 use pagemesh_store::pool_mapping::StoreError;
 
 const PAGE: u64 = PAGE_BYTES as u64;
@@ -22,6 +24,11 @@ const WRITTEN_PAGES: u64 = 64;
 const LATE_PAGE: u64 = 520;
 /// The first device's end, rounded up to whole lines of the bitmap.
 const MEDIUM_BYTES: usize = 896 * PAGE_BYTES + DEVICE_BYTES_MIN as usize;
+
+/// Each byte of the device before it joins.
+const OLD_BYTE: u8 = 0x5a;
+/// The frame table of the device: behind two pages of headers and one of the bitmap.
+const OLD_TABLE_AT: usize = (896 + 3) * PAGE_BYTES;
 
 pub(super) const DEVICES: WorkloadShare = WorkloadShare {
     budget: Budget {
@@ -37,7 +44,12 @@ pub(super) fn base_with_room(kind: MediumKind, is_full: bool) -> BasePool {
     let mut found = base(kind, is_full).clone();
     found.kind = kind;
     let mut bytes = found.image.to_bytes();
-    bytes.resize(MEDIUM_BYTES, 0x5a);
+    bytes.resize(MEDIUM_BYTES, OLD_BYTE);
+    // The device was used before: words of its frame table match the old pages of its frames.
+    let old_page = FrameWord::new(crc32c(&[OLD_BYTE; PAGE_BYTES]), Epoch(1));
+    for word in bytes[OLD_TABLE_AT..][..PAGE_BYTES].as_chunks_mut().0 {
+        *word = old_page.bits().to_le_bytes();
+    }
     found.image = Image::from_bytes(&bytes);
     found
 }
@@ -142,6 +154,8 @@ pub(super) fn devices(
         let mut world = base.open(CLIENTS, None, counts)?;
         world.budget = Some(budget);
         ops::run(&mut world, &Op::AddDevice, 0)?;
+        let geometry = *world.pool.borrow().mapping().geometry();
+        assert_eq!(geometry.frame_entry_at(FrameNo(896)), OLD_TABLE_AT);
         for (tag, op) in (1..).zip(&list) {
             ops::run(&mut world, op, tag)?;
         }

@@ -1,0 +1,78 @@
+//! The headers of further devices, which an opening numbers.
+//!
+//! Invariants: a superblock has the number of an opening only after every header has it. One of the two copies of a header
+//! is sound at any time.
+
+use super::error::PoolError;
+use crate::defect::{self, Defect};
+use crate::format::devices::{Device, DeviceAge, DeviceIdentity};
+use crate::format::superblock::Superblock;
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::{MapError, Media};
+
+/// Refuses a device that is missing, or an old copy.
+pub(super) fn check<M: Media>(media: &M, block: &Superblock) -> Result<(), PoolError> {
+    for device in block.geometry.devices.iter() {
+        let id = device.id;
+        let identity = identity_of(media, device);
+        let identity = identity.filter(|it| (it.pool, it.device) == (block.pool, id));
+        let identity = identity.ok_or(PoolError::NoDeviceHeader(id))?;
+        let (found, wanted) = (identity.opening.0, block.incarnation.0);
+        match identity.age(block.incarnation) {
+            DeviceAge::Current => {}
+            DeviceAge::Stale => {
+                return Err(PoolError::StaleDevice {
+                    device: id,
+                    found,
+                    wanted,
+                });
+            }
+            DeviceAge::Newer => {
+                return Err(PoolError::StaleFirstDevice {
+                    device: id,
+                    found,
+                    wanted,
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+fn identity_of<M: Media>(media: &M, device: &Device) -> Option<DeviceIdentity> {
+    let mut copies = [[0; PAGE_BYTES]; 2];
+    for (page, at) in copies.iter_mut().zip(places_of(device)) {
+        media.read(at, page);
+    }
+    let [one, other] = &copies;
+    DeviceIdentity::of_copies([one, other])
+}
+
+/// Writes the number of an opening to all headers: first to one copy of each, then to the other.
+pub(super) fn write<M: Media>(media: &M, block: &Superblock) -> Result<(), MapError> {
+    if block.geometry.devices.iter().next().is_none() {
+        return Ok(());
+    }
+    for copy in 0..2 {
+        let mut all = None;
+        for device in block.geometry.devices.iter() {
+            let header = device.header(block.pool, block.incarnation);
+            let (_, stores) = M::stream_page(&[(media, places_of(device)[copy])], &header);
+            all = Some(stores.after(all.take()));
+        }
+        if copy == 0 && defect::is(Defect::DeviceHeadersTogether) {
+            continue;
+        }
+        if let Some(stores) = all {
+            let _fenced = media.fence(stores);
+        }
+        media.sync()?;
+    }
+    Ok(())
+}
+
+/// The bytes of a device's header and its copy in the pool.
+fn places_of(device: &Device) -> [usize; 2] {
+    let first = device.bytes().start;
+    [first, first + PAGE_BYTES]
+}
