@@ -3,13 +3,19 @@
 use crate::map_error::MapError;
 use crate::mapped_media::MappedMedia;
 use crate::media::{FenceProof, Media, UnfencedStores};
+use crate::unreadable::PATTERN;
 use pagemesh_base::checksum::PageChecksums;
+use pagemesh_base::poison::lock;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
+use std::ops::Range;
+use std::sync::Mutex;
 
 /// Mapped devices, each at its first byte.
 pub struct JoinedMedia {
     /// First bytes, lengths of heads, and devices, in rising order. The first begins at byte 0.
     devices: Vec<(usize, usize, MappedMedia)>,
+    /// Ranges of failed devices.
+    absent: Mutex<Vec<Range<usize>>>,
 }
 
 impl JoinedMedia {
@@ -18,6 +24,7 @@ impl JoinedMedia {
     pub fn new(first: MappedMedia) -> JoinedMedia {
         JoinedMedia {
             devices: vec![(0, 0, first)],
+            absent: Mutex::default(),
         }
     }
 
@@ -43,15 +50,24 @@ impl JoinedMedia {
         for (start, head_len, device) in &self.devices[1..] {
             joined.join(*start, *head_len, device.overlay()?);
         }
+        joined.absent = Mutex::new(lock(&self.absent).clone());
         Ok(joined)
     }
 
-    /// The device with a byte, and its own byte.
+    /// The device with a byte, and its own byte. None if the device is absent.
     #[track_caller]
-    fn device(&self, offset: usize) -> (&MappedMedia, usize) {
+    fn device(&self, offset: usize) -> Option<(&MappedMedia, usize)> {
         let number = self.devices.partition_point(|(start, ..)| *start <= offset);
         let (start, _, device) = &self.devices[number - 1];
-        (device, offset - start)
+        let at = offset - start;
+        let is_there = at < device.len_bytes() || !self.is_absent(offset);
+        is_there.then_some((device, at))
+    }
+
+    fn is_absent(&self, offset: usize) -> bool {
+        lock(&self.absent)
+            .iter()
+            .any(|bytes| bytes.contains(&offset))
     }
 }
 
@@ -61,50 +77,69 @@ impl Media for JoinedMedia {
             .devices
             .iter()
             .map(|(start, _, it)| start + it.len_bytes());
-        ends.max().unwrap_or(0)
+        let absent = lock(&self.absent);
+        let absent = absent.iter().map(|bytes| bytes.end).max();
+        ends.chain(absent).max().unwrap_or(0)
     }
 
     fn read(&self, offset: usize, into: &mut [u8]) {
-        let (device, at) = self.device(offset);
-        device.read(at, into);
+        match self.device(offset) {
+            Some((device, at)) => device.read(at, into),
+            None => {
+                for (byte, at) in into.iter_mut().zip(offset..) {
+                    *byte = PATTERN.to_le_bytes()[at % 8];
+                }
+            }
+        }
     }
 
     fn load(&self, offset: usize) -> u64 {
-        let (device, at) = self.device(offset);
-        device.load(at)
+        let device = self.device(offset);
+        device.map_or(PATTERN, |(device, at)| device.load(at))
     }
 
     fn store(&self, offset: usize, word: u64) {
-        let (device, at) = self.device(offset);
-        device.store(at, word);
+        if let Some((device, at)) = self.device(offset) {
+            device.store(at, word);
+        }
     }
 
     fn write(&self, offset: usize, bytes: &[u8]) {
-        let (device, at) = self.device(offset);
-        device.write(at, bytes);
+        if let Some((device, at)) = self.device(offset) {
+            device.write(at, bytes);
+        }
     }
 
     fn compare_exchange(&self, offset: usize, old: u64, new: u64) -> Result<(), u64> {
-        let (device, at) = self.device(offset);
+        let (device, at) = self.device(offset).ok_or(PATTERN)?;
         device.compare_exchange(at, old, new)
     }
 
     fn stream_line(&self, offset: usize, line: &[u8; LINE_BYTES]) -> UnfencedStores {
-        let (device, at) = self.device(offset);
-        device.stream_line(at, line)
+        match self.device(offset) {
+            Some((device, at)) => device.stream_line(at, line),
+            None => UnfencedStores(()),
+        }
     }
 
     fn stream_page(
         targets: &[(&Self, usize)],
         page: &[u8; PAGE_BYTES],
     ) -> (PageChecksums, UnfencedStores) {
-        let targets = targets.iter().map(|(media, offset)| media.device(*offset));
-        MappedMedia::stream_page(&targets.collect::<Vec<_>>(), page)
+        let targets = targets
+            .iter()
+            .filter_map(|(media, offset)| media.device(*offset));
+        match &targets.collect::<Vec<_>>()[..] {
+            [] => (PageChecksums::of(page), UnfencedStores(())),
+            targets => MappedMedia::stream_page(targets, page),
+        }
     }
 
     fn flush(&self, offset: usize, len: usize) -> UnfencedStores {
-        let (device, at) = self.device(offset);
-        device.flush(at, len)
+        match self.device(offset) {
+            Some((device, at)) => device.flush(at, len),
+            None => UnfencedStores(()),
+        }
     }
 
     fn fence(&self, stores: UnfencedStores) -> FenceProof {
@@ -116,8 +151,8 @@ impl Media for JoinedMedia {
     }
 
     fn is_unreadable(&self, offset: usize) -> bool {
-        let (device, at) = self.device(offset);
-        device.is_unreadable(at)
+        let device = self.device(offset);
+        device.is_none_or(|(device, at)| device.is_unreadable(at))
     }
 
     fn unreadable_pages(&self) -> Vec<usize> {
@@ -126,6 +161,14 @@ impl Media for JoinedMedia {
             pages.into_iter().map(|at| start + at).collect::<Vec<_>>()
         };
         self.devices.iter().flat_map(of_device).collect()
+    }
+
+    fn attach_absent(&self, bytes: Range<usize>) -> Result<(), MapError> {
+        let mut absent = lock(&self.absent);
+        if !absent.contains(&bytes) {
+            absent.push(bytes);
+        }
+        Ok(())
     }
 
     fn sync(&self) -> Result<(), MapError> {

@@ -211,6 +211,16 @@ pub trait Media {
         Err(MapError::NoFurtherDevices)
     }
 
+    /// Lets a range of the medium be absent, because its device has failed. Its pages cannot be read: they have
+    /// [`PATTERN`](crate::unreadable::PATTERN). Changes there are dropped. The medium becomes so long that it has the
+    /// range. A device may take its place later.
+    ///
+    /// # Errors
+    /// When the medium has no further devices.
+    fn attach_absent(&self, _bytes: Range<usize>) -> Result<(), MapError> {
+        Err(MapError::NoFurtherDevices)
+    }
+
     /// The byte from which on stores are durable only after a sync, on a medium that keeps the order of fences before
     /// it: memory in front of disks. None on a medium of one kind.
     fn buffers_from(&self) -> Option<usize> {

@@ -18,6 +18,7 @@ mod crash;
 
 use crate::map_error::MapError;
 use crate::media::{FenceProof, Media, UnfencedStores, check_range};
+use crate::unreadable::PATTERN;
 use pagemesh_base::checksum::PageChecksums;
 use pagemesh_base::poison::{self, recover};
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
@@ -171,6 +172,8 @@ struct RecorderState {
     crash_points: Option<Vec<CrashPoint>>,
     /// Of an overlay: the pages that it has stored to.
     own_pages: Vec<bool>,
+    /// The range of a failed device.
+    absent: Option<Range<usize>>,
 }
 
 /// Memory that can enumerate its crash states.
@@ -227,6 +230,7 @@ impl Recorder {
                 units: BTreeMap::new(),
                 crash_points: Some(Vec::new()),
                 own_pages: Vec::new(),
+                absent: None,
             })),
             base: None,
         }
@@ -252,6 +256,7 @@ impl Recorder {
                 units: state.units.clone(),
                 crash_points: state.crash_points.as_ref().map(|_| Vec::new()),
                 own_pages: state.own_pages.clone(),
+                absent: state.absent.clone(),
             })),
             base: self.base.clone(),
         }
@@ -326,6 +331,13 @@ impl Recorder {
 }
 
 impl RecorderState {
+    /// Whether a byte is of a failed device.
+    fn is_absent(&self, offset: usize) -> bool {
+        self.absent
+            .as_ref()
+            .is_some_and(|bytes| bytes.contains(&offset))
+    }
+
     /// Copies the content of the file where nothing was stored.
     fn refresh_from_base(&mut self, below: &Recorder, offset: usize, len: usize) {
         for page in offset / PAGE_BYTES..(offset + len).div_ceil(PAGE_BYTES) {
@@ -422,6 +434,11 @@ impl Media for Recorder {
     fn read(&self, offset: usize, into: &mut [u8]) {
         check_range(self.len, offset, into.len(), 1);
         let state = self.lock_visible(offset, into.len());
+        if state.is_absent(offset) {
+            let words = (offset..).map(|at| PATTERN.to_le_bytes()[at % 8]);
+            into.iter_mut().zip(words).for_each(|(byte, it)| *byte = it);
+            return;
+        }
         let mut at = offset;
         let mut rest = into;
         while !rest.is_empty() {
@@ -446,17 +463,27 @@ impl Media for Recorder {
     #[inline]
     fn load(&self, offset: usize) -> u64 {
         check_range(self.len, offset, 8, 8);
-        self.lock_visible(offset, 8).visible.get(offset / 8)
+        let state = self.lock_visible(offset, 8);
+        match state.is_absent(offset) {
+            true => PATTERN,
+            false => state.visible.get(offset / 8),
+        }
     }
 
     fn store(&self, offset: usize, word: u64) {
         check_range(self.len, offset, 8, 8);
-        self.lock_for_store(offset, 8).store(offset / 8, word);
+        let mut state = self.lock_for_store(offset, 8);
+        if !state.is_absent(offset) {
+            state.store(offset / 8, word);
+        }
     }
 
     fn compare_exchange(&self, offset: usize, old: u64, new: u64) -> Result<(), u64> {
         check_range(self.len, offset, 8, 8);
         let mut state = self.lock_for_store(offset, 8);
+        if state.is_absent(offset) {
+            return Err(PATTERN);
+        }
         let found = state.visible.get(offset / 8);
         if found != old {
             return Err(found);
@@ -468,8 +495,10 @@ impl Media for Recorder {
     fn stream_line(&self, offset: usize, line: &[u8; LINE_BYTES]) -> UnfencedStores {
         check_range(self.len, offset, LINE_BYTES, LINE_BYTES);
         let mut state = self.lock_for_store(offset, LINE_BYTES);
-        state.store_lines(offset, line);
-        state.flush(offset, LINE_BYTES);
+        if !state.is_absent(offset) {
+            state.store_lines(offset, line);
+            state.flush(offset, LINE_BYTES);
+        }
         UnfencedStores(())
     }
 
@@ -480,6 +509,9 @@ impl Media for Recorder {
         for (media, offset) in targets {
             check_range(media.len, *offset, PAGE_BYTES, PAGE_BYTES);
             let mut state = media.lock_for_store(*offset, PAGE_BYTES);
+            if state.is_absent(*offset) {
+                continue;
+            }
             state.store_lines(*offset, page);
             state.flush(*offset, PAGE_BYTES);
         }
@@ -497,6 +529,16 @@ impl Media for Recorder {
         let UnfencedStores(()) = stores;
         self.state().fence();
         FenceProof(())
+    }
+
+    fn is_unreadable(&self, offset: usize) -> bool {
+        self.state().is_absent(offset)
+    }
+
+    fn attach_absent(&self, bytes: Range<usize>) -> Result<(), MapError> {
+        assert!(bytes.end <= self.len, "the recorder has the range");
+        self.state().absent = Some(bytes);
+        Ok(())
     }
 
     fn buffers_from(&self) -> Option<usize> {

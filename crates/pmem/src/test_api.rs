@@ -3,6 +3,7 @@
 use crate::{FenceProof, MapError, Media, Recorder, UnfencedStores};
 use pagemesh_base::checksum::PageChecksums;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
+use std::ops::Range;
 
 /// A medium that passes all its accesses to a recorder. A type with this trait is a [`Media`].
 ///
@@ -116,6 +117,14 @@ impl<T: RecordedMedium> Media for T {
         let fenced = Recorder::fence_each(&recorders.collect::<Vec<_>>(), stores);
         media.iter().for_each(|it| it.after_fence());
         fenced
+    }
+
+    fn is_unreadable(&self, offset: usize) -> bool {
+        self.recorder().is_unreadable(offset)
+    }
+
+    fn attach_absent(&self, bytes: Range<usize>) -> Result<(), MapError> {
+        self.recorder().attach_absent(bytes)
     }
 
     fn buffers_from(&self) -> Option<usize> {

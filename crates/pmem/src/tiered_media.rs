@@ -11,6 +11,7 @@ use crate::mapped_media::MappedMedia;
 use crate::media::{FenceProof, Media, NewDevice, UnfencedStores};
 use pagemesh_base::checksum::PageChecksums;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
+use std::ops::Range;
 
 /// Most targets of one streamed page.
 const TARGETS_MAX: usize = 8;
@@ -212,6 +213,10 @@ impl Media for TieredMedia {
 
     fn detach_device(&self, first_byte: usize) -> Result<(), MapError> {
         self.disk.detach_device(first_byte)
+    }
+
+    fn attach_absent(&self, bytes: Range<usize>) -> Result<(), MapError> {
+        self.disk.attach_absent(bytes)
     }
 
     fn buffers_from(&self) -> Option<usize> {

@@ -41,7 +41,7 @@ pub fn frame_at(frame: FrameNo) -> usize {
 /// # Errors
 /// When the medium is no pool, or damaged beyond repair.
 pub fn recover<M: Media>(media: &M, is_ordered: bool) -> Result<(), PoolError> {
-    recovery::recover(media, is_ordered, None).map(drop)
+    recovery::recover(media, is_ordered, None, &[]).map(drop)
 }
 
 /// The owner's frames and journals.

@@ -46,6 +46,8 @@ pub(super) enum ByteLocation<'d> {
     Frame(&'d DiskDevice),
     /// On a device that has left.
     Left,
+    /// On a device that has failed before the disk was opened, and is not there.
+    Absent,
 }
 
 impl DiskDevice {
@@ -163,6 +165,9 @@ pub(super) struct DeviceMap {
     /// The byte behind the last device that ever was.
     len: AtomicUsize,
     joining: Mutex<()>,
+    /// Ranges of failed devices.
+    absent: Mutex<Vec<Range<usize>>>,
+    has_absent: AtomicBool,
 }
 
 impl DeviceMap {
@@ -175,6 +180,8 @@ impl DeviceMap {
             count: AtomicUsize::new(0),
             len: AtomicUsize::new(first_end),
             joining: Mutex::new(()),
+            absent: Mutex::default(),
+            has_absent: AtomicBool::new(false),
         }
     }
 
@@ -234,18 +241,45 @@ impl DeviceMap {
     fn place_on_other(&self, offset: usize) -> ByteLocation<'_> {
         let mut newest_first = self.joined().rev();
         let found = newest_first.find(|device| device.bytes.contains(&offset));
-        match found.expect("a device has the byte") {
-            device if device.has_left() => ByteLocation::Left,
-            device => device.place(offset),
+        match found {
+            Some(device) if device.has_left() => ByteLocation::Left,
+            Some(device) => device.place(offset),
+            None => {
+                assert!(self.is_in_absent(offset), "a device has the byte {offset}");
+                ByteLocation::Absent
+            }
         }
     }
 
-    /// The device with a byte. None if it has left.
+    /// Adds the range of a failed device.
+    pub(super) fn add_absent(&self, bytes: Range<usize>) {
+        let mut absent = lock(&self.absent);
+        self.len.fetch_max(bytes.end, Ordering::AcqRel);
+        if !absent.contains(&bytes) {
+            absent.push(bytes);
+        }
+        self.has_absent.store(true, Ordering::Release);
+    }
+
+    fn is_in_absent(&self, offset: usize) -> bool {
+        lock(&self.absent)
+            .iter()
+            .any(|bytes| bytes.contains(&offset))
+    }
+
+    /// Whether a byte is of a device that has failed.
+    pub(super) fn is_absent(&self, offset: usize) -> bool {
+        self.has_absent.load(Ordering::Acquire)
+            && self.is_in_absent(offset)
+            && matches!(self.place(offset), ByteLocation::Absent)
+    }
+
+    /// The device with a byte. None if it has left, or is absent.
     #[track_caller]
     pub(super) fn device_of(&self, offset: usize) -> Option<&DiskDevice> {
         match self.place(offset) {
             ByteLocation::Head(device, _) | ByteLocation::Frame(device) => Some(device),
-            ByteLocation::Left => None,
+            ByteLocation::Left | ByteLocation::Absent => None,
         }
     }
 

@@ -15,6 +15,7 @@ use crate::unreadable::PATTERN;
 use pagemesh_base::checksum::{PageChecksums, crc32c};
 use pagemesh_base::poison::lock;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -314,7 +315,7 @@ impl Media for DiskMedia {
         self.is_overlay
             || match parts.devices.place(offset) {
                 ByteLocation::Frame(_) => parts.cache.contains(offset / PAGE_BYTES),
-                ByteLocation::Head(..) | ByteLocation::Left => true,
+                ByteLocation::Head(..) | ByteLocation::Left | ByteLocation::Absent => true,
             }
     }
 
@@ -344,6 +345,11 @@ impl Media for DiskMedia {
 
     fn detach_device(&self, first_byte: usize) -> Result<(), MapError> {
         self.parts().detach(first_byte)
+    }
+
+    fn attach_absent(&self, bytes: Range<usize>) -> Result<(), MapError> {
+        self.parts().devices.add_absent(bytes);
+        Ok(())
     }
 
     fn sync(&self) -> Result<(), MapError> {

@@ -72,6 +72,9 @@ impl DiskParts {
     pub(super) fn detach(&self, first_byte: usize) -> Result<(), MapError> {
         let no_group = self.lock_writer();
         let device = self.devices.joined_at(first_byte);
+        if device.is_none() && self.devices.is_absent(first_byte) {
+            return Ok(());
+        }
         let device = device.ok_or(MapError::NoDeviceAt(first_byte))?;
         device.mark_left();
         self.forget(device);
@@ -162,8 +165,9 @@ impl DiskParts {
     }
 
     pub(super) fn is_unreadable(&self, offset: usize) -> bool {
-        self.has_unreadable.load(Ordering::Acquire)
-            && lock(&self.unreadable).contains(&(offset / PAGE_BYTES))
+        let is_listed = self.has_unreadable.load(Ordering::Acquire)
+            && lock(&self.unreadable).contains(&(offset / PAGE_BYTES));
+        is_listed || self.devices.is_absent(offset)
     }
 
     pub(super) fn figures(&self) -> DiskFigures {
@@ -181,7 +185,7 @@ impl DiskParts {
         device.head.loaded(at, len, &HeadLoader { parts, device })
     }
 
-    /// Calls `access` until it finds its page in the cache; loads the page in between. None: the page's device has left.
+    /// Calls `access` until it finds its page in the cache; loads the page in between. None: the page's device has left, or is absent.
     #[inline]
     fn with_cached<T>(
         &self,
@@ -227,7 +231,7 @@ impl DiskParts {
                     cache.access(page, |memory, slot_at| look(memory, slot_at + within))
                 })
             }
-            ByteLocation::Left => None,
+            ByteLocation::Left | ByteLocation::Absent => None,
         }
     }
 
@@ -255,6 +259,8 @@ impl DiskParts {
                 })
             }
             ByteLocation::Left => None,
+            // The pool counts the page as damaged already.
+            ByteLocation::Absent => return None,
         };
         if changed.is_none() {
             self.fail_change_of_left(offset);

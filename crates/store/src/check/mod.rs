@@ -254,7 +254,7 @@ pub fn check<M: Media>(
     check_superblocks(scratch, &block, &mut report);
     check_journals(scratch, &block, &mut report);
     check_in_flight(scratch, &block.geometry, &mut report);
-    let (block, bitmap) = match recover(scratch, options.is_ordered, None) {
+    let (block, bitmap) = match recover(scratch, options.is_ordered, None, &[]) {
         Ok(recovery) => {
             report.records = recovery.summary.records;
             report_corrected(scratch, &recovery, &mut report);

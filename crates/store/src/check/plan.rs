@@ -54,6 +54,9 @@ impl RepairPlan {
         let (mut not_used, mut leaked) = (FrameCount::default(), FrameCount::default());
         let mut lines = Vec::new();
         for (i, (&seen, &found)) in frame_set.words().iter().zip(bitmap.words()).enumerate() {
+            if bitmap.is_failed_word(i) {
+                continue;
+            }
             not_used.add(i, seen & !found);
             // Frames below a table that could not be read may be in use.
             if report.is_complete {
@@ -106,7 +109,7 @@ impl RepairPlan {
         if self.is_impossible {
             return Err(PoolError::Failed);
         }
-        let RecoveryResult { mut block, .. } = recover(media, self.is_ordered, None)?;
+        let RecoveryResult { mut block, .. } = recover(media, self.is_ordered, None, &[])?;
         let mut stores: Option<UnfencedStores> = None;
         for &(at, word) in &self.words {
             media.store(at, word);

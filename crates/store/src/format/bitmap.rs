@@ -8,6 +8,7 @@
 //! explain a wrong checksum, a crash tore the line. Otherwise the medium damaged it, and recovery
 //! rebuilds it from the page tables (`docs/rfd/006-bitmap.md`).
 
+use crate::format::devices::Device;
 use crate::format::geometry::{DeviceFrames, Geometry};
 pub(crate) use crate::format::regions::LINE_FRAMES;
 use crate::format::regions::LINE_WORDS;
@@ -35,6 +36,8 @@ pub(crate) struct Bitmap {
     /// Lines that were changed and not flushed, and a bit for each line in that list.
     dirty: Vec<u32>,
     is_dirty: Vec<u64>,
+    /// Frames of failed devices. Their bits are clear.
+    failed: Vec<Range<u64>>,
 }
 
 /// A line with a wrong checksum.
@@ -68,6 +71,7 @@ impl Bitmap {
             used: 0,
             dirty: Vec::new(),
             is_dirty: vec![0; lines.div_ceil(64)],
+            failed: geometry.devices.failed().map(Device::frames).collect(),
         }
     }
 
@@ -112,7 +116,7 @@ impl Bitmap {
         let mut bitmap = Bitmap::empty(geometry, pool);
         let mut bad = Vec::new();
         let mut page = [0; PAGE_BYTES];
-        for tables in geometry.device_frames() {
+        for tables in geometry.device_frames().filter(|it| !it.is_failed) {
             let Range { start, end } = tables.lines();
             for first in (start..end).step_by(PAGE_LINES) {
                 media.read(tables.line_at(first), &mut page);
@@ -141,16 +145,18 @@ impl Bitmap {
     /// Takes over the frames of a pool that a device has joined or left. None of the device's is in use.
     pub(crate) fn set_geometry(&mut self, geometry: &Geometry) {
         self.geometry = *geometry;
+        self.failed = geometry.devices.failed().map(Device::frames).collect();
         let words = Bitmap::words_of(geometry).max(self.words.len());
         self.words.resize(words, 0);
         self.is_dirty.resize((words / LINE_WORDS).div_ceil(64), 0);
         self.mask_and_count();
     }
 
-    /// Clears the bits of no frame, and counts the set bits.
+    /// Clears the bits of no frame and of failed devices, and counts the set bits.
     fn mask_and_count(&mut self) {
         let mut next = 0;
         let mut ranges: Vec<_> = self.geometry.frame_numbers().ranges().collect();
+        ranges.retain(|frames| !self.failed.contains(frames));
         ranges.sort_unstable_by_key(|range| range.start);
         for range in ranges {
             clear_bits(&mut self.words, next..range.start);
@@ -242,6 +248,9 @@ impl Bitmap {
             numbers.contains(FrameNo(frame)),
             "frame {frame} is in the pool"
         );
+        if !self.failed.is_empty() && self.is_failed(frame) {
+            return;
+        }
         let word = &mut self.words[(frame / 64) as usize];
         let bit = 1 << (frame % 64);
         if (*word & bit != 0) == set {
@@ -253,6 +262,19 @@ impl Bitmap {
             false => self.used -= 1,
         }
         self.mark_dirty((frame / LINE_FRAMES) as usize);
+    }
+
+    /// Whether a frame is of a failed device.
+    #[cold]
+    pub(crate) fn is_failed(&self, frame: u64) -> bool {
+        self.failed.iter().any(|frames| frames.contains(&frame))
+    }
+
+    /// Whether a word has bits of a failed device.
+    pub(crate) fn is_failed_word(&self, word: usize) -> bool {
+        let (start, end) = (word as u64 * 64, (word as u64 + 1) * 64);
+        let mut failed = self.failed.iter();
+        failed.any(|frames| frames.start < end && start < frames.end)
     }
 
     #[inline(always)]

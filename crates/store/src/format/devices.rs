@@ -43,6 +43,8 @@ pub enum DeviceState {
     Active,
     /// No frame of it is granted, and those in use are moved to other devices.
     Draining,
+    /// It is not used any more. No frame of it is granted, and those in use cannot be read.
+    Failed,
 }
 
 /// The kind of a further device.
@@ -158,6 +160,7 @@ impl Device {
         let state = match self.state {
             DeviceState::Active => 1,
             DeviceState::Draining => 2,
+            DeviceState::Failed => 3,
         };
         put(
             &mut entry,
@@ -173,6 +176,7 @@ impl Device {
             0 if entry.iter().all(|&byte| byte == 0) => return Ok(None),
             1 => DeviceState::Active,
             2 => DeviceState::Draining,
+            3 => DeviceState::Failed,
             _ => return Err("a device has an unknown state"),
         };
         let kind = match entry[45] {
@@ -358,6 +362,22 @@ impl DeviceTable {
     pub fn device_of(&self, page: u64) -> Option<&Device> {
         let has = |device: &&Device| (device.first_page..device.end_page()).contains(&page);
         self.iter().find(has)
+    }
+
+    /// Names a device as failed. False if the pool has no such device, or it has failed before.
+    pub(crate) fn fail(&mut self, id: Uuid) -> bool {
+        let mut others = self.0.iter_mut().flatten();
+        let found = others.find(|it| it.id == id && it.state != DeviceState::Failed);
+        let is_new = found.is_some();
+        if let Some(device) = found {
+            device.state = DeviceState::Failed;
+        }
+        is_new
+    }
+
+    /// The devices that have failed.
+    pub fn failed(&self) -> impl Iterator<Item = &Device> {
+        self.iter().filter(|it| it.state == DeviceState::Failed)
     }
 
     /// The first page of all flash devices. No other device lies behind it. None without flash.

@@ -143,6 +143,19 @@ mod tests {
     }
 
     #[test]
+    fn word_that_cannot_be_read_is_not_sound() {
+        let pattern = pagemesh_pmem::unreadable::PATTERN;
+        let word = FrameWord::from_bits(pattern);
+        assert!(!word.is_sound() && word.birth().is_none());
+        let page: Vec<u8> = (0..512).flat_map(|_| pattern.to_le_bytes()).collect();
+        assert_ne!(pagemesh_base::checksum::crc32c(&page), word.crc());
+        assert!(
+            word.with_corrected_crc(pagemesh_base::checksum::crc32c(&page))
+                .is_none()
+        );
+    }
+
+    #[test]
     fn birth_beyond_highest_epoch_is_highest() {
         let word = FrameWord::new(7, Epoch(u32::MAX));
         assert_eq!(word.birth(), Some(Epoch(EPOCH_MAX)));

@@ -87,6 +87,8 @@ pub(crate) struct DeviceFrames {
     pub(crate) first_page: u64,
     pub(crate) frames: Range<u64>,
     pub(crate) bitmap: Region,
+    /// The device has failed, and its part of the bitmap is lost.
+    pub(crate) is_failed: bool,
 }
 
 impl DeviceFrames {
@@ -302,7 +304,7 @@ impl Geometry {
         let draining = self
             .devices
             .iter()
-            .filter(|it| it.state == DeviceState::Draining);
+            .filter(|it| it.state != DeviceState::Active);
         let counts = draining.map(|it| it.frames().end - it.frames().start);
         self.frame_bytes() - counts.sum::<u64>() * PAGE
     }
@@ -325,11 +327,13 @@ impl Geometry {
             first_page: 0,
             frames: self.first_frames(),
             bitmap: self.bitmap,
+            is_failed: false,
         };
         let others = self.devices.iter().map(|device| DeviceFrames {
             first_page: device.first_page,
             frames: device.frames(),
             bitmap: device.bitmap(),
+            is_failed: device.state == DeviceState::Failed,
         });
         std::iter::once(first).chain(others)
     }
@@ -340,11 +344,13 @@ impl Geometry {
         ends.max().unwrap_or(0)
     }
 
-    /// The byte of a line of the bitmap. None if no device has it.
+    /// The byte of a line of the bitmap. None if no device has it, or the device has failed.
     pub(crate) fn bitmap_line_at(&self, line: u64) -> Option<usize> {
         let mut devices = self.device_frames();
         let with_line = devices.find(|it| it.lines().contains(&line));
-        with_line.map(|it| it.line_at(line))
+        with_line
+            .filter(|it| !it.is_failed)
+            .map(|it| it.line_at(line))
     }
 
     /// The byte of a frame's word in its frame table. A frame of no device has the first word, which belongs to no

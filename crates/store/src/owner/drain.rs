@@ -69,6 +69,10 @@ impl<M: Media> Pool<M> {
     /// error of a session the caller calls it again.
     pub fn start_drain(&mut self, id: Uuid) -> Result<(), ObjectError> {
         let device = self.find_device(id)?;
+        if device.state == DeviceState::Failed {
+            // Nothing on it can be moved. It leaves once no slot names a frame of it.
+            return Ok(());
+        }
         if device.state != DeviceState::Draining {
             self.checkpoint()?;
             let wanted = self.frames_in_use(&device);
@@ -93,8 +97,10 @@ impl<M: Media> Pool<M> {
     /// When the pool has no such device, or fails.
     pub fn cancel_drain(&mut self, id: Uuid) -> Result<(), ObjectError> {
         let device = self.find_device(id)?;
-        if device.state != DeviceState::Draining {
-            return Ok(());
+        match device.state {
+            DeviceState::Active => return Ok(()),
+            DeviceState::Failed => return Err(ObjectError::DeviceFailed(id)),
+            DeviceState::Draining => {}
         }
         // Sessions may still have grants of the device, and records that took its frames: none of these is free.
         self.while_paused(|pool| {
@@ -124,13 +130,13 @@ impl<M: Media> Pool<M> {
         self.frame_allocator.used_in(device.frames())
     }
 
-    /// Takes a drained device out of the pool. False if frames of it are still in use.
+    /// Takes a drained or failed device out of the pool. False if frames of it are still in use.
     ///
     /// # Errors
     /// When the pool has no such device, it is not draining, or the pool fails.
     pub fn remove_device(&mut self, id: Uuid) -> Result<bool, ObjectError> {
         let device = self.find_device(id)?;
-        if device.state != DeviceState::Draining {
+        if device.state == DeviceState::Active {
             return Err(ObjectError::NotDraining(id));
         }
         // Without grants, and with every record applied, the tables name each frame in use.
@@ -150,7 +156,8 @@ impl<M: Media> Pool<M> {
     }
 
     /// Whether neither the bitmap nor a page table names a frame of a device, and the tier has reserved none. A frame
-    /// that cannot be read stays in the bitmap: the tables tell whether a page still lies there.
+    /// that cannot be read stays in the bitmap, and the bitmap of a failed device is lost: the tables tell whether a page
+    /// still lies there.
     fn is_unused(&self, device: &Device) -> bool {
         if self.frame_allocator.has_reserved_in(device.frames()) {
             // The tier writes to reserved frames without the pool's lock.
@@ -160,7 +167,8 @@ impl<M: Media> Pool<M> {
         if self.checkpoint_limit().0 < next || self.frames_in_use(device) > 0 {
             return false;
         }
-        if !self.frame_allocator.has_withheld_in(device.frames()) {
+        let is_failed = device.state == DeviceState::Failed;
+        if !is_failed && !self.frame_allocator.has_withheld_in(device.frames()) {
             return true;
         }
         let mapping = &self.mapping;

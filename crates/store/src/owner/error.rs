@@ -54,6 +54,11 @@ pub enum ObjectError {
     /// Only a device that is draining can be removed.
     #[error("device {0} is not draining; drain it first")]
     NotDraining(Uuid),
+    /// A device that has failed is not used again.
+    #[error(
+        "device {0} has failed, and is not used again; drain it, so that the pool forgets it, and add another one"
+    )]
+    DeviceFailed(Uuid),
     /// The data of a device has no room elsewhere.
     #[error(
         "the device holds {wanted_bytes} bytes, and the pool's other devices have {free_bytes} free; add a device, or delete something"

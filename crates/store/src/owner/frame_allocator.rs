@@ -45,7 +45,7 @@ pub(crate) struct FrameAllocator {
     reserved: BTreeSet<u64>,
     /// Unreadable frames, which are not used again.
     withheld: Vec<u64>,
-    /// Frames of draining devices: none is granted.
+    /// Frames of draining and failed devices: none is granted.
     closed: Vec<Range<u64>>,
 }
 
@@ -61,7 +61,7 @@ impl FrameAllocator {
         for frames in std::iter::once(first).chain(others.map(Device::frames)) {
             open_bits(&mut busy, bitmap.words(), frames);
         }
-        let is_closed = |device: &&Device| device.state == DeviceState::Draining;
+        let is_closed = |device: &&Device| device.state != DeviceState::Active;
         let closed = geometry.devices.iter().filter(is_closed);
         let mut allocator = FrameAllocator {
             closed: closed.map(Device::frames).collect(),
@@ -194,7 +194,11 @@ impl FrameAllocator {
     pub(crate) fn withhold(&mut self, frame: u64) {
         let numbers = self.bitmap.geometry().frame_numbers();
         let is_ours = numbers.contains(FrameNo(frame));
-        if !is_ours || self.is_withheld(frame) || self.withheld.len() == WITHHELD_MAX {
+        if !is_ours
+            || self.bitmap.is_failed(frame)
+            || self.is_withheld(frame)
+            || self.withheld.len() == WITHHELD_MAX
+        {
             return;
         }
         let (word, bit) = ((frame / 64) as usize, 1 << (frame % 64));

@@ -182,6 +182,20 @@ impl<M: Media> Pool<M> {
     /// # Errors
     /// When the medium holds no pool, or a damaged one.
     pub fn open(media: Arc<M>, overlay: Arc<M>) -> Result<(Pool<M>, RecoverySummary), PoolError> {
+        Pool::open_without(media, overlay, &[])
+    }
+
+    /// The same without devices that have failed. The pool names them as failed, and does not use them again.
+    ///
+    /// **Data loss:** the pages on these devices are damaged from then on.
+    ///
+    /// # Errors
+    /// As [`Pool::open`].
+    pub fn open_without(
+        media: Arc<M>,
+        overlay: Arc<M>,
+        failed: &[Uuid],
+    ) -> Result<(Pool<M>, RecoverySummary), PoolError> {
         let ordered = Arc::ptr_eq(&media, &overlay);
         let trial = (!ordered).then_some(&*overlay);
         let RecoveryResult {
@@ -189,7 +203,7 @@ impl<M: Media> Pool<M> {
             bitmap,
             summary: recovered,
             ..
-        } = recover(&*media, ordered, trial)?;
+        } = recover(&*media, ordered, trial, failed)?;
         let geometry = block.geometry;
         let control = Control::create(geometry.journals, block.incarnation, block.checkpoint)?;
         let mapping = PoolMapping::new(

@@ -5,14 +5,14 @@
 
 use super::error::PoolError;
 use crate::defect::{self, Defect};
-use crate::format::devices::{Device, DeviceAge, DeviceIdentity};
+use crate::format::devices::{Device, DeviceAge, DeviceIdentity, DeviceState};
 use crate::format::superblock::Superblock;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{MapError, Media};
 
-/// Refuses a device that is missing, or an old copy.
+/// Refuses a device that is missing, or an old copy. A failed one is not looked at.
 pub(super) fn check<M: Media>(media: &M, block: &Superblock) -> Result<(), PoolError> {
-    for device in block.geometry.devices.iter() {
+    for device in present(block) {
         let id = device.id;
         let identity = identity_of(media, device);
         let identity = identity.filter(|it| (it.pool, it.device) == (block.pool, id));
@@ -39,6 +39,11 @@ pub(super) fn check<M: Media>(media: &M, block: &Superblock) -> Result<(), PoolE
     Ok(())
 }
 
+fn present(block: &Superblock) -> impl Iterator<Item = &Device> {
+    let devices = block.geometry.devices.iter();
+    devices.filter(|it| it.state != DeviceState::Failed)
+}
+
 fn identity_of<M: Media>(media: &M, device: &Device) -> Option<DeviceIdentity> {
     let mut copies = [[0; PAGE_BYTES]; 2];
     for (page, at) in copies.iter_mut().zip(places_of(device)) {
@@ -50,12 +55,12 @@ fn identity_of<M: Media>(media: &M, device: &Device) -> Option<DeviceIdentity> {
 
 /// Writes the number of an opening to all headers: first to one copy of each, then to the other.
 pub(super) fn write<M: Media>(media: &M, block: &Superblock) -> Result<(), MapError> {
-    if block.geometry.devices.iter().next().is_none() {
+    if present(block).next().is_none() {
         return Ok(());
     }
     for copy in 0..2 {
         let mut all = None;
-        for device in block.geometry.devices.iter() {
+        for device in present(block) {
             let header = device.header(block.pool, block.incarnation);
             let (_, stores) = M::stream_page(&[(media, places_of(device)[copy])], &header);
             all = Some(stores.after(all.take()));

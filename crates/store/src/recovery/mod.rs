@@ -70,6 +70,7 @@ pub(crate) use superblocks::{
     read_superblock_of_first, superblock_copies, superblock_pages, write_superblock,
     write_superblocks,
 };
+use uuid::Uuid;
 
 /// The results of recovery, for the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -132,13 +133,14 @@ pub(crate) struct RecoveryResult {
 }
 
 /// Replays the journal and starts a new incarnation. On a `file-sync` pool it replays first on
-/// `trial`, a private mapping.
+/// `trial`, a private mapping. It takes the `failed` devices for lost, and names them so.
 pub(crate) fn recover<M: Media>(
     media: &M,
     ordered: bool,
     trial: Option<&M>,
+    failed: &[Uuid],
 ) -> Result<RecoveryResult, PoolError> {
-    let mut recovery = Recovery::begin(media, ordered, trial)?;
+    let mut recovery = Recovery::begin(media, ordered, trial, failed)?;
     let journals = recovery.scan_journals()?;
     recovery.correct_slots(&journals);
     recovery.check_torn_groups(&journals)?;
@@ -182,20 +184,32 @@ struct Recovery<'m, M> {
 
 impl<'m, M: Media> Recovery<'m, M> {
     /// Reads superblock, bitmap and in-flight table, and repairs the table.
-    fn begin(media: &'m M, ordered: bool, trial: Option<&M>) -> Result<Recovery<'m, M>, PoolError> {
+    fn begin(
+        media: &'m M,
+        ordered: bool,
+        trial: Option<&M>,
+        failed: &[Uuid],
+    ) -> Result<Recovery<'m, M>, PoolError> {
         if !ordered && !defect::is(Defect::RecoveryNotSynced) {
             // The previous process's writes in the page cache may still be lost. They must be
             // durable before a slot that names them is stored.
             media.sync()?;
         }
-        let block = read_superblock(media)?;
+        let mut block = superblocks::read_superblock_without(media, failed)?;
         device_headers::check(media, &block)?;
         tolerate_unreadable_frames(media, &block.geometry);
         if let Some(trial) = trial {
             tolerate_unreadable_frames(trial, &block.geometry);
+            for device in block.geometry.devices.failed() {
+                trial.attach_absent(device.bytes())?;
+            }
         }
         let is_alone = superblock_copies(media).iter().any(Result::is_err);
         let (bitmap, torn_lines) = Bitmap::load(media, &block.geometry, block.pool);
+        if !failed.is_empty() {
+            // The count of the superblock has frames of these devices.
+            block.used_frames = bitmap.used();
+        }
         let mut table = in_flight::InFlightTable::load(media, block.geometry.in_flight);
         // The writer of this superblock may have died before its fence. It must be on the medium
         // before the other one is overwritten at the end.

@@ -142,6 +142,9 @@ fn correct_first_slot<M: Media>(
     let Ok(SlotLocation::At(at)) = table.locate(level, page) else {
         return None;
     };
+    if media.is_unreadable(at) {
+        return None;
+    }
     let bits = media.load(at);
     let verifier = NodeVerifier {
         nodes: media,
@@ -271,6 +274,9 @@ impl<'m, M: Media> Replay<'m, M> {
     fn write_frame_bits(&self, bitmap: &mut Bitmap, used: u64) -> u64 {
         let mut used = used;
         for (&frame, &(was, is)) in &self.in_use {
+            if bitmap.is_failed(frame) {
+                continue;
+            }
             bitmap.write(frame, is);
             used = match (was, is) {
                 (false, true) => used.saturating_add(1),

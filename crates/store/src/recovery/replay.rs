@@ -96,6 +96,7 @@ impl<'m, M: Media> Replay<'m, M> {
         }
         for entry in group {
             if let JournalEntry::Map(record) = entry
+                && !self.is_below_failed(record)
                 && let SlotLocation::Unlinked(_) = self.locate(record)?
             {
                 return Ok(false);
@@ -112,6 +113,30 @@ impl<'m, M: Media> Replay<'m, M> {
         let root_at = self.geometry.object_at(record.object) + ROOT_AT;
         let table = PageTable::new(self.media, root_at, HEIGHT, self.geometry.frame_numbers());
         Ok(table.locate(record.level, record.page)?)
+    }
+
+    /// Whether a node with the record's slots, or one above, lies on a failed device. Then the pages below are lost.
+    fn is_below_failed(&self, record: &Record) -> bool {
+        if self.geometry.devices.failed().next().is_none()
+            || record.object.0 >= self.geometry.object_count()
+        {
+            return false;
+        }
+        let root_at = self.geometry.object_at(record.object) + ROOT_AT;
+        let table = PageTable::new(self.media, root_at, HEIGHT, self.geometry.frame_numbers());
+        // The walk ends at the first slot that cannot be read.
+        let mut places = (record.level..HEIGHT).rev().map_while(|level| {
+            match table.locate(level, record.page) {
+                Ok(SlotLocation::At(at)) => Some(at),
+                _ => None,
+            }
+        });
+        places.any(|at| self.is_on_failed(at))
+    }
+
+    fn is_on_failed(&self, at: usize) -> bool {
+        let mut failed = self.geometry.devices.failed();
+        failed.any(|device| device.bytes().contains(&at))
     }
 
     fn apply(&mut self, entry: &JournalEntry, ordered: bool) -> Result<(), PoolError> {
@@ -139,6 +164,15 @@ impl<'m, M: Media> Replay<'m, M> {
         let mut slots = record.changes.iter().flat_map(|c| [c.old, c.new]);
         if !slots.all(|slot| self.is_ours(slot)) {
             return Err(PoolError::Record(record.seq));
+        }
+        if self.is_below_failed(record) {
+            // Nothing names its new frames. Its old ones stay in use until a check of the pool frees them.
+            for change in &record.changes {
+                if change.new.frame() != change.old.frame() {
+                    self.record_freed_frame(change.new, false, ordered);
+                }
+            }
+            return Ok(());
         }
         let SlotLocation::At(at) = self.locate(record)? else {
             // The object was deleted afterwards, and this node with it. Or, on a file, the record

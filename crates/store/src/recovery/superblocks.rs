@@ -6,34 +6,47 @@ use super::error::PoolError;
 use crate::format::superblock::{BadSuperblock, Superblock};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{MapError, Media};
+use uuid::Uuid;
 
-/// Reads the valid superblock of the higher generation.
+/// Reads the valid superblock of the higher generation. The ranges of failed devices become absent.
 ///
 /// # Errors
 /// When there is none, or the medium is shorter than the pool.
 pub fn read_superblock<M: Media>(media: &M) -> Result<Superblock, PoolError> {
-    read_superblock_of(media, |block| block.geometry.end_bytes())
+    read_superblock_without(media, &[])
+}
+
+/// The same, with further devices that have failed.
+pub(super) fn read_superblock_without<M: Media>(
+    media: &M,
+    failed: &[Uuid],
+) -> Result<Superblock, PoolError> {
+    let mut block = read_superblock_of_first(media)?;
+    for &id in failed {
+        block.geometry.devices.fail(id);
+    }
+    for device in block.geometry.devices.failed() {
+        media.attach_absent(device.bytes())?;
+    }
+    let (wanted, found) = (block.geometry.end_bytes(), media.len_bytes() as u64);
+    match found < wanted {
+        true => Err(PoolError::Truncated { wanted, found }),
+        false => Ok(block),
+    }
 }
 
 /// The same for a medium that may end with the first device.
 pub(crate) fn read_superblock_of_first<M: Media>(media: &M) -> Result<Superblock, PoolError> {
-    read_superblock_of(media, |block| block.geometry.pool_bytes)
-}
-
-fn read_superblock_of<M: Media>(
-    media: &M,
-    wanted: impl Fn(&Superblock) -> u64,
-) -> Result<Superblock, PoolError> {
     let found = media.len_bytes() as u64;
     if found < 2 * PAGE_BYTES as u64 {
         return Err(BadSuperblock::NotAPool.into());
     }
     let block = Superblock::newer(superblock_copies(media))?;
-    let wanted = wanted(&block);
-    if found < wanted {
-        return Err(PoolError::Truncated { wanted, found });
+    let wanted = block.geometry.pool_bytes;
+    match found < wanted {
+        true => Err(PoolError::Truncated { wanted, found }),
+        false => Ok(block),
     }
-    Ok(block)
 }
 
 /// The two superblocks of a medium.

@@ -1,0 +1,313 @@
+//! Pools that lose a further device: it is named as failed, and its pages are damaged, never older.
+
+use pagemesh_base::defect::{self, Defect};
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::layout::SliceId;
+use pagemesh_base::slice::Stamp;
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::{Image, Media, Recorder};
+use pagemesh_store::check::{CheckOptions, PoolReport, RepairPlan, check};
+use pagemesh_store::devices::DeviceState;
+use pagemesh_store::pool::{FormatOptions, ObjectError, Pool, format_as};
+use pagemesh_store::pool_mapping::{Handle, StoreError};
+use pagemesh_store::recovery::PoolError;
+use pagemesh_store::session::{LegSession, Session, write};
+use pagemesh_store::superblock::Superblock;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use uuid::Uuid;
+
+const PAGE: u64 = PAGE_BYTES as u64;
+const SLICE: SliceId = SliceId(Uuid::from_u128(7));
+const DEVICE: Uuid = Uuid::from_u128(2);
+const FIRST_BYTES: u64 = 2 << 20;
+const DEVICE_BYTES: u64 = 3 << 20;
+/// Pages of the slice. The first device has room for fewer, and its leaf of the first 512 pages.
+const PAGES: u64 = 800;
+const FIRST_LEAF_PAGES: u64 = 500;
+/// Pages that are written after the last checkpoint.
+const LATE_PAGES: u64 = 6;
+
+/// The medium of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Memory,
+    File,
+}
+
+impl Kind {
+    fn recorder(self, image: Image) -> Arc<Recorder> {
+        Arc::new(match self {
+            Kind::Memory => Recorder::from_image(image),
+            Kind::File => Recorder::for_file(image),
+        })
+    }
+
+    fn open(self, media: &Arc<Recorder>, failed: &[Uuid]) -> Result<Pool<Recorder>, PoolError> {
+        let overlay = match self {
+            Kind::Memory => media.clone(),
+            Kind::File => Arc::new(media.overlay()),
+        };
+        Ok(Pool::open_without(media.clone(), overlay, failed)?.0)
+    }
+}
+
+/// The version of each page that was flushed last.
+type Model = Vec<u8>;
+
+fn page_bytes(page: u64, version: u8) -> Vec<u8> {
+    let byte = |at: u64| (page * 31 + at * 7 + u64::from(version) * 101) as u8;
+    (0..PAGE).map(byte).collect()
+}
+
+static NEXT_OP: AtomicU64 = AtomicU64::new(1);
+
+/// A client of a pool.
+struct Client {
+    session: Session<Recorder>,
+    handle: Handle,
+}
+
+impl Client {
+    fn new(pool: &mut Pool<Recorder>) -> Client {
+        let number = pool.open_session(1, 1).expect("a session");
+        Client {
+            session: Session::new(pool.mapping().clone(), number),
+            handle: pool.handle(SLICE).expect("the slice"),
+        }
+    }
+
+    fn write(&mut self, page: u64, version: u8) -> Result<(), StoreError> {
+        let stamp = Stamp {
+            epoch: Epoch(0),
+            op: NEXT_OP.fetch_add(1, Ordering::Relaxed),
+            open_ops: 0,
+        };
+        let (session, handle) = (&mut self.session, self.handle);
+        let mut legs = [LegSession { session, handle }];
+        let written = write(&mut legs, page * PAGE, &page_bytes(page, version), stamp);
+        written.map_err(|failure| failure.cause)
+    }
+
+    /// Writes a page of a pool whose owner serves the session.
+    fn write_maintained(&mut self, pool: &mut Pool<Recorder>, page: u64, model: &mut Model) {
+        maintain(pool);
+        model[page as usize] += 1;
+        self.write(page, model[page as usize]).expect("room");
+    }
+
+    fn end(self, pool: &mut Pool<Recorder>) {
+        pool.close_session(self.session.number()).expect("ended");
+    }
+}
+
+fn maintain(pool: &mut Pool<Recorder>) {
+    while pool.maintain().expect("a sound pool") {}
+}
+
+/// A crash image of a pool with flushed pages on both devices, and the versions of its pages.
+fn crashed_pool(kind: Kind, pages: u64) -> (Image, Model) {
+    let len = (FIRST_BYTES + DEVICE_BYTES + (2 << 20)) as usize;
+    let media = kind.recorder(Image::filled(len, 0xa5a5_5a5a_a5a5_5a5a));
+    let options = FormatOptions {
+        pool_bytes: FIRST_BYTES,
+        ..FormatOptions::of(&*media)
+    };
+    format_as(&*media, Uuid::from_u128(1), options).expect("a pool");
+    let mut pool = kind.open(&media, &[]).expect("a pool");
+    pool.create(SLICE, PAGES * PAGE).expect("room");
+    let mut client = Client::new(&mut pool);
+    let mut model = vec![0; PAGES as usize];
+    client.write_maintained(&mut pool, 0, &mut model);
+    let planned = pool.plan_device(DEVICE, DEVICE_BYTES);
+    let planned = planned.expect("a possible device");
+    pool.add_device(planned).expect("a sound medium");
+    (0..pages).for_each(|page| client.write_maintained(&mut pool, page, &mut model));
+    for page in (0..pages).step_by(3) {
+        client.write_maintained(&mut pool, page, &mut model);
+    }
+    maintain(&mut pool);
+    for page in 0..LATE_PAGES {
+        model[page as usize] += 1;
+        let written = client.write(page, model[page as usize]);
+        written.expect("granted frames");
+    }
+    pool.flush().expect("a sound medium");
+    media.take_crash_points();
+    (media.crash_point().image(0), model)
+}
+
+/// Reads all pages. Each has its flushed version, or is damaged. Returns the damaged ones.
+fn damaged_pages(pool: &mut Pool<Recorder>, model: &Model) -> Result<Vec<u64>, String> {
+    let mut client = Client::new(pool);
+    let mut found = vec![0; PAGE_BYTES];
+    let mut damaged = Vec::new();
+    for (page, &version) in (0..).zip(model) {
+        let at = page * PAGE;
+        let (session, handle) = (&mut client.session, client.handle);
+        match session.read(&handle, at, &mut found, Epoch(0)) {
+            Ok(()) if version == 0 && found.iter().all(|&byte| byte == 0) => {}
+            Ok(()) if version > 0 && found == page_bytes(page, version) => {}
+            Ok(()) => return Err(format!("page {page} is not of version {version}")),
+            Err(StoreError::Damaged { .. }) => damaged.push(page),
+            Err(cause) => return Err(format!("page {page}: {cause}")),
+        }
+    }
+    client.end(pool);
+    Ok(damaged)
+}
+
+fn state_of(pool: &Pool<Recorder>) -> Option<DeviceState> {
+    let devices = pool.mapping().geometry().devices;
+    let device = devices.iter().find(|it| it.id == DEVICE);
+    device.map(|it| it.state)
+}
+
+fn checked(media: &Recorder, kind: Kind) -> (PoolReport, RepairPlan) {
+    let scratch = Recorder::unrecorded(media.visible_image());
+    let mut options = CheckOptions {
+        is_ordered: kind == Kind::Memory,
+        reads_data: true,
+        progress: &mut |_, _| {},
+    };
+    check(&scratch, &mut options).expect("a pool")
+}
+
+#[test]
+fn pages_of_a_failed_device_are_damaged_never_older() {
+    for kind in [Kind::Memory, Kind::File] {
+        let (image, model) = crashed_pool(kind, FIRST_LEAF_PAGES);
+        let media = kind.recorder(image);
+        let mut pool = kind.open(&media, &[DEVICE]).expect("a pool");
+        assert_eq!(state_of(&pool), Some(DeviceState::Failed));
+        let damaged = damaged_pages(&mut pool, &model).expect("never older");
+        let is_late = |page: &&u64| **page < LATE_PAGES;
+        assert!(damaged.iter().filter(is_late).count() > 0, "{damaged:?}");
+        assert!((20..300).contains(&damaged.len()), "{damaged:?}");
+        assert!(pool.usage().capacity_bytes < FIRST_BYTES);
+        // Both superblocks know it, and no opening needs the device.
+        drop(pool);
+        let image = media.visible_image();
+        for page in 0..2 {
+            let bytes = image.to_bytes();
+            let page = bytes[page * PAGE_BYTES..].first_chunk().expect("a page");
+            let block = Superblock::decode(page).expect("sound");
+            assert_eq!(block.geometry.devices.failed().count(), 1);
+        }
+        let mut bytes = image.to_bytes();
+        bytes[FIRST_BYTES as usize..].fill(0x77);
+        let media = kind.recorder(Image::from_bytes(&bytes));
+        let mut pool = kind.open(&media, &[]).expect("a pool");
+        assert_eq!(damaged_pages(&mut pool, &model), Ok(damaged));
+    }
+}
+
+#[test]
+fn unreadable_pages_that_are_dropped_would_be_older() {
+    let (image, model) = crashed_pool(Kind::File, FIRST_LEAF_PAGES);
+    let media = Kind::File.recorder(image);
+    defect::set(Some(Defect::UnreadableDropped));
+    let opened = Kind::File.open(&media, &[DEVICE]);
+    defect::set(None);
+    let found = damaged_pages(&mut opened.expect("a pool"), &model);
+    assert!(found.is_err_and(|text| text.contains("is not of version")));
+}
+
+#[test]
+fn failed_device_leaves_once_its_pages_are_repaired() {
+    for kind in [Kind::Memory, Kind::File] {
+        let (image, mut model) = crashed_pool(kind, FIRST_LEAF_PAGES);
+        let media = kind.recorder(image);
+        let mut pool = kind.open(&media, &[DEVICE]).expect("a pool");
+        let damaged = damaged_pages(&mut pool, &model).expect("never older");
+        assert!(!pool.remove_device(DEVICE).expect("a sound pool"));
+        let refused = pool.cancel_drain(DEVICE);
+        assert!(
+            matches!(refused, Err(ObjectError::DeviceFailed(_))),
+            "{refused:?}"
+        );
+        // The first device has room for some of them.
+        let mut client = Client::new(&mut pool);
+        let room = pool.usage().free_bytes / PAGE;
+        let (now, later) = damaged.split_at(damaged.len().min(room as usize / 2));
+        now.iter()
+            .for_each(|&page| client.write_maintained(&mut pool, page, &mut model));
+        client.end(&mut pool);
+        maintain(&mut pool);
+        pool.checkpoint().expect("a sound pool");
+        let left = damaged_pages(&mut pool, &model).expect("never older");
+        assert_eq!(left, later);
+        let (report, _) = checked(&media, kind);
+        assert!(report.is_complete, "{:?}", report.findings);
+        pool.delete(SLICE).expect("deleted");
+        (0..8).for_each(|_| maintain(&mut pool));
+        assert!(pool.remove_device(DEVICE).expect("a sound pool"));
+        assert_eq!(state_of(&pool), None);
+        let usage = pool.usage();
+        assert_eq!(usage.free_bytes, usage.capacity_bytes);
+        pool.close().expect("a sound pool");
+        let pool = kind.open(&media, &[]).expect("a pool");
+        assert_eq!(pool.usage().free_bytes, usage.free_bytes);
+        let (report, _) = checked(&media, kind);
+        assert!(report.is_sound(), "{:?}", report.findings);
+    }
+}
+
+#[test]
+fn lost_page_table_refuses_reads_and_writes_below_it() {
+    for kind in [Kind::Memory, Kind::File] {
+        let (image, model) = crashed_pool(kind, PAGES);
+        let media = kind.recorder(image);
+        let mut pool = kind.open(&media, &[DEVICE]).expect("a pool");
+        let damaged = damaged_pages(&mut pool, &model).expect("never older");
+        // The leaf of the last pages lies on the failed device.
+        assert!((512..PAGES).all(|page| damaged.contains(&page)));
+        let mut client = Client::new(&mut pool);
+        maintain(&mut pool);
+        for page in [512, 600, PAGES - 1] {
+            let refused = client.write(page, 99);
+            let is_damaged = matches!(refused, Err(StoreError::Damaged { .. }));
+            assert!(is_damaged, "{kind:?} {page}: {refused:?}");
+        }
+        client.end(&mut pool);
+        assert!(!pool.remove_device(DEVICE).expect("a sound pool"));
+        pool.delete(SLICE).expect("deleted");
+        (0..8).for_each(|_| maintain(&mut pool));
+        assert!(pool.remove_device(DEVICE).expect("a sound pool"));
+        pool.close().expect("a sound pool");
+        // Frames of pages below the lost leaf are in use, and nothing names them.
+        let (_, plan) = checked(&media, kind);
+        plan.apply(&*media).expect("repaired");
+        let (report, _) = checked(&media, kind);
+        assert!(report.is_sound(), "{:?}", report.findings);
+        let pool = kind.open(&media, &[]).expect("a pool");
+        let usage = pool.usage();
+        assert_eq!(usage.free_bytes, usage.capacity_bytes);
+    }
+}
+
+#[test]
+fn crash_while_a_device_is_named_as_failed_loses_no_more() {
+    for kind in [Kind::Memory, Kind::File] {
+        let (image, model) = crashed_pool(kind, FIRST_LEAF_PAGES);
+        let media = kind.recorder(image);
+        kind.open(&media, &[DEVICE]).expect("a pool");
+        let (mut images, mut named) = (0, 0);
+        for point in media.take_crash_points() {
+            for image in point.images(64, 8, 17) {
+                images += 1;
+                // The device is there again, or it is not.
+                for failed in [&[][..], &[DEVICE]] {
+                    let media = Arc::new(Recorder::unrecorded(image.clone()));
+                    let mut pool = kind.open(&media, failed).expect("a pool");
+                    let damaged = damaged_pages(&mut pool, &model);
+                    let damaged = damaged.unwrap_or_else(|wrong| panic!("{kind:?}: {wrong}"));
+                    let is_failed = state_of(&pool) == Some(DeviceState::Failed);
+                    named += u32::from(is_failed && failed.is_empty());
+                    assert!(is_failed || damaged.is_empty(), "{damaged:?}");
+                }
+            }
+        }
+        assert!(images >= 5 && named > 0, "{images} images, {named} named");
+    }
+}
