@@ -14,7 +14,7 @@ pub mod tier;
 
 pub(crate) use barrier::{OPERATION_LIMIT, RESUME_AFTER};
 
-use crate::disk_file::{self, OpenOptions};
+use crate::disk_file::{self, OpenOptions, StartedDisk};
 use crate::file::{self, FileError};
 use crate::further_devices::FoundDevice;
 use crate::scrub::ScrubSchedule;
@@ -22,7 +22,7 @@ use crate::stalled_sessions::StalledSessions;
 use pagemesh_base::layout::{BrickId, SliceId};
 use pagemesh_base::poison::lock;
 use pagemesh_base::slice::SliceError;
-use pagemesh_pmem::{Disk, DiskFigures, DiskMedia, Durability, MappedMedia, Media, TieredMedia};
+use pagemesh_pmem::{DiskFigures, DiskMedia, Durability, MappedMedia, Media, TieredMedia};
 use pagemesh_store::pool::{ObjectError, Pool};
 use pagemesh_store::pool_mapping::PoolMapping;
 use pagemesh_store::recovery::RecoverySummary;
@@ -35,6 +35,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tier::{Tier, TierThread};
+use uuid::Uuid;
 
 /// A running pool.
 pub struct Brick<M = MappedMedia> {
@@ -118,20 +119,20 @@ impl OpenedPool {
         let (media, claim) = file::open_with(path, options.allocation())?;
         let durability = media.durability();
         if file::needs_sync(durability) {
-            let (disk, found) = disk_file::start(path, media, &options)?;
-            let views = [disk.data(), disk.overlay()].map(Arc::new);
-            let recovered = || Brick::recover(path, views, durability, claim);
-            return open_on_disk(path, &disk, &found, recovered).map(OpenedPool::Disk);
+            let started = disk_file::start(path, media, &options)?;
+            let views = [started.disk.data(), started.disk.overlay()].map(Arc::new);
+            let recover = |failed: &[Uuid]| Brick::recover(path, views, durability, claim, failed);
+            return open_on_disk(path, &started, recover).map(OpenedPool::Disk);
         }
-        let Some((disk, found)) = disk_file::start_behind(path, &media, &options)? else {
+        let Some(started) = disk_file::start_behind(path, &media, &options)? else {
             let media = Arc::new(media);
             let views = [media.clone(), media];
-            return Brick::recover(path, views, durability, claim).map(OpenedPool::Mapped);
+            return Brick::recover(path, views, durability, claim, &[]).map(OpenedPool::Mapped);
         };
-        let media = Arc::new(TieredMedia::new(media, disk.data()));
+        let media = Arc::new(TieredMedia::new(media, started.disk.data()));
         let views = [media.clone(), media];
-        let recovered = || Brick::recover(path, views, durability, claim);
-        open_on_disk(path, &disk, &found, recovered).map(OpenedPool::Tiered)
+        let recover = |failed: &[Uuid]| Brick::recover(path, views, durability, claim, failed);
+        open_on_disk(path, &started, recover).map(OpenedPool::Tiered)
     }
 
     /// The durability class of the pool's first device.
@@ -148,11 +149,15 @@ impl OpenedPool {
 /// Recovers a pool with disks. A failure of a disk ends its brick.
 fn open_on_disk<M: Media + Send + Sync + 'static>(
     path: &Path,
-    disk: &Disk,
-    found: &[FoundDevice],
-    recover: impl FnOnce() -> Result<OpenedBrick<M>, FileError>,
+    started: &StartedDisk,
+    recover: impl FnOnce(&[Uuid]) -> Result<OpenedBrick<M>, FileError>,
 ) -> Result<OpenedBrick<M>, FileError> {
-    let opened = recover();
+    let StartedDisk {
+        disk,
+        found,
+        failed,
+    } = started;
+    let opened = recover(failed);
     if let Some(cause) = disk.failure() {
         let path = path.into();
         return Err(FileError::DiskFailed { path, cause });
@@ -174,6 +179,17 @@ fn open_on_disk<M: Media + Send + Sync + 'static>(
             );
         }
     }
+    for id in failed {
+        let known = pool.device_path(*id).map(Path::to_owned);
+        if let Some(known) = &known {
+            opened.0.pool_devices.note_path(*id, known);
+        }
+        tracing::error!(
+            device = %id, path = ?known,
+            "a device of the pool has failed: its pages are damaged; scrubs of their volumes repair them from other copies; \
+             drain it, so that the pool forgets it"
+        );
+    }
     drop(pool);
     opened.0.continue_drains();
     Ok(opened)
@@ -189,12 +205,13 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
         [media, overlay]: [Arc<M>; 2],
         durability: Durability,
         claim: file::OwnerLock,
+        failed: &[Uuid],
     ) -> Result<OpenedBrick<M>, FileError> {
         let bad = |cause| FileError::Pool {
             path: path.into(),
             cause,
         };
-        let (pool, recovered) = Pool::open(media, overlay).map_err(bad)?;
+        let (pool, recovered) = Pool::open_without(media, overlay, failed).map_err(bad)?;
         damage_report::warn_of_damage(path, pool.mapping().pool(), &recovered);
         let brick = Arc::new(Brick::from_pool(pool, durability, Some(claim)));
         let thread = std::thread::Builder::new().name("maintenance".into());

@@ -5,6 +5,7 @@ use crate::further_devices::{self, BRICK_PATIENCE, FoundDevice};
 use pagemesh_pmem::{Disk, DiskOptions, MappedMedia, Media, NewDevice, RequestLimits};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use uuid::Uuid;
 
 /// The least memory for the data pages of a pool on a disk.
 pub const MEMORY_BUDGET_MIN: usize = 16 << 20;
@@ -20,6 +21,10 @@ pub struct OpenOptions {
     pub request_limits: RequestLimits,
     /// Paths of devices behind the first one, where they differ from those in the superblock.
     pub devices: Vec<PathBuf>,
+    /// Devices behind the first one that have failed. The pool is opened without them, for ever.
+    ///
+    /// **Data loss:** their pages are damaged from then on.
+    pub failed_devices: Vec<Uuid>,
     /// Whether a pool in memory that has no disk can get one while it is open.
     pub takes_disks: bool,
 }
@@ -31,6 +36,7 @@ impl Default for OpenOptions {
             memory_budget: MEMORY_BUDGET_MIN,
             request_limits: RequestLimits::default(),
             devices: Vec::new(),
+            failed_devices: Vec::new(),
             takes_disks: false,
         }
     }
@@ -45,8 +51,13 @@ impl OpenOptions {
     }
 }
 
-/// A disk, and the further devices that were found.
-pub(crate) type StartedDisk = (Arc<Disk>, Vec<FoundDevice>);
+/// A disk with its further devices.
+pub(crate) struct StartedDisk {
+    pub(crate) disk: Arc<Disk>,
+    pub(crate) found: Vec<FoundDevice>,
+    /// Those that have failed.
+    pub(crate) failed: Vec<Uuid>,
+}
 
 /// Starts the disk of a locked pool in place of its mapping, with its further devices.
 pub(crate) fn start(
@@ -59,7 +70,8 @@ pub(crate) fn start(
     // A mapping would hold pages of the kernel's cache that requests to the disk change below it.
     drop(mapped);
     let block = read_superblock_of(path, &file)?;
-    let found = further_devices::find(path, &file, &options.devices, BRICK_PATIENCE)?;
+    let failed = further_devices::failed(path, &file, &options.failed_devices)?;
+    let found = further_devices::find(path, &file, &options.devices, &failed, BRICK_PATIENCE)?;
     let first = NewDevice {
         file,
         bytes: 0..len,
@@ -69,7 +81,11 @@ pub(crate) fn start(
     for device in &found {
         device.attach(&disk.data())?;
     }
-    Ok((disk, found))
+    Ok(StartedDisk {
+        disk,
+        found,
+        failed,
+    })
 }
 
 /// Starts the disks behind a pool in memory. None if it has none, and needs none.
@@ -78,15 +94,21 @@ pub(crate) fn start_behind(
     mapped: &MappedMedia,
     options: &OpenOptions,
 ) -> Result<Option<StartedDisk>, FileError> {
-    let found = further_devices::find(path, mapped.file(), &options.devices, BRICK_PATIENCE)?;
-    if found.is_empty() && !options.takes_disks {
+    let (file, named) = (mapped.file(), &options.devices);
+    let failed = further_devices::failed(path, file, &options.failed_devices)?;
+    let found = further_devices::find(path, file, named, &failed, BRICK_PATIENCE)?;
+    if found.is_empty() && failed.is_empty() && !options.takes_disks {
         return Ok(None);
     }
     let disk = start_disk(path, None, options)?;
     for device in &found {
         device.attach(&disk.data())?;
     }
-    Ok(Some((disk, found)))
+    Ok(Some(StartedDisk {
+        disk,
+        found,
+        failed,
+    }))
 }
 
 fn start_disk(

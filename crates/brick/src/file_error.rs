@@ -127,7 +127,8 @@ pub(crate) fn system<'p>(
 pub enum FindDeviceError {
     /// A device of the pool is missing.
     #[error(
-        "device {device} of {pool} is missing: {cause}; connect it, or name its path with --device"
+        "device {device} of {pool} is missing: {cause}; connect it, or name its path with --device; if it is lost for ever, \
+         start the brick with --failed-device {device}: its pages are damaged then"
     )]
     Missing {
         /// The pool's path.
@@ -136,6 +137,17 @@ pub enum FindDeviceError {
         device: Uuid,
         /// Where it was searched.
         cause: String,
+    },
+    /// The operator named a device as failed that the pool does not have.
+    #[error(
+        "{pool} has no further device {device}; see its devices with `pagemesh pool device list`, or the message of the \
+         brick about a missing one"
+    )]
+    NoSuchDevice {
+        /// The pool's path.
+        pool: PathBuf,
+        /// The device.
+        device: Uuid,
     },
     /// An old copy of a device.
     #[error(

@@ -54,8 +54,30 @@ impl FoundDevice {
     }
 }
 
+/// The further devices of a pool that have failed, by its superblocks, with those that the operator `named`.
+///
+/// # Errors
+/// When a named one is no further device of the pool.
+pub(crate) fn failed(pool: &Path, file: &File, named: &[Uuid]) -> Result<Vec<Uuid>, FileError> {
+    let blocks = superblocks_of(pool, file)?;
+    let has = |id: &Uuid| {
+        let mut devices = blocks.iter().flat_map(|it| it.geometry.devices.iter());
+        devices.any(|device| device.id == *id)
+    };
+    if let Some(&device) = named.iter().find(|id| !has(id)) {
+        let pool = pool.to_owned();
+        return Err(FindDeviceError::NoSuchDevice { pool, device }.into());
+    }
+    let known = blocks.iter().flat_map(|it| it.geometry.devices.failed());
+    let mut failed: Vec<Uuid> = known.map(|device| device.id).collect();
+    failed.extend(named);
+    failed.sort_unstable();
+    failed.dedup();
+    Ok(failed)
+}
+
 /// Finds and locks the further devices of a pool with an open and locked file, by `named` paths and by the paths in its
-/// superblock. `patience` is the time that users of a device have to end.
+/// superblock. `failed` ones are not needed. `patience` is the time that users of a device have to end.
 ///
 /// # Errors
 /// When one is missing or in use, or a named path is no device of the pool.
@@ -63,6 +85,7 @@ pub(crate) fn find(
     pool: &Path,
     file: &File,
     named: &[PathBuf],
+    failed: &[Uuid],
     patience: Duration,
 ) -> Result<Vec<FoundDevice>, FileError> {
     let mut blocks = superblocks_of(pool, file)?;
@@ -78,7 +101,7 @@ pub(crate) fn find(
             let overlaps = |it: &FoundDevice| {
                 it.device.first_page < device.end_page() && device.first_page < it.device.end_page()
             };
-            if found.iter().any(overlaps) {
+            if found.iter().any(overlaps) || failed.contains(&device.id) {
                 continue;
             }
             match find_device(block, device.id, &mut named) {

@@ -132,7 +132,7 @@ impl DeviceBook {
         let asked = |it: &&TrackedRequest| it.is_pending() && it.info.device == Some(device.device);
         match self.requests.iter().rfind(asked) {
             Some(last) => matches!(last.info.change, DeviceChange::Drain { .. }),
-            None => device.state == DeviceState::Draining,
+            None => device.state == DeviceState::Draining || device.drain.is_some(),
         }
     }
 }

@@ -12,6 +12,7 @@ use clap::{Args, Subcommand};
 use pagemesh_base::brick_name::{BrickName, BrickRef};
 use pagemesh_base::units::Size;
 use std::path::PathBuf;
+use uuid::Uuid;
 
 /// Run the brick of a pool; list bricks and scrub their pools.
 #[derive(Args)]
@@ -27,6 +28,10 @@ pub struct BrickArgs {
     /// knows its devices (`pagemesh pool device`), and each has a header that identifies it.
     #[arg(long = "device", value_name = "PATH")]
     pub devices: Vec<PathBuf>,
+    /// Further device of the pool that is lost for ever, by its UUID; may be repeated. The pool is opened without it, now
+    /// and later. Data loss: its pages are damaged, until scrubs of their volumes repair them from other copies.
+    #[arg(long = "failed-device", value_name = "UUID")]
+    pub failed_devices: Vec<Uuid>,
     /// Address of the TCP transport; port 0 takes a free port.
     #[arg(long, default_value = "127.0.0.1:0")]
     pub listen: String,

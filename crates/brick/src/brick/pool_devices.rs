@@ -41,6 +41,8 @@ const QUEUE_MAX: usize = 8;
 const RESULTS_MAX: usize = 8;
 /// The pause between two passes of a drain.
 const PASS_PAUSE: Duration = Duration::from_millis(200);
+/// The pause between two looks whether pages of a failed device are left.
+const FAILED_PAUSE: Duration = Duration::from_secs(10);
 /// The pause of a drain that does not proceed.
 const RETRY_PAUSE: Duration = Duration::from_secs(2);
 
@@ -391,12 +393,20 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
         }
     }
 
-    /// Does a step of the drains. Returns the pause before the next; none without a drain.
-    fn drain_step(self: &Arc<Self>, mover: &mut Option<Mover<M>>) -> Option<Duration> {
+    /// The device that is drained now. One that has failed leaves if the operator wants that, after the others.
+    fn next_to_drain(&self) -> Option<Device> {
         let devices = self.mapping().geometry().devices;
         let mut draining = devices.iter();
         let draining = draining.find(|it| it.state == DeviceState::Draining);
-        let Some(device) = draining.copied() else {
+        let work = self.pool_devices.work();
+        let mut failed = devices.failed();
+        let failed = failed.find(|it| work.drains.contains_key(&it.id));
+        draining.or(failed).copied()
+    }
+
+    /// Does a step of the drains. Returns the pause before the next; none without a drain.
+    fn drain_step(self: &Arc<Self>, mover: &mut Option<Mover<M>>) -> Option<Duration> {
+        let Some(device) = self.next_to_drain() else {
             *mover = None;
             return None;
         };
@@ -428,7 +438,7 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
                 drop(work);
                 // A new pass finds pages that were repaired meanwhile.
                 *mover = None;
-                Some(RETRY_PAUSE)
+                Some(retry_pause(&device))
             }
             Ok(DrainStep::Empty) => {
                 drop(work);
@@ -440,7 +450,7 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
                 drop(work);
                 *mover = None;
                 self.device_error(cause);
-                Some(RETRY_PAUSE)
+                Some(retry_pause(&device))
             }
         }
     }
@@ -454,11 +464,21 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
         pause
     }
 
+    fn block_drain(&self, device: Uuid, problem: &str) {
+        if let Some(record) = self.pool_devices.work().drains.get_mut(&device) {
+            record.block(device, problem.to_owned());
+        }
+    }
+
     fn remove_drained(&self, device: &Device) -> Duration {
         let removed = self.retry_while_stuck(|pool| pool.remove_device(device.id));
         match removed {
             Ok(true) => {}
             // Records after the last pass have named frames of it, or the drain was cancelled.
+            Ok(false) if device.state == DeviceState::Failed => {
+                self.block_drain(device.id, LOST_TABLES);
+                return FAILED_PAUSE;
+            }
             Ok(false) | Err(ObjectError::NotDraining(_)) => return PASS_PAUSE,
             Err(cause) => {
                 tracing::warn!(%cause, device = %device.id, "cannot remove a drained device");
@@ -481,6 +501,18 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
         work.drains.remove(&device.id);
         work.paths.remove(&device.id);
         Duration::ZERO
+    }
+}
+
+/// The reason why a failed device without a known page stays.
+const LOST_TABLES: &str = "page tables of volumes were on it, and these volumes are damaged: find them with a scrub, attach \
+     copies of them to other bricks and detach the ones here, or delete them";
+
+/// The pause before the next pass over the pages of a device. A failed one waits for repairs by scrubs.
+fn retry_pause(device: &Device) -> Duration {
+    match device.state {
+        DeviceState::Failed => FAILED_PAUSE,
+        _ => RETRY_PAUSE,
     }
 }
 

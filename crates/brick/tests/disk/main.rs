@@ -3,6 +3,7 @@
 mod client;
 mod device_failures;
 mod devices;
+mod failed_devices;
 mod faults;
 mod pool_devices;
 mod power_cuts;

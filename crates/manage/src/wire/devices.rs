@@ -12,6 +12,8 @@ pub enum DeviceState {
     Active,
     /// Its data moves to the other devices.
     Draining,
+    /// It has failed: its pages are damaged, and the pool does not use it.
+    Failed,
     /// A state of a later version.
     #[serde(other)]
     Other,
@@ -24,6 +26,7 @@ impl DeviceState {
         match self {
             DeviceState::Active => "active",
             DeviceState::Draining => "draining",
+            DeviceState::Failed => "failed",
             DeviceState::Other => "other",
         }
     }

@@ -49,6 +49,7 @@ fn wire_device(device: DeviceStatus) -> BrickDevice {
         state: match device.state {
             DeviceState::Active => wire::DeviceState::Active,
             DeviceState::Draining => wire::DeviceState::Draining,
+            DeviceState::Failed => wire::DeviceState::Failed,
         },
         drain,
     }

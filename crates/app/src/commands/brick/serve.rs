@@ -65,6 +65,7 @@ pub fn run(args: &BrickArgs) -> anyhow::Result<()> {
     let options = OpenOptions {
         is_sparse: args.sparse,
         devices: args.devices.clone(),
+        failed_devices: args.failed_devices.clone(),
         memory_budget: budget.unwrap_or_else(|| MemoryBudget::of_each(1)).bytes(),
         ..OpenOptions::default()
     };

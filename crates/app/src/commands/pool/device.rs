@@ -251,7 +251,8 @@ impl WatchedBrick {
                     bar.finish_and_clear();
                     return Ok(());
                 };
-                if found.state != DeviceState::Draining {
+                let is_leaving = found.state == DeviceState::Draining || found.drain.is_some();
+                if !is_leaving {
                     bail!("the drain of {name} was cancelled");
                 }
                 bar.set_position(device.used_bytes.saturating_sub(found.used_bytes));

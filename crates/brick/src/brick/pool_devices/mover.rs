@@ -10,7 +10,7 @@ use pagemesh_base::layout::SliceId;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_base::wait::until_ready;
 use pagemesh_pmem::{AsyncIo, MapError, Media};
-use pagemesh_store::devices::Device;
+use pagemesh_store::devices::{Device, DeviceState};
 use pagemesh_store::drain::NodeCursor;
 use pagemesh_store::pool::ObjectError;
 use pagemesh_store::pool_mapping::{Handle, StoreError};
@@ -109,7 +109,8 @@ impl<M: Media + Send + Sync + 'static> Mover<M> {
     /// # Errors
     /// When the pool lacks room, or fails. A new pass may succeed later.
     pub(super) fn step(&mut self, device: &Device) -> Result<DrainStep, ObjectError> {
-        if self.damaged >= UNREADABLE_MAX {
+        let is_failed = device.state == DeviceState::Failed;
+        if self.damaged >= UNREADABLE_MAX && !is_failed {
             return Ok(DrainStep::Blocked(format!(
                 "at least {} pages of it cannot be read, and the drain reads no more of them, because the disk would fail; \
                  let a scrub of their volumes repair them from another copy, or delete the volumes",

@@ -103,8 +103,13 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
             drain: None,
         }];
         devices.extend(others.into_iter().map(|(device, used_bytes)| {
-            let is_draining = device.state == DeviceState::Draining;
             let drain = work.drains.get(&device.id).map(|drain| drain.status(now));
+            let drain = match device.state {
+                DeviceState::Active => None,
+                DeviceState::Draining => Some(drain.unwrap_or_default()),
+                // It leaves if the operator wants that.
+                DeviceState::Failed => drain,
+            };
             DeviceStatus {
                 id: device.id,
                 path: work.paths.get(&device.id).cloned(),
@@ -112,7 +117,7 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
                 size_bytes: device.pages * PAGE_BYTES as u64,
                 used_bytes,
                 state: device.state,
-                drain: is_draining.then(|| drain.unwrap_or_default()),
+                drain,
             }
         }));
         devices
