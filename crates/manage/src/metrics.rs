@@ -182,6 +182,8 @@ fn add_device(page: &mut MetricPage, brick: &str, device: &BrickDevice) {
     page.add(&names::DEVICE_USED, &labels, device.used_bytes);
     let is_draining = device.state == DeviceState::Draining;
     page.add(&names::DEVICE_DRAINING, &labels, u64::from(is_draining));
+    let has_failed = device.state == DeviceState::Failed;
+    page.add(&names::DEVICE_FAILED, &labels, u64::from(has_failed));
     if let Some(drain) = &device.drain {
         page.add(&names::DEVICE_DRAIN_LEFT, &labels, drain.left_bytes);
         let is_blocked = drain.problem.is_some();

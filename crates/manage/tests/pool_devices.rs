@@ -151,6 +151,30 @@ fn drain_is_reported_by_events_from_start_to_end() {
 }
 
 #[test]
+fn failed_device_is_reported_once_until_it_has_left() {
+    let cluster = Cluster::new(1);
+    let manager = cluster.manager();
+    heartbeat(&manager, &[first(), second(DeviceState::Active)], &[]);
+    let mut failed = [first(), second(DeviceState::Failed)];
+    heartbeat(&manager, &failed, &[]);
+    heartbeat(&manager, &failed, &[]);
+    failed[1].drain = Some(DrainProgress {
+        problem: Some("3 pages of it cannot be read".into()),
+        ..DrainProgress::default()
+    });
+    heartbeat(&manager, &failed, &[]);
+    heartbeat(&manager, &[first()], &[]);
+    assert_eq!(
+        kinds(&manager),
+        [
+            EventKind::DeviceFailed,
+            EventKind::DeviceDrainFailed,
+            EventKind::DeviceDrained,
+        ]
+    );
+}
+
+#[test]
 fn refusal_of_a_brick_is_kept_and_reported() {
     let cluster = Cluster::new(1);
     let manager = cluster.manager();

@@ -87,6 +87,7 @@ pub mod manager {
         DEVICE_SIZE Gauge "pagemesh_brick_device_size_bytes" ["brick", "device"] "Size of a device of the pool, by its UUID; the first device has that of the pool.";
         DEVICE_USED Gauge "pagemesh_brick_device_used_bytes" ["brick", "device"] "Bytes in use on a device of the pool, by the last heartbeat.";
         DEVICE_DRAINING Gauge "pagemesh_brick_device_draining" ["brick", "device"] "Whether the data of a device moves to the pool's other devices: 1 or 0.";
+        DEVICE_FAILED Gauge "pagemesh_brick_device_failed" ["brick", "device"] "Whether a device has failed, and the pool goes on without it: 1 or 0.";
         DEVICE_DRAIN_LEFT Gauge "pagemesh_brick_device_drain_left_bytes" ["brick", "device"] "Bytes in use on a device that is draining.";
         DEVICE_DRAIN_BLOCKED Gauge "pagemesh_brick_device_drain_blocked" ["brick", "device"] "Whether a drain does not proceed, for the reason in `pagemesh pool device list`: 1 or 0.";
         BRICK_OPERATIONS Counter "pagemesh_brick_operations_total" ["brick", "kind"] "Requests over tcp that the brick answered and reported.";

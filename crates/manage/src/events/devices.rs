@@ -26,6 +26,12 @@ pub(crate) fn device_drafts(
         let id = device.device;
         let old = old_list.and_then(|list| list.iter().find(|it| it.device == id));
         match (old, device.state) {
+            (old, DeviceState::Failed) => {
+                let was_failed = old.is_some_and(|old| old.state == DeviceState::Failed);
+                if old_list.is_some() && !was_failed {
+                    drafts.push(EventDraft::device_failed(record, device));
+                }
+            }
             (None, _) if old_list.is_some() => {
                 let added = |change: &DeviceChange| match change {
                     DeviceChange::Add { path, .. } => device.path.as_ref() == Some(path),

@@ -289,6 +289,17 @@ impl EventDraft {
         EventDraft::of_brick(kind, Severity::Warning, brick, "manager", text)
     }
 
+    pub(crate) fn device_failed(brick: &BrickRecord, device: &BrickDevice) -> EventDraft {
+        let text = format!(
+            "The device {} of the brick {} has failed, and the pool goes on without it: its pages are damaged. Scrub the \
+             brick's volumes to repair them from other copies, then `pagemesh pool device drain` lets the pool forget it.",
+            device_label(device),
+            brick.label()
+        );
+        let kind = EventKind::DeviceFailed;
+        EventDraft::of_brick(kind, Severity::Critical, brick, "manager", text)
+    }
+
     pub(crate) fn device_refused(
         brick: &BrickRecord,
         actor: &str,

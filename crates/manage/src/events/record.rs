@@ -57,6 +57,8 @@ pub enum EventKind {
     DeviceDrained,
     /// The drain of a device does not proceed.
     DeviceDrainFailed,
+    /// A device has failed, and its pool goes on without it.
+    DeviceFailed,
     /// A brick has refused to change its devices.
     DeviceRefused,
     /// A token was created.
