@@ -138,17 +138,6 @@ pub enum FindDeviceError {
         /// Where it was searched.
         cause: String,
     },
-    /// The operator named a device as failed that the pool does not have.
-    #[error(
-        "{pool} has no further device {device}; see its devices with `pagemesh pool device list`, or the message of the \
-         brick about a missing one"
-    )]
-    NoSuchDevice {
-        /// The pool's path.
-        pool: PathBuf,
-        /// The device.
-        device: Uuid,
-    },
     /// An old copy of a device.
     #[error(
         "{path} is a stale copy of device {device} of {pool}: the pool was opened without it since; connect the device \

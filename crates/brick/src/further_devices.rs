@@ -57,20 +57,20 @@ impl FoundDevice {
 /// The further devices of a pool that have failed, by its superblocks, with those that the operator `named`.
 ///
 /// # Errors
-/// When a named one is no further device of the pool.
+/// When the pool's file cannot be read.
 pub(crate) fn failed(pool: &Path, file: &File, named: &[Uuid]) -> Result<Vec<Uuid>, FileError> {
     let blocks = superblocks_of(pool, file)?;
     let has = |id: &Uuid| {
         let mut devices = blocks.iter().flat_map(|it| it.geometry.devices.iter());
         devices.any(|device| device.id == *id)
     };
-    if let Some(&device) = named.iter().find(|id| !has(id)) {
-        let pool = pool.to_owned();
-        return Err(FindDeviceError::NoSuchDevice { pool, device }.into());
+    // The option may stay in a configuration after the device has left.
+    for device in named.iter().filter(|id| !has(id)) {
+        tracing::warn!(%device, "{} has no such further device, so it is not taken for failed", pool.display());
     }
     let known = blocks.iter().flat_map(|it| it.geometry.devices.failed());
     let mut failed: Vec<Uuid> = known.map(|device| device.id).collect();
-    failed.extend(named);
+    failed.extend(named.iter().filter(|id| has(id)));
     failed.sort_unstable();
     failed.dedup();
     Ok(failed)

@@ -5,7 +5,7 @@ use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::Stamp;
 use pagemesh_base::units::PAGE_BYTES;
-use pagemesh_pmem::{Image, Media, Recorder};
+use pagemesh_pmem::{Image, Recorder};
 use pagemesh_store::check::{CheckOptions, PoolReport, RepairPlan, check};
 use pagemesh_store::devices::DeviceState;
 use pagemesh_store::pool::{FormatOptions, ObjectError, Pool, format_as};

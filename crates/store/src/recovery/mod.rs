@@ -195,7 +195,7 @@ impl<'m, M: Media> Recovery<'m, M> {
             // durable before a slot that names them is stored.
             media.sync()?;
         }
-        let mut block = superblocks::read_superblock_without(media, failed)?;
+        let (mut block, has_new_failure) = superblocks::read_superblock_without(media, failed)?;
         device_headers::check(media, &block)?;
         tolerate_unreadable_frames(media, &block.geometry);
         if let Some(trial) = trial {
@@ -206,7 +206,7 @@ impl<'m, M: Media> Recovery<'m, M> {
         }
         let is_alone = superblock_copies(media).iter().any(Result::is_err);
         let (bitmap, torn_lines) = Bitmap::load(media, &block.geometry, block.pool);
-        if !failed.is_empty() {
+        if has_new_failure {
             // The count of the superblock has frames of these devices.
             block.used_frames = bitmap.used();
         }

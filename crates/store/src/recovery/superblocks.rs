@@ -13,17 +13,18 @@ use uuid::Uuid;
 /// # Errors
 /// When there is none, or the medium is shorter than the pool.
 pub fn read_superblock<M: Media>(media: &M) -> Result<Superblock, PoolError> {
-    read_superblock_without(media, &[])
+    Ok(read_superblock_without(media, &[])?.0)
 }
 
-/// The same, with further devices that have failed.
+/// The same, with further devices that have failed. The flag is set if the superblock did not know one of them.
 pub(super) fn read_superblock_without<M: Media>(
     media: &M,
     failed: &[Uuid],
-) -> Result<Superblock, PoolError> {
+) -> Result<(Superblock, bool), PoolError> {
     let mut block = read_superblock_of_first(media)?;
+    let mut is_new = false;
     for &id in failed {
-        block.geometry.devices.fail(id);
+        is_new |= block.geometry.devices.fail(id);
     }
     for device in block.geometry.devices.failed() {
         media.attach_absent(device.bytes())?;
@@ -31,7 +32,7 @@ pub(super) fn read_superblock_without<M: Media>(
     let (wanted, found) = (block.geometry.end_bytes(), media.len_bytes() as u64);
     match found < wanted {
         true => Err(PoolError::Truncated { wanted, found }),
-        false => Ok(block),
+        false => Ok((block, is_new)),
     }
 }
 
