@@ -8,6 +8,8 @@
 
 mod heat;
 mod mover;
+mod policies;
+mod recent;
 
 use crate::brick::Brick;
 use heat::{Heat, Touch};
@@ -16,12 +18,14 @@ use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::poison::{lock, recover};
 use pagemesh_pmem::{MapError, Media};
 use pagemesh_store::devices::Device;
+use pagemesh_store::object::TierPolicy;
 use pagemesh_store::pool::TierUsage;
 use pagemesh_store::pool_mapping::Handle;
 use pagemesh_store::recovery::PoolError;
 use pagemesh_store::session::{DEMOTION_WAIT_MAX, RECORD_PAGES_MAX, Session};
+use recent::RecentTouches;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -52,6 +56,7 @@ pub(crate) struct TierCounters {
     pub(crate) abandoned: AtomicU64,
     hits: AtomicU64,
     misses: AtomicU64,
+    waits: AtomicU64,
 }
 
 /// The figures of a tier.
@@ -69,6 +74,8 @@ pub struct TierFigures {
     pub hits: u64,
     /// Pages that such requests read from flash.
     pub misses: u64,
+    /// How often a session waited for a demotion, because memory was full.
+    pub waits: u64,
 }
 
 /// A page that should be in memory.
@@ -100,6 +107,15 @@ pub(crate) struct Tier {
     /// Wakes sessions that wait for frames.
     freed: Condvar,
     counters: TierCounters,
+    /// Whether a policy changed since the thread listed the objects.
+    policies_changed: AtomicBool,
+    recent: Mutex<RecentTouches>,
+}
+
+impl Tier {
+    fn take_policy_change(&self) -> bool {
+        self.policies_changed.swap(false, Ordering::AcqRel)
+    }
 }
 
 /// The thread that moves pages. Dropping it ends the thread.
@@ -137,6 +153,15 @@ impl<M: Media> Drop for TierThread<M> {
     }
 }
 
+/// Whether a page that was touched on flash moves to memory.
+fn is_promoted(policy: TierPolicy, touch: Touch) -> bool {
+    match policy {
+        TierPolicy::Memory => true,
+        TierPolicy::Automatic => touch == Touch::Again,
+        TierPolicy::Flash => false,
+    }
+}
+
 /// The numbers of free memory frames at which demotion starts and ends.
 fn watermarks(usage: TierUsage) -> (u64, u64) {
     let start = usage.memory_frames / DEMOTION_START_PART;
@@ -147,7 +172,7 @@ impl<M: Media> Brick<M> {
     /// The figures of the pool's tier. None for a pool without flash.
     #[must_use]
     pub fn tier_figures(&self) -> Option<TierFigures> {
-        self.tier().heat.get()?;
+        self.mapping().geometry().flash_start()?;
         let usage = self.pool().tier_usage();
         let counters = &self.tier().counters;
         let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
@@ -158,7 +183,17 @@ impl<M: Media> Brick<M> {
             abandoned: count(&counters.abandoned),
             hits: count(&counters.hits),
             misses: count(&counters.misses),
+            waits: count(&counters.waits),
         })
+    }
+
+    /// The hits and misses of the last minute before `now`, as far as earlier calls within it have seen the counts.
+    #[must_use]
+    pub fn recent_tier_touches(&self, now: Instant) -> (u64, u64) {
+        let counters = &self.tier().counters;
+        let counts = [&counters.hits, &counters.misses].map(|it| it.load(Ordering::Relaxed));
+        let [hits, misses] = lock(&self.tier().recent).since_minute(now, counts);
+        (hits, misses)
     }
 
     /// Adds a disk behind the memory of the pool. `attach` makes it a part of the medium, at its planned place.
@@ -210,11 +245,15 @@ impl<M: Media> Brick<M> {
     pub(crate) fn maintain_for(&self, number: u32) {
         self.maintain();
         let end = Instant::now() + DEMOTION_WAIT_MAX;
+        let mut has_waited = false;
         while self.tier().heat.get().is_some()
             && self.pool().is_unanswered(number)
             && !self.is_ending()
             && Instant::now() < end
         {
+            if !std::mem::replace(&mut has_waited, true) {
+                self.tier().counters.waits.fetch_add(1, Ordering::Relaxed);
+            }
             let work = lock(&self.tier().work);
             let before = work.steps;
             let waits = |work: &mut TierWork| work.steps == before;
@@ -240,13 +279,17 @@ impl<M: Media> Brick<M> {
         let Some(heat) = tier.heat.get() else {
             return (0, 0);
         };
+        let policy = session.mapping().tier_policy(handle);
         let mut again = Vec::new();
         let (mut hits, mut misses) = (0, 0);
-        let mut touch = |page: PageNo, frame| match heat.touch(frame) {
-            Touch::Hit => hits += 1,
-            Touch::Miss => misses += 1,
-            Touch::Again => {
-                misses += 1;
+        let mut touch = |page: PageNo, frame| {
+            let touch = heat.touch(frame);
+            if touch == Touch::Hit {
+                hits += 1;
+                return;
+            }
+            misses += 1;
+            if is_promoted(policy, touch) {
                 again.push(Promotion {
                     handle: *handle,
                     page: page.0,
@@ -357,12 +400,22 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
             if self.pool().tier_usage().flash_free == 0 {
                 break;
             }
-            let moved = mover.demote(wanted);
+            // Pinned pages move only for a session that waits, one batch each time.
+            let moved = mover.demote(wanted, is_session_waiting);
+            if moved.is_none() && !is_session_waiting && mover.has_pinned() {
+                self.end_demotion_step();
+                self.pause_for_session();
+                return;
+            }
             unmoved = if moved == Some(0) { unmoved + 1 } else { 0 };
             // Pages that change during each of their moves are as good as none.
             let moved = moved.filter(|_| unmoved < UNMOVED_BATCHES_MAX);
             self.pool().set_can_demote(moved.is_some());
-            wanted = wanted.saturating_sub(moved.unwrap_or(wanted));
+            wanted = match moved {
+                Some(moved) if !mover.took_pinned() => wanted.saturating_sub(moved),
+                Some(0) => wanted,
+                _ => 0,
+            };
             self.end_demotion_step();
             match moved {
                 None => {
@@ -386,6 +439,20 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
         self.maintain();
         lock(&self.tier().work).steps += 1;
         self.tier().freed.notify_all();
+    }
+
+    /// Pauses a search without result until a session waits for frames: it may move pinned pages.
+    fn pause_for_session(&self) {
+        let work = lock(&self.tier().work);
+        let is_idle = |work: &mut TierWork| {
+            !self.is_ending() && !work.is_session_waiting && work.promotions.is_empty()
+        };
+        let wake = &self.tier().wake;
+        drop(recover(wake.wait_timeout_while(
+            work,
+            SEARCH_PAUSE,
+            is_idle,
+        )));
     }
 
     fn pause_search(&self) {

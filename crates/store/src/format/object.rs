@@ -35,7 +35,7 @@ use uuid::Uuid;
 pub(crate) const GATE_AT: usize = 8;
 pub(crate) const SLICE_AT: usize = 16;
 pub(crate) const SIZE_AT: usize = 32;
-const TIER_AT: usize = 40;
+pub(crate) const TIER_AT: usize = 40;
 pub(crate) const ROOT_AT: usize = HEAD_BYTES;
 /// The bytes that one checksum covers, itself included.
 const HEAD_BYTES: usize = 2 * LINE_BYTES;
@@ -64,14 +64,14 @@ pub enum TierPolicy {
     /// Cold pages are demoted, and pages in use are promoted.
     #[default]
     Automatic,
-    /// No page is demoted.
+    /// Pages are promoted on their first use, and demoted only if nothing else can be.
     Memory,
     /// Pages are demoted first, and are promoted by nothing but a write.
     Flash,
 }
 
 impl TierPolicy {
-    fn decode(byte: u8) -> Result<TierPolicy, DamagedObject> {
+    pub(crate) fn decode(byte: u8) -> Result<TierPolicy, DamagedObject> {
         match byte {
             0 => Ok(TierPolicy::Automatic),
             1 => Ok(TierPolicy::Memory),

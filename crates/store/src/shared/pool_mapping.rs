@@ -8,7 +8,9 @@
 use crate::defect::{self, Defect};
 use crate::format::frame_word::{FrameWord, PageBirth};
 use crate::format::geometry::{Geometry, frame_at, tolerate_unreadable_frames};
-use crate::format::object::{GATE_AT, Gate, HEIGHT, ROOT_AT, SIZE_AT, SLICE_AT};
+use crate::format::object::{
+    GATE_AT, Gate, HEIGHT, ROOT_AT, SIZE_AT, SLICE_AT, TIER_AT, TierPolicy,
+};
 use crate::format::slot::Slot;
 pub use crate::format::table::NODE_SLOTS;
 use crate::format::table::{PageTable, SlotLocation};
@@ -244,6 +246,13 @@ impl<M: Media> PoolMapping<M> {
     #[must_use]
     pub fn size_bytes(&self, handle: &Handle) -> u64 {
         self.meta.load(handle.entry_at + SIZE_AT)
+    }
+
+    /// Where the object's pages lie. Automatic if its entry is damaged.
+    #[must_use]
+    pub fn tier_policy(&self, handle: &Handle) -> TierPolicy {
+        let word = self.meta.load(handle.entry_at + TIER_AT);
+        TierPolicy::decode(word as u8).unwrap_or_default()
     }
 
     pub(crate) fn check_range(

@@ -17,28 +17,47 @@ use pagemesh_store::session::tier::PageMove;
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 /// Pages of one demotion, which share a sync of the disk.
 const BATCH_PAGES: u64 = 512;
 /// Pages that one step of the hand looks at: those of a leaf.
 const STEP_PAGES: u64 = 512;
-/// Passes over all tables without a page to take, before the hand gives up.
+/// Passes over the tables of a class without a page to take, before its hand gives up.
 const PASSES_MAX: u32 = HEAT_MAX as u32 + 2;
+/// Steps of the hand over objects that prefer flash in one demotion, so that others are not delayed.
+const FLASH_STEPS_MAX: u32 = 256;
+/// For this long after a search without result, the next ones are short: pinned objects may fill memory.
+const SHORT_SEARCHES: Duration = Duration::from_secs(1);
+/// Steps of a short search.
+const SHORT_STEPS_MAX: u32 = 4096;
 
-/// The position of the clock's hand.
+/// The position of a clock's hand over the objects of one policy.
 #[derive(Default)]
 struct Hand {
     /// The objects of this pass, with their sizes in pages.
-    objects: Vec<(SliceId, u64, TierPolicy)>,
+    objects: Vec<(SliceId, u64)>,
     at: usize,
     page: u64,
+}
+
+/// The limits of a walk.
+struct WalkLimits {
+    pages: u64,
+    steps: u32,
+    passes: u32,
 }
 
 pub(super) struct Mover<M: Media> {
     brick: Arc<Brick<M>>,
     session: Session<M>,
     heat: Arc<Heat>,
-    hand: Hand,
+    /// By policy.
+    hands: [Hand; 3],
+    /// When the last search of objects that are not pinned found nothing.
+    found_none_at: Option<Instant>,
+    /// Whether the last batch had pages of pinned objects.
+    took_pinned: bool,
 }
 
 type Batch = Vec<(Handle, Vec<PageMove>)>;
@@ -49,7 +68,9 @@ impl<M: Media + Send + Sync + 'static> Mover<M> {
             session: brick.session(number),
             brick,
             heat,
-            hand: Hand::default(),
+            hands: Default::default(),
+            found_none_at: None,
+            took_pinned: false,
         }
     }
 
@@ -57,11 +78,12 @@ impl<M: Media + Send + Sync + 'static> Mover<M> {
         &self.brick.tier().counters
     }
 
-    /// Demotes up to so many pages. Returns the number of moved pages; none if no page can be demoted.
-    pub(super) fn demote(&mut self, want: u64) -> Option<u64> {
+    /// Demotes up to so many pages, those of pinned objects only if there are no others and `takes_pinned`. Returns the
+    /// number of moved pages; none if no page can be demoted.
+    pub(super) fn demote(&mut self, want: u64, takes_pinned: bool) -> Option<u64> {
         let want = want.min(BATCH_PAGES);
         let frames = self.brick.pool().reserve_flash(want);
-        let mut batch = self.collect(frames.len() as u64);
+        let mut batch = self.collect(frames.len() as u64, takes_pinned);
         let mapping = self.session.mapping().clone();
         let mut free = frames.into_iter();
         for (copy, frame) in batch.iter_mut().flat_map(|(_, moves)| moves).zip(&mut free) {
@@ -104,56 +126,109 @@ impl<M: Media + Send + Sync + 'static> Mover<M> {
         }
     }
 
-    /// Copies cold pages, up to so many. Ends with the tables if it has some: a next pass would find them again.
-    fn collect(&mut self, want: u64) -> Batch {
+    /// Whether the pool has a pinned object.
+    pub(super) fn has_pinned(&self) -> bool {
+        !self.list(TierPolicy::Memory).is_empty()
+    }
+
+    /// Whether the last demotion took pages of pinned objects.
+    pub(super) fn took_pinned(&self) -> bool {
+        self.took_pinned
+    }
+
+    /// Copies pages, up to so many: first of objects that prefer flash, then cold ones of others.
+    fn collect(&mut self, want: u64, takes_pinned: bool) -> Batch {
+        if self.brick.tier().take_policy_change() {
+            self.hands = Default::default();
+            self.found_none_at = None;
+        }
         let mut batch = Batch::new();
-        let mut found = 0;
-        let mut passes = 0;
-        while found < want && passes < PASSES_MAX && !self.brick.is_ending() {
-            let Some((slice, pages, policy)) = self.hand.objects.get(self.hand.at).copied() else {
-                if !batch.is_empty() {
+        let limits = |pages: u64, steps, passes| WalkLimits {
+            pages,
+            steps,
+            passes,
+        };
+        let found = self.walk(
+            TierPolicy::Flash,
+            &limits(want, FLASH_STEPS_MAX, 2),
+            &mut batch,
+        );
+        let is_short = |at: Instant| at.elapsed() < SHORT_SEARCHES;
+        let steps = match self.found_none_at.is_some_and(is_short) {
+            true => SHORT_STEPS_MAX,
+            false => u32::MAX,
+        };
+        let more = limits(want - found, steps, PASSES_MAX);
+        self.walk(TierPolicy::Automatic, &more, &mut batch);
+        let has_none = batch.is_empty() && self.has_pinned();
+        self.found_none_at = has_none.then(Instant::now);
+        self.took_pinned = has_none && takes_pinned;
+        if self.took_pinned {
+            let pinned = limits(want, u32::MAX, PASSES_MAX);
+            self.walk(TierPolicy::Memory, &pinned, &mut batch);
+        }
+        batch
+    }
+
+    /// Copies pages of objects with a policy. Ends with the tables if it has some: a next pass would find them again.
+    fn walk(&mut self, policy: TierPolicy, limits: &WalkLimits, batch: &mut Batch) -> u64 {
+        let mut hand = std::mem::take(&mut self.hands[policy as usize]);
+        let (mut found, mut steps, mut passes) = (0, 0, 0);
+        while found < limits.pages
+            && steps < limits.steps
+            && passes < limits.passes
+            && !self.brick.is_ending()
+        {
+            let Some(&(slice, pages)) = hand.objects.get(hand.at) else {
+                if found > 0 {
                     break;
                 }
-                self.hand = Hand::default();
-                self.hand.objects = self.list();
+                hand = Hand::default();
+                hand.objects = self.list(policy);
                 passes += 1;
+                if hand.objects.is_empty() {
+                    break;
+                }
                 continue;
             };
-            if self.hand.page >= pages || policy == TierPolicy::Memory {
-                self.hand.at += 1;
-                self.hand.page = 0;
+            if hand.page >= pages {
+                hand.at += 1;
+                hand.page = 0;
                 continue;
             }
-            let first = self.hand.page;
+            steps += 1;
+            let first = hand.page;
             let end = ((first / STEP_PAGES + 1) * STEP_PAGES).min(pages);
-            self.hand.page = end;
-            let Some((handle, moves)) = self.copy_cold(slice, first..end, policy, want - found)
-            else {
-                self.hand.page = pages;
+            hand.page = end;
+            let wanted = limits.pages - found;
+            let Some((handle, moves)) = self.copy_cold(slice, first..end, policy, wanted) else {
+                hand.page = pages;
                 continue;
             };
             if let Some(last) = moves.last() {
                 passes = 0;
                 found += moves.len() as u64;
-                if found == want {
-                    self.hand.page = last.page().0 + 1;
+                if found == limits.pages {
+                    hand.page = last.page().0 + 1;
                 }
                 batch.push((handle, moves));
             }
         }
-        batch
+        self.hands[policy as usize] = hand;
+        found
     }
 
-    fn list(&self) -> Vec<(SliceId, u64, TierPolicy)> {
+    /// The objects with a policy, and their sizes in pages.
+    fn list(&self, policy: TierPolicy) -> Vec<(SliceId, u64)> {
         let pool = self.brick.pool();
-        let objects = pool.list();
-        let listed = objects.map(|it| (it.slice, it.size_bytes / PAGE_BYTES as u64, it.tier));
+        let objects = pool.list().filter(|it| it.tier == policy);
+        let listed = objects.map(|it| (it.slice, it.size_bytes / PAGE_BYTES as u64));
         let mut listed: Vec<_> = listed.collect();
-        listed.sort_by_key(|(slice, _, policy)| (*policy != TierPolicy::Flash, *slice));
+        listed.sort_by_key(|(slice, _)| *slice);
         listed
     }
 
-    /// Copies cold pages of a range, at most so many. None if the object is gone.
+    /// Copies cold pages of a range, at most so many. None if the object is gone, or has another policy by now.
     fn copy_cold(
         &mut self,
         slice: SliceId,
@@ -162,6 +237,9 @@ impl<M: Media + Send + Sync + 'static> Mover<M> {
         most: u64,
     ) -> Option<(Handle, Vec<PageMove>)> {
         let handle = self.brick.pool().handle(slice).ok()?;
+        if self.session.mapping().tier_policy(&handle) != policy {
+            return None;
+        }
         let heat = self.heat.clone();
         let taken = Cell::new(0);
         let is_wanted = |frame: FrameNo| {
