@@ -15,6 +15,7 @@ pub mod pool;
 pub mod replica;
 pub mod status;
 pub mod support_bundle;
+pub mod tier;
 pub mod token;
 pub mod top;
 pub mod umount;
@@ -60,6 +61,9 @@ pub enum Command {
     /// Add, remove and promote copies of a volume.
     #[command(subcommand)]
     Replica(replica::ReplicaCommand),
+    /// Choose the volumes that stay in memory, in pools with disks behind memory, and show how they are used.
+    #[command(subcommand)]
+    Tier(tier::TierCommand),
     /// Export volumes to applications.
     #[command(subcommand)]
     Export(export::ExportCommand),
@@ -119,6 +123,7 @@ pub fn run(command: &Command) -> anyhow::Result<Verdict> {
         Command::Manager(args) => manager::run(args)?,
         Command::Volume(command) => return volume::run(command),
         Command::Replica(command) => replica::run(command)?,
+        Command::Tier(command) => tier::run(command)?,
         Command::Export(command) => export::run(command)?,
         Command::Fs(command) => fs::run(command)?,
         Command::Mount(args) => mount::run(args)?,

@@ -10,8 +10,9 @@ use crate::manager::{
 };
 use crate::records::BrickRecord;
 use crate::store::StoreWrite;
+use crate::tiers::policies_to_send;
 use crate::wire::{
-    BrickDevices, BrickInfo, BrickRegistration, BrickScrub, HeartbeatReply, ScrubBrick,
+    BrickDevices, BrickInfo, BrickRegistration, BrickScrub, BrickTier, HeartbeatReply, ScrubBrick,
     ScrubRequest,
 };
 use pagemesh_base::brick_name::{BrickLabel, BrickName, BrickRef};
@@ -44,6 +45,7 @@ impl Manager {
         }
         let known = book.bricks.get(&registration.brick);
         let devices = registration.devices.clone().map(BrickDevices::cleaned);
+        let tier = registration.tier;
         let (record, seen) = self.split_registration(registration, name, known);
         if known.is_none() && book.bricks.len() >= BRICKS_MAX {
             return Err(Fault::TooMany {
@@ -70,7 +72,7 @@ impl Manager {
             // A brick whose heartbeat is refused counts as dead, and serves all the same.
             tracing::error!(%error, "cannot store the events of a heartbeat");
         }
-        Ok(self.record_heartbeat(&mut book, record, seen, devices))
+        Ok(self.record_heartbeat(&mut book, record, seen, (devices, tier)))
     }
 
     /// Handles a heartbeat that changes nothing and needs no lock wait, so that the server need not
@@ -88,7 +90,7 @@ impl Manager {
         if needs_commit(&known.record, &record) || !drafts.is_empty() {
             return None;
         }
-        Some(self.record_heartbeat(&mut book, record, seen, devices))
+        Some(self.record_heartbeat(&mut book, record, seen, (devices, registration.tier)))
     }
 
     fn split_registration(
@@ -111,7 +113,7 @@ impl Manager {
         book: &mut ManagerState,
         record: BrickRecord,
         seen: LastHeartbeat,
-        devices: Option<BrickDevices>,
+        (devices, tier): (Option<BrickDevices>, Option<BrickTier>),
     ) -> HeartbeatReply {
         let id = record.brick;
         let known = book.bricks.get(&id);
@@ -131,9 +133,11 @@ impl Manager {
             scrub_request: request,
             scrub_actor: scrub_actor.filter(|_| request.is_some()),
             devices: device_book,
+            tier,
             logged_alive: was_logged_alive,
         };
         book.bricks.insert(id, brick);
+        let tiers = tier.and_then(|tier| policies_to_send(book, id, &tier));
         self.set_living(&mut book.volumes, id, true);
         if !was_alive {
             self.brick_returned.notify_one();
@@ -143,6 +147,7 @@ impl Manager {
             dead_after_ms: self.settings.dead_after.as_millis() as u64,
             scrub: request,
             devices: device_requests,
+            tiers,
             name,
         }
     }
@@ -234,6 +239,7 @@ impl Manager {
             scrub: brick.last_heartbeat.and_then(|seen| seen.scrub),
             scrub_request: brick.scrub_request,
             devices: brick.devices.list(),
+            tier: brick.tier,
         }
     }
 

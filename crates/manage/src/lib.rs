@@ -63,6 +63,8 @@ pub mod shape;
 mod slices;
 pub mod store;
 mod sweep;
+mod tier_policy;
+mod tiers;
 pub mod token;
 mod tokens;
 mod volume_info;
@@ -82,4 +84,5 @@ pub use manager::{
 pub use pagemesh_base::durability::{self, Durability};
 pub use server::{ConnectionLimits, ManagerConfig, ManagerHandle, ServeError, serve};
 pub use shape::LayoutKind;
+pub use tier_policy::{TierPolicy, digest_policies};
 pub use tokens::{ADMIN_TOKEN_FILE, AdminTokenOutput};

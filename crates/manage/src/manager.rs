@@ -21,7 +21,7 @@ use crate::slices::{SliceLocation, slice_locations};
 use crate::store::{Store, StoreError};
 use crate::volume_table::VolumeTable;
 use crate::wire::{
-    BrickAddress, BrickScrub, ClusterStatus, ReportReplication, ScrubRequest, ScrubState,
+    BrickAddress, BrickScrub, BrickTier, ClusterStatus, ReportReplication, ScrubRequest, ScrubState,
 };
 use pagemesh_base::layout::{BrickId, Segment, SliceId, VolumeName};
 use pagemesh_base::slice::{BrickControl, SliceError};
@@ -150,6 +150,8 @@ pub(crate) struct BrickState {
     pub scrub_actor: Option<String>,
     /// The devices of its pool, and requests to change them.
     pub devices: DeviceBook,
+    /// The tier of its pool, if it has one.
+    pub tier: Option<BrickTier>,
     /// The last state that the sweep logged, so that it logs changes only.
     pub logged_alive: bool,
 }
@@ -258,6 +260,7 @@ impl Manager {
             scrub_request: None,
             scrub_actor: None,
             devices: DeviceBook::default(),
+            tier: None,
             logged_alive: false,
         };
         let doom =

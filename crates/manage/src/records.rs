@@ -3,6 +3,7 @@
 
 use crate::layout_state::LayoutState;
 use crate::shape::Shape;
+use crate::tier_policy::TierPolicy;
 use pagemesh_base::brick_name::{BrickLabel, BrickName};
 use pagemesh_base::durability::Durability;
 use pagemesh_base::layout::{BrickId, EpochNumber, SliceId};
@@ -73,6 +74,9 @@ pub struct VolumeRecord {
     /// copy, while every brick with an in-sync copy is dead.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub auto_promote: bool,
+    /// Where its pages lie in pools with disks behind memory.
+    #[serde(default, skip_serializing_if = "TierPolicy::is_auto")]
+    pub tier: TierPolicy,
 }
 
 /// The attachment of a volume to a client.

@@ -141,6 +141,7 @@ pub(crate) fn summary_info(record: &VolumeRecord, summary: &VolumeSummary) -> Vo
         unreachable_legs: summary.unreachable_legs,
         attached: record.attachment.clone(),
         auto_promote: record.auto_promote,
+        tier: record.tier,
         created_unix_s: record.created_unix_s,
     }
 }

@@ -6,8 +6,9 @@
 
 use crate::records::VolumeRecord;
 use crate::slices::{promised_slices, slice_locations};
+use crate::tier_policy::TierPolicy;
 use crate::wire::VolumeHealth;
-use pagemesh_base::layout::{BrickId, Column, Layout, LegState, VolumeName};
+use pagemesh_base::layout::{BrickId, Column, Layout, LegState, SliceId, VolumeName};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The state of a volume that its legs decide.
@@ -35,6 +36,8 @@ pub(crate) struct VolumeTable {
     volumes: BTreeMap<VolumeName, VolumeEntry>,
     /// The number of legs of each volume on a brick.
     legs_on: BTreeMap<BrickId, BTreeMap<VolumeName, usize>>,
+    /// The slices with a policy other than the automatic one.
+    tiers: BTreeMap<BrickId, BTreeMap<SliceId, TierPolicy>>,
     /// Bytes and slices that volumes have on a brick.
     promised: BTreeMap<BrickId, (u128, usize)>,
     /// The bricks that count as living in summaries.
@@ -111,6 +114,15 @@ impl VolumeTable {
             .flat_map(BTreeMap::keys)
     }
 
+    /// The slices on a brick with a policy other than the automatic one.
+    pub(crate) fn tier_policies(
+        &self,
+        brick: BrickId,
+    ) -> impl Iterator<Item = (SliceId, TierPolicy)> + Clone {
+        let slices = self.tiers.get(&brick).into_iter().flatten();
+        slices.map(|(slice, policy)| (*slice, *policy))
+    }
+
     /// Bytes and slices of volumes, by brick.
     pub(crate) fn promised(&self) -> BTreeMap<BrickId, (u64, usize)> {
         let sums = self.promised.iter();
@@ -128,6 +140,10 @@ impl VolumeTable {
         for place in slice_locations(&layout.segments) {
             let volumes = self.legs_on.entry(place.brick).or_default();
             *volumes.entry(name.clone()).or_default() += 1;
+            if !record.tier.is_auto() {
+                let slices = self.tiers.entry(place.brick).or_default();
+                slices.insert(place.slice, record.tier);
+            }
         }
         for place in promised_slices(&layout.segments, record.files_bytes) {
             let (bytes, slices) = self.promised.entry(place.brick).or_default();
@@ -151,7 +167,11 @@ impl VolumeTable {
                 *bytes -= u128::from(place.bytes);
                 *slices -= 1;
             }
+            if let Some(slices) = self.tiers.get_mut(&place.brick) {
+                slices.remove(&place.slice);
+            }
         }
+        self.tiers.retain(|_, slices| !slices.is_empty());
         self.legs_on.retain(|_, volumes| !volumes.is_empty());
         self.promised.retain(|_, (_, slices)| *slices > 0);
     }

@@ -98,6 +98,7 @@ impl Manager {
             created_unix_s: self.clock.unix_s(),
             files_bytes,
             auto_promote: false,
+            tier: request.tier,
         };
         let created = EventDraft::volume_created(&request.name, &self.actor(), bytes);
         let reply = |volume| size_reply(volume, request.size_bytes, bytes);

@@ -6,6 +6,7 @@ mod devices;
 mod figures;
 mod holders;
 mod problem;
+mod tier;
 
 pub use crate::error_code::ErrorCode;
 pub use crate::events::{
@@ -24,6 +25,9 @@ pub use devices::{
 };
 pub use holders::{HolderSign, HolderStatus, ReportHolder};
 pub use problem::{ErrorBody, PROBLEM_JSON};
+pub use tier::{
+    BrickTier, NamedVolumeTier, SetTier, SliceTier, TierEffect, VolumeTier, VolumeTierBrick,
+};
 
 pub use figures::{
     ClusterMediaFigures, FigureKind, FigureSeries, FigureSpan, FigureValues, LatencyBand,
@@ -33,6 +37,7 @@ pub use figures::{
 
 use crate::call::{RecordTag, etag_text};
 use crate::shape::LayoutKind;
+use crate::tier_policy::TierPolicy;
 use pagemesh_base::brick_name::{BrickLabel, BrickName, BrickRef};
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::durability::Durability;
@@ -87,6 +92,9 @@ pub struct CreateVolume {
     /// it.
     #[serde(default)]
     pub content: VolumeContent,
+    /// Where its pages lie in pools with disks behind memory: `auto` if missing.
+    #[serde(default, skip_serializing_if = "TierPolicy::is_auto")]
+    pub tier: TierPolicy,
 }
 
 /// The new size of a volume.
@@ -306,6 +314,9 @@ pub struct VolumeInfo {
     /// Whether the manager may promote its asynchronous copy.
     #[serde(default)]
     pub auto_promote: bool,
+    /// Where its pages lie in pools with disks behind memory.
+    #[serde(default)]
+    pub tier: TierPolicy,
     /// Seconds since 1970.
     pub created_unix_s: u64,
 }

@@ -8,7 +8,6 @@ mod fuzzing;
 use fuzzing::{check_decoded, check_plain, decodes, json, kept_answer, target, token_record};
 use pagemesh_base::brick_name::{BrickName, BrickRef};
 use pagemesh_base::layout::*;
-use pagemesh_manage::Role;
 use pagemesh_manage::access::{TokenRecord, TokenRole};
 use pagemesh_manage::durability::Durability;
 use pagemesh_manage::idempotency::{KEY_BYTES_MAX, KeptAnswer};
@@ -16,6 +15,7 @@ use pagemesh_manage::layout_state::LayoutState;
 use pagemesh_manage::records::{BrickRecord, PendingDelete, VolumeRecord};
 use pagemesh_manage::shape::{LayoutKind, Shape};
 use pagemesh_manage::wire::*;
+use pagemesh_manage::{Role, TierPolicy};
 use std::collections::BTreeMap;
 use uuid::Uuid;
 
@@ -98,6 +98,7 @@ fn registration() -> BrickRegistration {
         sessions: 1,
         scrub: Some(scrub()),
         devices: Some(devices()),
+        tier: Some(BrickTier::default()),
     }
 }
 
@@ -162,6 +163,7 @@ fn bodies() -> Vec<Vec<u8>> {
         copies: Some(3),
         durability: Some(Durability::Process),
         content: VolumeContent::Blocks,
+        tier: TierPolicy::Flash,
     };
     let change = LegChange {
         segment: 0,
@@ -355,6 +357,7 @@ fn brick_info() -> BrickInfo {
         scrub: Some(scrub()),
         scrub_request: None,
         devices: Some(devices().list),
+        tier: Some(BrickTier::default()),
     }
 }
 
@@ -424,6 +427,7 @@ fn answers() -> Vec<Vec<u8>> {
         unreachable_legs: 1,
         attached: None,
         auto_promote: true,
+        tier: TierPolicy::Memory,
         created_unix_s: 5,
     };
     let detail = VolumeDetail {
@@ -451,6 +455,10 @@ fn answers() -> Vec<Vec<u8>> {
                 size_bytes: Some(1 << 30),
             },
         }],
+        tiers: Some(vec![SliceTier {
+            slice: SliceId(Uuid::from_u128(5)),
+            policy: TierPolicy::Memory,
+        }]),
         name: Some(name()),
     };
     let sized = VolumeSizeReply {
@@ -580,6 +588,7 @@ fn fuzz_store_record() {
         created_unix_s: 1,
         files_bytes: Some(1 << 20),
         auto_promote: true,
+        tier: TierPolicy::Memory,
     };
     let pending = PendingDelete {
         brick: BRICK,

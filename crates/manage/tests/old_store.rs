@@ -8,7 +8,7 @@ use pagemesh_manage::layout_state::LayoutState;
 use pagemesh_manage::records::{Attachment, BrickRecord, LegNote, PendingDelete, VolumeRecord};
 use pagemesh_manage::shape::Shape;
 use pagemesh_manage::store::{Store, StoreContents, StoreWrite};
-use pagemesh_manage::{Durability, LayoutKind};
+use pagemesh_manage::{Durability, LayoutKind, TierPolicy};
 use std::path::Path;
 use uuid::Uuid;
 
@@ -81,6 +81,7 @@ fn volume() -> VolumeRecord {
         created_unix_s: 1_690_000_000,
         files_bytes: None,
         auto_promote: false,
+        tier: TierPolicy::Auto,
     }
 }
 

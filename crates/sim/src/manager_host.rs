@@ -215,6 +215,7 @@ impl ManagerHost {
             sessions: status.sessions,
             scrub: None,
             devices: None,
+            tier: None,
         };
         if let Err(fault) = manager.heartbeat(json_round_trip(&registration)) {
             tell!(self.cluster, "the manager refuses brick {host}: {fault}");

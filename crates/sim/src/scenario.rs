@@ -18,6 +18,7 @@ use crate::promotion::PromotionFault;
 use crate::rng::SimRng;
 use pagemesh_base::layout::{LEGS_MAX, Layout, VolumeName};
 use pagemesh_base::rng::SplitMix64;
+use pagemesh_manage::TierPolicy;
 use pagemesh_manage::wire::{AttachReplica, CreateVolume, VolumeContent};
 use pagemesh_store::wait::set_yield_fn;
 use pagemesh_volume::AttachError;
@@ -219,6 +220,7 @@ impl Scenario {
             } else {
                 VolumeContent::Blocks
             },
+            tier: TierPolicy::Auto,
         };
         let manager = manager_host.manager().expect("a running manager");
         let made = manager.create(&request);

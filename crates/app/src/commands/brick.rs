@@ -3,6 +3,7 @@
 pub mod device_reports;
 pub mod list;
 pub mod serve;
+pub mod tier_reports;
 
 use crate::args::{Interval, ManagerArgs};
 use crate::config::ConfigArgs;

@@ -11,8 +11,8 @@ use pagemesh_base::layout::VolumeName;
 use pagemesh_base::space::Space;
 use pagemesh_base::units::Size;
 use pagemesh_fs::{Credentials, MkfsOptions};
-use pagemesh_manage::LayoutKind;
 use pagemesh_manage::wire::{CreateVolume, VolumeContent, VolumeInfo, VolumeSizeReply};
+use pagemesh_manage::{LayoutKind, TierPolicy};
 use rustix::process::{getegid, geteuid};
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::sync::Arc;
@@ -143,6 +143,7 @@ pub fn create_request(name: &VolumeName, size_bytes: u64, copies: usize) -> Crea
         copies: Some(copies),
         durability: None,
         content: VolumeContent::Files,
+        tier: TierPolicy::Auto,
     }
 }
 

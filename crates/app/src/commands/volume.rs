@@ -5,13 +5,14 @@ mod check;
 use crate::args::{CLASSES, ManagerArgs};
 use crate::client::manager_client;
 use crate::commands::Verdict;
+use crate::commands::tier::TierArg;
 use crate::output::{self, bytes, json_word, table};
 use anyhow::bail;
 use clap::{Args, Subcommand, ValueEnum};
 use pagemesh_base::layout::VolumeName;
 use pagemesh_base::units::Size;
-use pagemesh_manage::LayoutKind;
 use pagemesh_manage::wire::{CreateVolume, VolumeContent, VolumeDetail, VolumeInfo};
+use pagemesh_manage::{LayoutKind, TierPolicy};
 
 /// Create, show, grow, check and delete volumes.
 #[derive(Subcommand)]
@@ -62,6 +63,9 @@ pub struct CreateArgs {
     /// Durability class of its bricks; by default the strongest class with room.
     #[arg(long, value_parser = CLASSES)]
     pub class: Option<String>,
+    /// Where its pages lie in pools with disks behind memory; `pagemesh tier` changes it later.
+    #[arg(long, value_enum, default_value = "auto")]
+    pub tier: TierArg,
     #[command(flatten)]
     pub client: ManagerArgs,
 }
@@ -154,6 +158,7 @@ fn create(args: &CreateArgs) -> anyhow::Result<()> {
         copies: args.copies,
         durability: args.class.as_deref().map(str::parse).transpose()?,
         content: VolumeContent::Blocks,
+        tier: args.tier.into(),
     };
     let sized = manager_client(&args.client)?.create(&request)?;
     output::print(args.client.output, &sized, || {
@@ -212,8 +217,12 @@ pub fn show(detail: &VolumeDetail) -> String {
         .notes
         .iter()
         .map(|note| format!("\n{}", json_word(note)));
+    let tier = match info.tier {
+        TierPolicy::Auto => String::new(),
+        chosen => format!("\ntier: {}", chosen.name()),
+    };
     format!(
-        "{}\n\n{}{}",
+        "{}{tier}\n\n{}{}",
         volume_table(std::slice::from_ref(info)),
         table(&["COLUMN", "BRICK", "ADDRESS", "LEG"], rows),
         notes.collect::<String>()

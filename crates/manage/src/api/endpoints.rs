@@ -12,6 +12,7 @@ mod events;
 mod figures;
 mod metrics;
 mod replicas;
+mod tiers;
 mod volumes;
 mod watch;
 
@@ -43,6 +44,7 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
         .merge(devices::routes())
         .merge(volumes::routes())
         .merge(replicas::routes())
+        .merge(tiers::routes())
         .merge(attachments::routes())
         .merge(figures::routes())
         .merge(events::routes())

@@ -4,6 +4,7 @@
 
 use super::record::{EventKind, Severity, Subject, SubjectKind, TEXT_BYTES_MAX};
 use crate::records::BrickRecord;
+use crate::tier_policy::TierPolicy;
 use crate::wire::{BrickDevice, DeviceChange};
 use pagemesh_base::brick_name::BrickLabel;
 use pagemesh_base::layout::{EpochNumber, VolumeName};
@@ -410,6 +411,20 @@ impl EventDraft {
     pub(crate) fn volume_grown(volume: &VolumeName, actor: &str, bytes: u64) -> EventDraft {
         let text = format!("The volume {volume} has grown to {bytes} bytes.");
         EventDraft::of_volume(EventKind::VolumeGrown, Severity::Info, volume, actor, text)
+    }
+
+    pub(crate) fn tier_changed(volume: &VolumeName, actor: &str, policy: TierPolicy) -> EventDraft {
+        let rest = match policy {
+            TierPolicy::Auto => "are in memory while they are in use, and cold ones on flash",
+            TierPolicy::Memory => "stay in memory",
+            TierPolicy::Flash => "leave memory first",
+        };
+        let text = format!(
+            "The tier of the volume {volume} is {} now: its pages {rest}.",
+            policy.name()
+        );
+        let kind = EventKind::TierChanged;
+        EventDraft::of_volume(kind, Severity::Info, volume, actor, text)
     }
 
     pub(crate) fn volume_deleted(

@@ -37,6 +37,8 @@ pub enum EventKind {
     VolumeCreated,
     /// A volume has grown.
     VolumeGrown,
+    /// The policy of a volume in pools with disks behind memory has changed.
+    TierChanged,
     /// A volume was deleted.
     VolumeDeleted,
     /// A volume has a further copy.

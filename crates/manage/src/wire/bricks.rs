@@ -1,6 +1,7 @@
 //! Bodies about bricks: heartbeats, scrubs of pools, and the list.
 
 use super::devices::{BrickDevice, BrickDevices, DeviceRequest};
+use super::tier::{BrickTier, SliceTier};
 use pagemesh_base::brick_name::{BrickLabel, BrickName};
 use pagemesh_base::durability::Durability;
 use pagemesh_base::layout::BrickId;
@@ -52,6 +53,9 @@ pub struct BrickRegistration {
     /// The devices of its pool. If missing, the brick cannot change them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub devices: Option<BrickDevices>,
+    /// The tier of its pool. Missing if the pool has no disk behind memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tier: Option<BrickTier>,
 }
 
 impl BrickRegistration {
@@ -170,6 +174,9 @@ pub struct HeartbeatReply {
     /// The pending requests to change the devices of its pool, the oldest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<DeviceRequest>,
+    /// All slices with a policy other than `auto`, if the pool obeys other policies. Slices that are not named are `auto`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tiers: Option<Vec<SliceTier>>,
     /// The name of the brick, if it has one.
     #[serde(default)]
     #[schema(value_type = Option<String>)]
@@ -222,6 +229,9 @@ pub struct BrickInfo {
     /// The devices of its pool, by the last heartbeat; missing if the brick does not report them.
     #[serde(default)]
     pub devices: Option<Vec<BrickDevice>>,
+    /// The tier of its pool, by the last heartbeat; missing if the pool has no disk behind memory.
+    #[serde(default)]
+    pub tier: Option<BrickTier>,
 }
 
 impl BrickInfo {

@@ -12,7 +12,7 @@ use pagemesh_manage::store::Store;
 use pagemesh_manage::wire::{BrickRegistration, CreateVolume, ErrorCode, VolumeContent};
 use pagemesh_manage::{
     BrickConnector, ConnectionLimits, Durability, LayoutKind, Manager, ManagerClient,
-    ManagerConfig, ManagerError, ManagerHandle, ManagerSettings, serve,
+    ManagerConfig, ManagerError, ManagerHandle, ManagerSettings, TierPolicy, serve,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -245,6 +245,7 @@ pub fn registration(number: usize) -> BrickRegistration {
         sessions: 0,
         scrub: None,
         devices: None,
+        tier: None,
     }
 }
 
@@ -269,6 +270,7 @@ pub fn create_request(text: &str, kind: LayoutKind, size_bytes: u64) -> CreateVo
         copies: None,
         durability: None,
         content: VolumeContent::Blocks,
+        tier: TierPolicy::Auto,
     }
 }
 

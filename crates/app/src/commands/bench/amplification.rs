@@ -10,8 +10,8 @@ use pagemesh_base::units::Size;
 use pagemesh_bench::amplification::{AmplificationOptions, FilledVolume, run_amplification};
 use pagemesh_bench::report::Report;
 use pagemesh_brick::resource_limits;
-use pagemesh_manage::LayoutKind;
 use pagemesh_manage::wire::{CreateVolume, VolumeContent};
+use pagemesh_manage::{LayoutKind, TierPolicy};
 
 /// Bytes that a pool on a disk writes for each byte of a user, random writes of 4 KiB, by the part of the pool that
 /// is in use. Name a directory on a disk with --pools.
@@ -53,6 +53,7 @@ pub fn run(args: &AmplificationArgs) -> anyhow::Result<Report> {
             copies: None,
             durability: None,
             content: VolumeContent::Blocks,
+            tier: TierPolicy::Auto,
         })?;
         let class = created.volume.info.durability.to_string();
         let volume = scratch.attach(&name, Transport::Tcp)?;

@@ -7,8 +7,8 @@ use clap::Args;
 use pagemesh_base::layout::VolumeName;
 use pagemesh_bench::attached::{AttachedOptions, IdleVolumes, run_attached};
 use pagemesh_bench::report::Report;
-use pagemesh_manage::LayoutKind;
 use pagemesh_manage::wire::{CreateVolume, VolumeContent};
+use pagemesh_manage::{LayoutKind, TierPolicy};
 use pagemesh_volume::Volume;
 use std::error::Error;
 
@@ -77,6 +77,7 @@ impl AttachedVolumes<'_> {
                 copies: None,
                 durability: None,
                 content: VolumeContent::Blocks,
+                tier: TierPolicy::Auto,
             })?;
         }
         Ok(())

@@ -24,8 +24,8 @@ use pagemesh_bench::disk::{DiskOptions, DiskTarget, TargetKind, run_disk};
 use pagemesh_bench::file_peers::FilePeer;
 use pagemesh_bench::report::Report;
 use pagemesh_brick::{file, resource_limits};
-use pagemesh_manage::LayoutKind;
 use pagemesh_manage::wire::{CreateVolume, VolumeContent};
+use pagemesh_manage::{LayoutKind, TierPolicy};
 use rustix::fs::{OFlags, statvfs};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
@@ -342,6 +342,7 @@ impl ServedVolume {
             copies: None,
             durability: None,
             content: VolumeContent::Blocks,
+            tier: TierPolicy::Auto,
         })?;
         let (exporter, uri) = scratch.export(&name, "tcp")?;
         Ok(ServedVolume {

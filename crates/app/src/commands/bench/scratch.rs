@@ -14,7 +14,7 @@ use pagemesh_base::layout::VolumeName;
 use pagemesh_base::poison;
 use pagemesh_bench::process_cpu;
 use pagemesh_manage::wire::{CreateVolume, VolumeContent};
-use pagemesh_manage::{LayoutKind, ManagerClient};
+use pagemesh_manage::{LayoutKind, ManagerClient, TierPolicy};
 use pagemesh_volume::Volume;
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process};
@@ -108,6 +108,7 @@ impl ScratchCluster {
             copies: None,
             durability: None,
             content: VolumeContent::Blocks,
+            tier: TierPolicy::Auto,
         })?;
         Ok(sized.volume.info.durability.to_string())
     }

@@ -2,7 +2,7 @@
 
 use crate::args::listen_address;
 use crate::client::host_name;
-use crate::commands::brick::{BrickArgs, device_reports};
+use crate::commands::brick::{BrickArgs, device_reports, tier_reports};
 use crate::figure_reporter::FigureReporter;
 use crate::key;
 use crate::memory_budget::MemoryBudget;
@@ -271,6 +271,7 @@ impl<M: Media + Send + Sync + 'static> Registrar<'_, M> {
             sessions: status.sessions,
             scrub: Some(scrub_report(&scrubs, fulfilled)),
             devices: Some(devices),
+            tier: tier_reports::report(self.brick),
         })
     }
 
@@ -325,6 +326,9 @@ impl<M: Media + Send + Sync + 'static> Registrar<'_, M> {
         }
         let is_asked = !reply.devices.is_empty();
         device_reports::apply(self.brick, reply.devices);
+        if let Some(tiers) = reply.tiers {
+            tier_reports::apply(self.brick, tiers);
+        }
         let interval = Duration::from_millis(reply.interval_ms.max(10));
         Ok(match is_changing || is_asked {
             true => interval.min(CHANGE_INTERVAL),

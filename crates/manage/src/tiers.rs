@@ -1,0 +1,99 @@
+//! The policies of volumes in pools with disks behind memory.
+//!
+//! A heartbeat of a brick with such a pool has a digest of the policies there. If the digest differs from the one of the
+//! brick's volumes, the answer has all policies that are not `auto`. So a brick that was away, and a new leg, get them, too.
+//!
+//! Invariant: the store has a policy before any brick gets it.
+
+use crate::events::EventDraft;
+use crate::fault::Fault;
+use crate::manager::{Manager, ManagerState};
+use crate::records::VolumeRecord;
+use crate::slices::slice_locations;
+use crate::tier_policy::{TierPolicy, digest_policies};
+use crate::wire::{
+    BrickTier, NamedVolumeTier, SetTier, SliceTier, TierEffect, VolumeTier, VolumeTierBrick,
+};
+use pagemesh_base::layout::{BrickId, VolumeName};
+use std::collections::BTreeSet;
+
+impl Manager {
+    /// Sets where the pages of a volume lie. Bricks obey from the answer to their next heartbeat on.
+    ///
+    /// # Errors
+    /// When there is no such volume, it has changed since a state that the request expects, or the store fails.
+    pub fn set_tier(&self, name: &VolumeName, request: SetTier) -> Result<VolumeTier, Fault> {
+        let mut book = self.state();
+        let mut record = book.volume(name)?.clone();
+        self.check_volume_unchanged(&record)?;
+        if record.tier != request.policy {
+            record.tier = request.policy;
+            let changed = EventDraft::tier_changed(name, &self.actor(), request.policy);
+            self.commit_volume(&mut book, &record, vec![changed])?;
+        }
+        Ok(self.tier_of(&book, &record))
+    }
+
+    /// The policy of a volume, and the bricks that obey it.
+    ///
+    /// # Errors
+    /// When there is no such volume.
+    pub fn volume_tier(&self, name: &VolumeName) -> Result<VolumeTier, Fault> {
+        let book = self.state();
+        Ok(self.tier_of(&book, book.volume(name)?))
+    }
+
+    /// The volumes with a policy other than `auto`, or with a leg in a pool with disks behind memory, by name.
+    #[must_use]
+    pub fn volume_tiers(&self) -> Vec<NamedVolumeTier> {
+        let book = self.state();
+        let entries = book.volumes.entries().iter();
+        let all = entries.map(|(name, entry)| NamedVolumeTier {
+            volume: name.clone(),
+            tier: self.tier_of(&book, &entry.record),
+        });
+        let has_tier = |it: &NamedVolumeTier| {
+            let mut bricks = it.tier.bricks.iter();
+            let is_tiered = |id: &BrickId| book.bricks.get(id).is_some_and(|it| it.tier.is_some());
+            it.tier.policy != TierPolicy::Auto || bricks.any(|brick| is_tiered(&brick.brick))
+        };
+        all.filter(has_tier).collect()
+    }
+
+    fn tier_of(&self, book: &ManagerState, record: &VolumeRecord) -> VolumeTier {
+        let slices = slice_locations(&record.layout_state.layout.segments);
+        let bricks: BTreeSet<BrickId> = slices.map(|it| it.brick).collect();
+        let bricks = bricks.into_iter().map(|id| VolumeTierBrick {
+            brick: id,
+            name: book.label(id).name,
+            effect: self.tier_effect(book, id),
+        });
+        VolumeTier {
+            policy: record.tier,
+            bricks: bricks.collect(),
+        }
+    }
+
+    fn tier_effect(&self, book: &ManagerState, id: BrickId) -> TierEffect {
+        match book.bricks.get(&id) {
+            Some(brick) if self.is_alive(brick) => match &brick.tier {
+                None => TierEffect::NoTier,
+                Some(tier) if policies_to_send(book, id, tier).is_none() => TierEffect::Applied,
+                Some(_) => TierEffect::Pending,
+            },
+            _ => TierEffect::Away,
+        }
+    }
+}
+
+/// The policies of a brick's slices, if the brick obeys others.
+pub(crate) fn policies_to_send(
+    book: &ManagerState,
+    brick: BrickId,
+    reported: &BrickTier,
+) -> Option<Vec<SliceTier>> {
+    let policies = book.volumes.tier_policies(brick);
+    let is_same = reported.policies == digest_policies(policies.clone());
+    let send = |(slice, policy)| SliceTier { slice, policy };
+    (!is_same).then(|| policies.map(send).collect())
+}
