@@ -119,6 +119,7 @@ fn add_tier(page: &mut MetricPage, tier: &TierFigures) {
     page.add(&pool::TIER_ABANDONED, &[], tier.abandoned);
     page.add(&pool::TIER_HITS, &[], tier.hits);
     page.add(&pool::TIER_MISSES, &[], tier.misses);
+    page.add(&pool::TIER_WAITS, &[], tier.waits);
 }
 
 fn add_scrub(page: &mut MetricPage, scrub: &ScrubStatus) {

@@ -4,7 +4,9 @@
 
 mod support;
 
-use support::{Cluster, Pools};
+use serde_json::{Value, json};
+use support::{Cluster, Pools, program, until};
+use tempfile::TempDir;
 
 /// Three times the memory of the pool.
 const SET_MIB: u64 = 96;
@@ -49,4 +51,179 @@ fn disk_behind_a_pool_on_a_disk_is_refused() {
     let parts = [pool, "file-sync", "pool device add"];
     cluster.refused(&[&create[..], &flash].concat(), &parts);
     assert!(!disk.exists());
+}
+
+/// A cluster of bricks with 32 MiB of memory before 160 MiB on a disk.
+struct TierCluster {
+    cluster: Cluster,
+    _disks: TempDir,
+}
+
+impl TierCluster {
+    fn new(bricks: usize) -> TierCluster {
+        let mut cluster = Cluster::with_pools(Pools::Memory, &[]);
+        let disks = Pools::Disk.dir();
+        for number in 0..bricks {
+            let disk = disks.path().join(format!("disk-{number}"));
+            let flash = ["--flash", disk.to_str().unwrap(), "--flash-size", "160M"];
+            cluster.add_brick("32M", &flash, true);
+        }
+        cluster.await_bricks(bricks);
+        TierCluster {
+            cluster,
+            _disks: disks,
+        }
+    }
+
+    fn stat(&self, names: &[&str]) -> Value {
+        self.cluster.json(&[&["tier", "stat"], names].concat())
+    }
+
+    /// Waits until the bricks of a volume have these effects.
+    fn await_effects(&self, volume: &str, wanted: &[&str]) {
+        until(&format!("{volume} is {wanted:?}"), || {
+            let stat = self.stat(&[volume]);
+            let bricks = stat["volumes"][0]["bricks"].as_array().unwrap();
+            let effects = bricks.iter().map(|it| it["effect"].as_str().unwrap());
+            effects.eq(wanted.iter().copied())
+        });
+    }
+
+    fn figure(&self, name: &str) -> u64 {
+        let stat = self.stat(&["brick-0"]);
+        stat["bricks"][0]["tier"][name].as_u64().unwrap()
+    }
+}
+
+#[test]
+fn pinned_volume_stays_in_memory_across_restarts() {
+    let mut tiers = TierCluster::new(1);
+    let cluster = &tiers.cluster;
+    cluster.create("hot", "4M", &["--layout", "concat", "--tier", "memory"]);
+    cluster.create("cold", "96M", &["--layout", "concat"]);
+    tiers.await_effects("hot", &["applied"]);
+    let hot = cluster.export(&["hot"], "tcp");
+    hot.io(&["write -P 7 0 4M", "flush"]);
+    let cold = cluster.export(&["cold"], "tcp");
+    let writes = commands("write");
+    cold.io(&writes.iter().map(String::as_str).collect::<Vec<_>>());
+    assert!(tiers.figure("demoted_pages") > 0);
+    until("the pages of both are counted", || {
+        let held = |volume| tiers.stat(&[volume])["volumes"][0]["held"].clone();
+        let of_cold = held("cold")["flash_bytes"].as_u64();
+        let of_hot = json!({"memory_bytes": 4 << 20, "flash_bytes": 0});
+        held("hot") == of_hot && of_cold.is_some_and(|bytes| bytes >= 64 << 20)
+    });
+    tiers.cluster.stop_manager();
+    tiers.cluster.kill_brick(0);
+    tiers.cluster.start_manager();
+    tiers.cluster.restart_brick(0);
+    tiers.cluster.await_bricks(1);
+    hot.await_state("healthy");
+    cold.await_state("healthy");
+    tiers.await_effects("hot", &["applied"]);
+    cold.io(&writes.iter().map(String::as_str).collect::<Vec<_>>());
+    let touched = |tiers: &TierCluster| ["recent_hits", "recent_misses"].map(|it| tiers.figure(it));
+    // The brick was started less than a minute ago, and only these reads were sent to it.
+    hot.io(&["read -P 7 0 4M"]);
+    until("the reads are reported", || touched(&tiers)[0] >= 1024);
+    assert_eq!(touched(&tiers)[1], 0, "no read went to flash");
+    hot.stop();
+    cold.stop();
+}
+
+#[test]
+fn policy_reaches_a_leg_that_was_away() {
+    let mut tiers = TierCluster::new(2);
+    tiers.cluster.create("v", "4M", &[]);
+    tiers.cluster.kill_brick(1);
+    tiers.cluster.await_bricks(1);
+    let said = tiers.cluster.ok(&["tier", "pin", "v"]);
+    assert!(said.contains("dead") && said.contains("brick-1"), "{said}");
+    tiers.cluster.restart_brick(1);
+    let both = ["applied", "applied"];
+    tiers.await_effects("v", &both);
+    // A copy that is made later obeys, too.
+    let unpinned = tiers.cluster.json(&["tier", "unpin", "v"]);
+    assert_eq!(unpinned["policy"], "auto");
+    tiers.await_effects("v", &both);
+    tiers.cluster.ok(&["tier", "prefer", "v", "flash"]);
+    tiers.await_effects("v", &both);
+}
+
+#[test]
+fn tier_stat_has_its_fields_and_names_errors() {
+    let mut tiers = TierCluster::new(1);
+    tiers.cluster.add_brick("16M", &[], true);
+    tiers.cluster.await_bricks(2);
+    let cluster = &tiers.cluster;
+    cluster.create("v", "4M", &[]);
+    let said = cluster.ok(&["tier", "pin", "v"]);
+    assert!(
+        said.contains("no disk") && said.contains("brick-1"),
+        "{said}"
+    );
+    tiers.await_effects("v", &["applied", "no-tier"]);
+    let stat = tiers.stat(&[]);
+    assert_eq!(stat["volumes"][0]["volume"], "v");
+    assert_eq!(stat["volumes"][0]["policy"], "memory");
+    let bricks = stat["bricks"].as_array().unwrap();
+    assert_eq!(bricks.len(), 1, "only those with a tier: {stat}");
+    assert_eq!(
+        (&bricks[0]["brick"], &bricks[0]["alive"]),
+        (&"brick-0".into(), &true.into())
+    );
+    let tier = bricks[0]["tier"].as_object().unwrap();
+    let fields: Vec<&str> = tier.keys().map(String::as_str).collect();
+    let wanted = [
+        "abandoned_moves",
+        "demoted_pages",
+        "flash_bytes",
+        "flash_free_bytes",
+        "hit_ratio",
+        "memory_bytes",
+        "memory_free_bytes",
+        "policies",
+        "promoted_pages",
+        "recent_hits",
+        "recent_misses",
+        "waits",
+    ];
+    assert_eq!(fields, wanted);
+    assert_eq!(tiers.stat(&["brick-1"])["bricks"][0]["tier"], Value::Null);
+    until("the pages are counted", || {
+        tiers.stat(&["v"])["volumes"][0]["held"] == json!({"memory_bytes": 0, "flash_bytes": 0})
+    });
+    let text = cluster.ok(&["tier", "stat"]);
+    assert!(
+        text.contains("brick-0") && text.contains("memory"),
+        "{text}"
+    );
+    cluster.refused(
+        &["tier", "stat", "nothing"],
+        &["nothing", "pagemesh status"],
+    );
+    cluster.refused(
+        &["tier", "pin", "nothing"],
+        &["nothing", "pagemesh volume list"],
+    );
+    let wrong = cluster.run(&["tier", "prefer", "v", "disk"]);
+    let error = String::from_utf8(wrong.stderr).unwrap();
+    assert_eq!(wrong.status.code(), Some(2), "{error}");
+    assert!(error.contains("auto, memory, flash"), "{error}");
+}
+
+#[test]
+fn viewer_may_not_change_a_tier() {
+    let cluster = Cluster::with_pools(Pools::Memory, &[16]);
+    cluster.create("v", "4M", &["--layout", "concat"]);
+    let made = cluster.json(&["token", "create", "--name", "looker", "--role", "viewer"]);
+    let mut command = cluster.command(&["tier", "pin", "v"]);
+    command.env("PAGEMESH_TOKEN", made["token"].as_str().unwrap());
+    let refused = command.env_remove("PAGEMESH_KEY").output().unwrap();
+    program::refused("a viewer", &refused, &["operator"]);
+    assert_eq!(
+        cluster.json(&["volume", "show", "v"])["info"]["tier"],
+        "auto"
+    );
 }

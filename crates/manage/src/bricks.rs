@@ -10,9 +10,9 @@ use crate::manager::{
 };
 use crate::records::BrickRecord;
 use crate::store::StoreWrite;
-use crate::tiers::policies_to_send;
+use crate::tiers::{TierReport, policies_to_send};
 use crate::wire::{
-    BrickDevices, BrickInfo, BrickRegistration, BrickScrub, BrickTier, HeartbeatReply, ScrubBrick,
+    BrickDevices, BrickInfo, BrickRegistration, BrickScrub, HeartbeatReply, ScrubBrick,
     ScrubRequest,
 };
 use pagemesh_base::brick_name::{BrickLabel, BrickName, BrickRef};
@@ -45,7 +45,7 @@ impl Manager {
         }
         let known = book.bricks.get(&registration.brick);
         let devices = registration.devices.clone().map(BrickDevices::cleaned);
-        let tier = registration.tier;
+        let tier = TierReport::new(&registration);
         let (record, seen) = self.split_registration(registration, name, known);
         if known.is_none() && book.bricks.len() >= BRICKS_MAX {
             return Err(Fault::TooMany {
@@ -90,7 +90,12 @@ impl Manager {
         if needs_commit(&known.record, &record) || !drafts.is_empty() {
             return None;
         }
-        Some(self.record_heartbeat(&mut book, record, seen, (devices, registration.tier)))
+        Some(self.record_heartbeat(
+            &mut book,
+            record,
+            seen,
+            (devices, TierReport::new(registration)),
+        ))
     }
 
     fn split_registration(
@@ -113,7 +118,7 @@ impl Manager {
         book: &mut ManagerState,
         record: BrickRecord,
         seen: LastHeartbeat,
-        (devices, tier): (Option<BrickDevices>, Option<BrickTier>),
+        (devices, tier): (Option<BrickDevices>, TierReport),
     ) -> HeartbeatReply {
         let id = record.brick;
         let known = book.bricks.get(&id);
@@ -127,17 +132,19 @@ impl Manager {
         let mut device_book = known.map_or_else(DeviceBook::default, |it| it.devices.clone());
         device_book.note_heartbeat(devices);
         let device_requests = device_book.pending();
+        let reported = tier.tier;
         let brick = BrickState {
             record,
             last_heartbeat: Some(seen),
             scrub_request: request,
             scrub_actor: scrub_actor.filter(|_| request.is_some()),
             devices: device_book,
-            tier,
+            tier: reported,
+            tier_pages: tier.pages_after(known),
             logged_alive: was_logged_alive,
         };
         book.bricks.insert(id, brick);
-        let tiers = tier.and_then(|tier| policies_to_send(book, id, &tier));
+        let tiers = reported.and_then(|tier| policies_to_send(book, id, &tier));
         self.set_living(&mut book.volumes, id, true);
         if !was_alive {
             self.brick_returned.notify_one();

@@ -21,7 +21,8 @@ use crate::slices::{SliceLocation, slice_locations};
 use crate::store::{Store, StoreError};
 use crate::volume_table::VolumeTable;
 use crate::wire::{
-    BrickAddress, BrickScrub, BrickTier, ClusterStatus, ReportReplication, ScrubRequest, ScrubState,
+    BrickAddress, BrickScrub, BrickTier, ClusterStatus, ReportReplication, ScrubRequest,
+    ScrubState, SlicePages,
 };
 use pagemesh_base::layout::{BrickId, Segment, SliceId, VolumeName};
 use pagemesh_base::slice::{BrickControl, SliceError};
@@ -152,6 +153,8 @@ pub(crate) struct BrickState {
     pub devices: DeviceBook,
     /// The tier of its pool, if it has one.
     pub tier: Option<BrickTier>,
+    /// The pages of its slices in memory and on flash.
+    pub tier_pages: Arc<BTreeMap<SliceId, SlicePages>>,
     /// The last state that the sweep logged, so that it logs changes only.
     pub logged_alive: bool,
 }
@@ -261,6 +264,7 @@ impl Manager {
             scrub_actor: None,
             devices: DeviceBook::default(),
             tier: None,
+            tier_pages: Arc::default(),
             logged_alive: false,
         };
         let doom =

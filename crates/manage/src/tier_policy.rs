@@ -89,5 +89,5 @@ mod tests {
         assert_eq!(of(&[pinned(1), (slice(7), TierPolicy::Flash)]), PINNED);
     }
 
-    const PINNED: u64 = 0;
+    const PINNED: u64 = 224_149_806_281_261;
 }

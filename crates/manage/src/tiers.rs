@@ -7,15 +7,18 @@
 
 use crate::events::EventDraft;
 use crate::fault::Fault;
-use crate::manager::{Manager, ManagerState};
+use crate::manager::{BrickState, Manager, ManagerState};
 use crate::records::VolumeRecord;
 use crate::slices::slice_locations;
 use crate::tier_policy::{TierPolicy, digest_policies};
 use crate::wire::{
-    BrickTier, NamedVolumeTier, SetTier, SliceTier, TierEffect, VolumeTier, VolumeTierBrick,
+    BrickRegistration, BrickTier, COUNTED_SLICES_MAX, NamedVolumeTier, SetTier, SlicePages,
+    SliceTier, TierBytes, TierEffect, VolumeTier, VolumeTierBrick,
 };
-use pagemesh_base::layout::{BrickId, VolumeName};
-use std::collections::BTreeSet;
+use pagemesh_base::layout::{BrickId, SliceId, VolumeName};
+use pagemesh_base::units::PAGE_BYTES;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 impl Manager {
     /// Sets where the pages of a volume lie. Bricks obey from the answer to their next heartbeat on.
@@ -71,6 +74,7 @@ impl Manager {
         VolumeTier {
             policy: record.tier,
             bricks: bricks.collect(),
+            held: held_bytes(book, record),
         }
     }
 
@@ -96,4 +100,49 @@ pub(crate) fn policies_to_send(
     let is_same = reported.policies == digest_policies(policies.clone());
     let send = |(slice, policy)| SliceTier { slice, policy };
     (!is_same).then(|| policies.map(send).collect())
+}
+
+/// The bytes of the volume's slices that bricks have counted.
+fn held_bytes(book: &ManagerState, record: &VolumeRecord) -> Option<TierBytes> {
+    let slices = slice_locations(&record.layout_state.layout.segments);
+    let counted = slices.filter_map(|it| book.bricks.get(&it.brick)?.tier_pages.get(&it.slice));
+    let bytes = |pages: u64| pages.saturating_mul(PAGE_BYTES as u64);
+    counted.fold(None, |sum, pages| {
+        let sum: TierBytes = sum.unwrap_or_default();
+        Some(TierBytes {
+            memory_bytes: sum.memory_bytes.saturating_add(bytes(pages.memory)),
+            flash_bytes: sum.flash_bytes.saturating_add(bytes(pages.flash)),
+        })
+    })
+}
+
+/// The tier in a heartbeat.
+pub(crate) struct TierReport {
+    pub tier: Option<BrickTier>,
+    pages: Option<Arc<BTreeMap<SliceId, SlicePages>>>,
+}
+
+impl TierReport {
+    pub(crate) fn new(registration: &BrickRegistration) -> TierReport {
+        let by_slice = |list: &Vec<SlicePages>| {
+            let first = list.iter().take(COUNTED_SLICES_MAX);
+            Arc::new(first.map(|it| (it.slice, *it)).collect())
+        };
+        TierReport {
+            tier: registration.tier,
+            pages: registration.tier_pages.as_ref().map(by_slice),
+        }
+    }
+
+    /// The counts after the heartbeat.
+    pub(crate) fn pages_after(
+        self,
+        known: Option<&BrickState>,
+    ) -> Arc<BTreeMap<SliceId, SlicePages>> {
+        match (self.tier, self.pages, known) {
+            (None, ..) | (_, None, None) => Arc::default(),
+            (_, Some(pages), _) => pages,
+            (_, None, Some(known)) => known.tier_pages.clone(),
+        }
+    }
 }

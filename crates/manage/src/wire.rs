@@ -26,7 +26,8 @@ pub use devices::{
 pub use holders::{HolderSign, HolderStatus, ReportHolder};
 pub use problem::{ErrorBody, PROBLEM_JSON};
 pub use tier::{
-    BrickTier, NamedVolumeTier, SetTier, SliceTier, TierEffect, VolumeTier, VolumeTierBrick,
+    BrickTier, COUNTED_SLICES_MAX, NamedVolumeTier, SetTier, SlicePages, SliceTier, TierBytes,
+    TierEffect, VolumeTier, VolumeTierBrick,
 };
 
 pub use figures::{

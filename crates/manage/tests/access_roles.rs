@@ -30,6 +30,7 @@ const OPERATOR: &[(&str, &str)] = &[
     ("POST", "/api/v1/volumes"),
     ("DELETE", "/api/v1/volumes/{name}"),
     ("POST", "/api/v1/volumes/{name}/grow"),
+    ("PUT", "/api/v1/volumes/{name}/tier"),
     ("POST", "/api/v1/volumes/{name}/detach"),
     ("POST", "/api/v1/volumes/{name}/replicas"),
     ("POST", "/api/v1/volumes/{name}/replicas/detach"),

@@ -99,6 +99,7 @@ fn registration() -> BrickRegistration {
         scrub: Some(scrub()),
         devices: Some(devices()),
         tier: Some(BrickTier::default()),
+        tier_pages: None,
     }
 }
 

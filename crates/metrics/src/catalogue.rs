@@ -171,6 +171,7 @@ pub mod pool {
         TIER_ABANDONED Counter "pagemesh_pool_tier_abandoned_moves_total" [] "Pages that changed while they were copied, and stayed.";
         TIER_HITS Counter "pagemesh_pool_tier_hits_total" [] "Pages that reads over tcp found in memory.";
         TIER_MISSES Counter "pagemesh_pool_tier_misses_total" [] "Pages that reads over tcp found on flash.";
+        TIER_WAITS Counter "pagemesh_pool_tier_waits_total" [] "How often a request waited for a page to leave memory.";
         REQUESTS Counter "pagemesh_pool_requests_total" ["kind"] "Requests over tcp that the brick answered. Clients that map the pool do not appear here.";
         BYTES Counter "pagemesh_pool_request_bytes_total" ["kind"] "Bytes of these requests.";
         LATENCY Histogram "pagemesh_pool_request_latency_seconds" ["kind"] "Time that the brick spent on these requests.";

@@ -216,6 +216,7 @@ impl ManagerHost {
             scrub: None,
             devices: None,
             tier: None,
+            tier_pages: None,
         };
         if let Err(fault) = manager.heartbeat(json_round_trip(&registration)) {
             tell!(self.cluster, "the manager refuses brick {host}: {fault}");

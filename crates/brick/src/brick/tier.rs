@@ -6,15 +6,19 @@
 //! Invariants: a pool without flash has no thread at work and counts nothing. The queue of promotions is bounded: a page that
 //! finds it full waits for its next touch.
 
+mod census;
 mod heat;
 mod mover;
 mod policies;
 mod recent;
 
 use crate::brick::Brick;
+use census::Census;
+pub use census::SlicePages;
 use heat::{Heat, Touch};
 use mover::Mover;
 use pagemesh_base::ids::{Epoch, PageNo};
+use pagemesh_base::layout::SliceId;
 use pagemesh_base::poison::{lock, recover};
 use pagemesh_pmem::{MapError, Media};
 use pagemesh_store::devices::Device;
@@ -41,6 +45,8 @@ pub const PROMOTIONS_MAX: usize = 1024;
 const PROMOTION_STEP: usize = 64;
 /// The interval at which it looks whether the brick ends.
 const DEMOTION_POLL: Duration = Duration::from_millis(50);
+/// The longest wait for work.
+const WORK_WAIT_MAX: Duration = Duration::from_secs(3600);
 /// The pause after a search that found no page to demote.
 const SEARCH_PAUSE: Duration = Duration::from_secs(1);
 /// Batches in a row without a moved page, before the search counts as without result.
@@ -109,7 +115,11 @@ pub(crate) struct Tier {
     counters: TierCounters,
     /// Whether a policy changed since the thread listed the objects.
     policies_changed: AtomicBool,
+    /// The policies other than the automatic one. Locked before the pool.
+    chosen: Mutex<Option<Vec<(SliceId, TierPolicy)>>>,
     recent: Mutex<RecentTouches>,
+    /// The pages of slices, by the last walk, and the number of walks.
+    counted: Mutex<(Arc<Vec<SlicePages>>, u64)>,
 }
 
 impl Tier {
@@ -194,6 +204,12 @@ impl<M: Media> Brick<M> {
         let counts = [&counters.hits, &counters.misses].map(|it| it.load(Ordering::Relaxed));
         let [hits, misses] = lock(&self.tier().recent).since_minute(now, counts);
         (hits, misses)
+    }
+
+    /// The pages of each slice, by the last walk over the page tables, and the number of walks so far.
+    #[must_use]
+    pub fn tier_counts(&self) -> (Arc<Vec<SlicePages>>, u64) {
+        lock(&self.tier().counted).clone()
     }
 
     /// Adds a disk behind the memory of the pool. `attach` makes it a part of the medium, at its planned place.
@@ -327,7 +343,7 @@ impl<M: Media> Brick<M> {
 impl<M: Media + Send + Sync + 'static> Brick<M> {
     fn tier_loop(self: &Arc<Self>) {
         while !self.pool().is_tiered() {
-            if !self.wait_for_tier_work() {
+            if !self.wait_for_tier_work(Duration::MAX) {
                 return;
             }
             lock(&self.tier().work).is_memory_low = false;
@@ -345,24 +361,33 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
         let flash_start = geometry.flash_start().unwrap_or(u64::MAX);
         let heat = Arc::new(Heat::new(geometry.first_frames().end, flash_start));
         let heat = self.tier().heat.get_or_init(|| heat).clone();
+        self.tier().policies_changed.store(true, Ordering::Release);
         self.pool().set_tier_mover(Some(number));
         let mut mover = Mover::new(self.clone(), number, heat);
         self.wake_tier();
-        while self.wait_for_tier_work() {
+        let mut census = Census::new(Instant::now());
+        while self.wait_for_tier_work(census.wait(Instant::now())) {
             self.tier_step(&mut mover);
+            if let Some(counts) = mover.count_some(&mut census) {
+                let mut counted = lock(&self.tier().counted);
+                *counted = (Arc::new(counts), counted.1 + 1);
+            }
         }
         self.pool().set_tier_mover(None);
         drop(mover);
         self.close_session(number);
     }
 
-    /// Waits until there is work. False when the brick ends.
-    fn wait_for_tier_work(&self) -> bool {
+    /// Waits until there is work, or for a time. False when the brick ends.
+    fn wait_for_tier_work(&self, limit: Duration) -> bool {
         let work = lock(&self.tier().work);
         let has_none = |work: &mut TierWork| {
             !self.is_ending() && !work.is_memory_low && work.promotions.is_empty()
         };
-        drop(recover(self.tier().wake.wait_while(work, has_none)));
+        // A condition variable cannot wait for ever by a time.
+        let limit = limit.min(WORK_WAIT_MAX);
+        let wake = &self.tier().wake;
+        drop(recover(wake.wait_timeout_while(work, limit, has_none)));
         !self.is_ending()
     }
 

@@ -139,6 +139,11 @@ impl<M: Media + Send + Sync + 'static> Client<M> {
         Client { worker, ops }
     }
 
+    /// Pages that reads found in memory, and on flash.
+    pub fn tier_touches(&self) -> (u64, u64) {
+        self.worker.tier_touches()
+    }
+
     pub fn stamp(&mut self) -> Stamp {
         self.ops += 1;
         Stamp {

@@ -1,6 +1,7 @@
 //! A brick with memory in front of a file: random histories over a set that is many times the memory.
 
 mod client;
+mod policies;
 
 use client::{Client, PAGE, SLICE, TieredFiles};
 use pagemesh_base::layout::SliceId;

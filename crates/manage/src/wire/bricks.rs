@@ -1,7 +1,7 @@
 //! Bodies about bricks: heartbeats, scrubs of pools, and the list.
 
 use super::devices::{BrickDevice, BrickDevices, DeviceRequest};
-use super::tier::{BrickTier, SliceTier};
+use super::tier::{BrickTier, SlicePages, SliceTier};
 use pagemesh_base::brick_name::{BrickLabel, BrickName};
 use pagemesh_base::durability::Durability;
 use pagemesh_base::layout::BrickId;
@@ -56,6 +56,9 @@ pub struct BrickRegistration {
     /// The tier of its pool. Missing if the pool has no disk behind memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tier: Option<BrickTier>,
+    /// The pages of its slices, if the tier has counted them anew: at most 8192 slices. If missing, the last ones hold.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tier_pages: Option<Vec<SlicePages>>,
 }
 
 impl BrickRegistration {

@@ -42,6 +42,30 @@ impl BrickTier {
     }
 }
 
+/// Slices in a report, at most.
+pub const COUNTED_SLICES_MAX: usize = 8192;
+
+/// The pages of a slice, as the brick counted them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SlicePages {
+    /// The slice.
+    #[schema(value_type = uuid::Uuid)]
+    pub slice: SliceId,
+    /// Pages in memory.
+    pub memory: u64,
+    /// Pages on flash.
+    pub flash: u64,
+}
+
+/// The bytes of a volume in pools with disks behind memory, in all copies together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TierBytes {
+    /// Bytes in memory.
+    pub memory_bytes: u64,
+    /// Bytes on flash.
+    pub flash_bytes: u64,
+}
+
 /// The policy of a slice, on its way to the brick. A heartbeat answer has either none or all slices with a policy other
 /// than `auto`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -109,6 +133,9 @@ pub struct VolumeTier {
     pub policy: TierPolicy,
     /// The bricks with legs of the volume.
     pub bricks: Vec<VolumeTierBrick>,
+    /// Its bytes in memory and on flash, by the last counts of these bricks. Missing before the first count.
+    #[serde(default)]
+    pub held: Option<TierBytes>,
 }
 
 /// The policy of a named volume.

@@ -246,6 +246,7 @@ pub fn registration(number: usize) -> BrickRegistration {
         scrub: None,
         devices: None,
         tier: None,
+        tier_pages: None,
     }
 }
 

@@ -2,7 +2,8 @@
 
 use crate::args::listen_address;
 use crate::client::host_name;
-use crate::commands::brick::{BrickArgs, device_reports, tier_reports};
+use crate::commands::brick::tier_reports::{self, SentCounts};
+use crate::commands::brick::{BrickArgs, device_reports};
 use crate::figure_reporter::FigureReporter;
 use crate::key;
 use crate::memory_budget::MemoryBudget;
@@ -19,6 +20,7 @@ use pagemesh_brick::brick::{Brick, OpenedBrick, OpenedPool};
 use pagemesh_brick::disk_file::OpenOptions;
 use pagemesh_brick::scrub::{ScrubState, ScrubStatus};
 use pagemesh_brick::service::{BrickService, MappedFirst};
+use pagemesh_brick::tier::SlicePages;
 use pagemesh_fabric::{map, tcp};
 use pagemesh_manage::wire::{
     self, BrickDevices, BrickRegistration, BrickScrub, ErrorCode, ScrubRequest,
@@ -254,6 +256,7 @@ impl<M: Media + Send + Sync + 'static> Registrar<'_, M> {
         &self,
         fulfilled: Option<Uuid>,
         devices: BrickDevices,
+        counts: Option<&[SlicePages]>,
     ) -> anyhow::Result<BrickRegistration> {
         let status = self.brick.status()?;
         let scrubs = self.brick.scrub_status(Instant::now());
@@ -272,6 +275,7 @@ impl<M: Media + Send + Sync + 'static> Registrar<'_, M> {
             scrub: Some(scrub_report(&scrubs, fulfilled)),
             devices: Some(devices),
             tier: tier_reports::report(self.brick),
+            tier_pages: counts.map(tier_reports::wire_counts),
         })
     }
 
@@ -280,6 +284,7 @@ impl<M: Media + Send + Sync + 'static> Registrar<'_, M> {
         let mut past = PastHeartbeats {
             was_answered: true,
             fulfilled: None,
+            counts: SentCounts::default(),
         };
         // The manager may refuse the name of a new brick: before users and scripts take it for ready.
         let mut interval = self.send_heartbeat(&mut past)?;
@@ -297,7 +302,9 @@ impl<M: Media + Send + Sync + 'static> Registrar<'_, M> {
             bail!("the pool failed; see the log, then start the brick again to recover it");
         }
         let (devices, is_changing) = device_reports::report(self.brick);
-        let registration = self.registration(past.fulfilled, devices)?;
+        let counts = past.counts.due(self.brick, Instant::now());
+        let sent = counts.as_ref().map(|it| it.as_slice());
+        let registration = self.registration(past.fulfilled, devices, sent)?;
         let answer = self.manager.heartbeat(&registration);
         let was_answered = std::mem::replace(&mut past.was_answered, answer.is_ok());
         let reply = match answer {
@@ -314,6 +321,7 @@ impl<M: Media + Send + Sync + 'static> Registrar<'_, M> {
                 return Ok(RETRY_INTERVAL);
             }
         };
+        past.counts.note(counts, Instant::now());
         if !was_answered {
             tracing::info!("the manager answers heartbeats again");
         }
@@ -363,4 +371,6 @@ struct PastHeartbeats {
     was_answered: bool,
     /// The scrub request carried out last. The manager repeats a request until the brick reports it.
     fulfilled: Option<Uuid>,
+    /// The counts of pages by slice that it has got.
+    counts: SentCounts,
 }

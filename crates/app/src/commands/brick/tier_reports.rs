@@ -2,12 +2,16 @@
 
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_brick::brick::Brick;
-use pagemesh_manage::wire::{BrickTier, SliceTier};
+use pagemesh_brick::tier::SlicePages;
+use pagemesh_manage::wire::{self, BrickTier, COUNTED_SLICES_MAX, SliceTier};
 use pagemesh_manage::{TierPolicy, digest_policies};
 use pagemesh_pmem::Media;
 use pagemesh_store::object::TierPolicy as PoolPolicy;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// Unchanged counts are sent again after this time.
+const REPEAT_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The figures of the tier. None for a pool without disks behind memory.
 pub fn report<M: Media + Send + Sync + 'static>(brick: &Arc<Brick<M>>) -> Option<BrickTier> {
@@ -29,6 +33,41 @@ pub fn report<M: Media + Send + Sync + 'static>(brick: &Arc<Brick<M>>) -> Option
         waits: tier.waits,
         policies: digest_policies(policies),
     })
+}
+
+/// The last counts of pages that the manager has got.
+#[derive(Default)]
+pub struct SentCounts(Option<(Instant, Arc<Vec<SlicePages>>)>);
+
+impl SentCounts {
+    /// The counts for the next heartbeat: new ones, or the same again after a minute, as the manager forgets them with its
+    /// end.
+    pub fn due<M: Media>(&self, brick: &Brick<M>, now: Instant) -> Option<Arc<Vec<SlicePages>>> {
+        let (counts, walks) = brick.tier_counts();
+        let is_known = self.0.as_ref().is_some_and(|(at, sent)| {
+            now.saturating_duration_since(*at) < REPEAT_INTERVAL && *sent == counts
+        });
+        (walks > 0 && !is_known).then_some(counts)
+    }
+
+    /// The manager has got counts.
+    pub fn note(&mut self, counts: Option<Arc<Vec<SlicePages>>>, now: Instant) {
+        if let Some(counts) = counts {
+            self.0 = Some((now, counts));
+        }
+    }
+}
+
+/// Counts of pages in a heartbeat. Those of further slices are left out.
+pub fn wire_counts(counts: &[SlicePages]) -> Vec<wire::SlicePages> {
+    let first = counts.iter().take(COUNTED_SLICES_MAX);
+    first
+        .map(|it| wire::SlicePages {
+            slice: it.slice,
+            memory: it.memory,
+            flash: it.flash,
+        })
+        .collect()
 }
 
 /// Has the pool obey the policies of a heartbeat answer.

@@ -4,7 +4,7 @@ use super::brick_label;
 use crate::output::{bytes, table};
 use anyhow::bail;
 use pagemesh_base::layout::VolumeName;
-use pagemesh_manage::wire::{BrickInfo, BrickTier, ErrorCode, NamedVolumeTier};
+use pagemesh_manage::wire::{BrickInfo, BrickTier, ErrorCode, NamedVolumeTier, TierBytes};
 use pagemesh_manage::{ManagerClient, ManagerError};
 use serde::Serialize;
 
@@ -153,13 +153,22 @@ fn brick_table(bricks: &[BrickStat<'_>]) -> String {
 
 fn volume_table(volumes: &[NamedVolumeTier]) -> String {
     let rows = volumes.iter().map(|NamedVolumeTier { volume, tier }| {
+        let held = |part: fn(&TierBytes) -> u64| {
+            let held = tier.held.as_ref().map(part);
+            held.map_or_else(|| "-".into(), bytes)
+        };
         let bricks = tier.bricks.iter();
         let bricks = bricks.map(|it| format!("{} {}", brick_label(it), it.effect.name()));
         vec![
             volume.to_string(),
             tier.policy.name().to_owned(),
+            held(|it| it.memory_bytes),
+            held(|it| it.flash_bytes),
             bricks.collect::<Vec<_>>().join(", "),
         ]
     });
-    table(&["VOLUME", "POLICY", "BRICKS"], rows)
+    table(
+        &["VOLUME", "POLICY", ">IN MEMORY", ">ON FLASH", "BRICKS"],
+        rows,
+    )
 }

@@ -3,6 +3,7 @@
 //! Invariants: no lock of the pool is held while the disk reads or writes. A page that changes during its move stays
 //! where it is.
 
+use super::census::{Census, SlicePages};
 use super::heat::{HEAT_MAX, Heat};
 use super::{Promotion, TierCounters};
 use crate::brick::Brick;
@@ -54,6 +55,8 @@ pub(super) struct Mover<M: Media> {
     heat: Arc<Heat>,
     /// By policy.
     hands: [Hand; 3],
+    /// Whether objects had the policy when policies changed last. New ones are automatic.
+    is_used: [bool; 3],
     /// When the last search of objects that are not pinned found nothing.
     found_none_at: Option<Instant>,
     /// Whether the last batch had pages of pinned objects.
@@ -69,6 +72,7 @@ impl<M: Media + Send + Sync + 'static> Mover<M> {
             brick,
             heat,
             hands: Default::default(),
+            is_used: [false; 3],
             found_none_at: None,
             took_pinned: false,
         }
@@ -126,9 +130,22 @@ impl<M: Media + Send + Sync + 'static> Mover<M> {
         }
     }
 
-    /// Whether the pool has a pinned object.
+    /// Whether the pool has pinned objects.
     pub(super) fn has_pinned(&self) -> bool {
-        !self.list(TierPolicy::Memory).is_empty()
+        self.is_used[TierPolicy::Memory as usize]
+    }
+
+    /// Lists the objects anew after a change of policies.
+    fn note_policies(&mut self) {
+        if !self.brick.tier().take_policy_change() {
+            return;
+        }
+        self.hands = Default::default();
+        self.found_none_at = None;
+        self.is_used = [false; 3];
+        let pool = self.brick.pool();
+        pool.list()
+            .for_each(|it| self.is_used[it.tier as usize] = true);
     }
 
     /// Whether the last demotion took pages of pinned objects.
@@ -138,21 +155,18 @@ impl<M: Media + Send + Sync + 'static> Mover<M> {
 
     /// Copies pages, up to so many: first of objects that prefer flash, then cold ones of others.
     fn collect(&mut self, want: u64, takes_pinned: bool) -> Batch {
-        if self.brick.tier().take_policy_change() {
-            self.hands = Default::default();
-            self.found_none_at = None;
-        }
+        self.note_policies();
         let mut batch = Batch::new();
         let limits = |pages: u64, steps, passes| WalkLimits {
             pages,
             steps,
             passes,
         };
-        let found = self.walk(
-            TierPolicy::Flash,
-            &limits(want, FLASH_STEPS_MAX, 2),
-            &mut batch,
-        );
+        let first = limits(want, FLASH_STEPS_MAX, 2);
+        let found = match self.is_used[TierPolicy::Flash as usize] {
+            true => self.walk(TierPolicy::Flash, &first, &mut batch),
+            false => 0,
+        };
         let is_short = |at: Instant| at.elapsed() < SHORT_SEARCHES;
         let steps = match self.found_none_at.is_some_and(is_short) {
             true => SHORT_STEPS_MAX,
@@ -251,6 +265,12 @@ impl<M: Media + Send + Sync + 'static> Mover<M> {
         };
         let copied = self.session.copy_pages(&handle, pages, is_wanted);
         copied.ok().map(|moves| (handle, moves))
+    }
+
+    /// Counts pages, if it is time. Returns the pages of all slices at the end of a walk.
+    pub(super) fn count_some(&mut self, census: &mut Census) -> Option<Vec<SlicePages>> {
+        let pool = || self.brick.pool();
+        census.step(Instant::now(), pool, &mut self.session, &self.heat)
     }
 
     /// Moves pages to memory.

@@ -1,0 +1,180 @@
+//! Policies of slices: pins, pins larger than memory, and slices that prefer flash.
+
+use crate::client::{Client, PAGE, SLICE, TieredFiles};
+use crate::{MEMORY_PAGES, is_sound, read_page, write_page};
+use pagemesh_base::layout::SliceId;
+use pagemesh_base::slice::BrickControl;
+use pagemesh_brick::brick::Brick;
+use pagemesh_brick::tier::SlicePages;
+use pagemesh_pmem::TieredMedia;
+use pagemesh_store::object::TierPolicy;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+use uuid::Uuid;
+
+const OTHER: SliceId = SliceId(Uuid::from_u128(6));
+/// A part of memory that leaves room for another slice.
+const PART_PAGES: u64 = MEMORY_PAGES / 4;
+const LIMIT: Duration = Duration::from_secs(120);
+
+fn set(brick: &Brick<TieredMedia>, policies: &[(SliceId, TierPolicy)]) {
+    let policies: HashMap<SliceId, TierPolicy> = policies.iter().copied().collect();
+    brick.set_tier_policies(&policies).expect("obeyed");
+}
+
+/// Reads pages, and returns how many were in memory and on flash.
+fn read_pages(client: &mut Client<TieredMedia>, pages: u64, version: u64) -> (u64, u64) {
+    let before = client.tier_touches();
+    for page in 0..pages {
+        let found = read_page(client, page);
+        assert!(is_sound(page, version, &found), "page {page}");
+    }
+    let after = client.tier_touches();
+    (after.0 - before.0, after.1 - before.1)
+}
+
+fn write_pages(client: &mut Client<TieredMedia>, pages: u64, version: u64) {
+    (0..pages).for_each(|page| write_page(client, page, version));
+}
+
+#[test]
+fn pinned_pages_stay_while_others_are_demoted() {
+    let Some(files) = TieredFiles::new() else {
+        return;
+    };
+    let (brick, maintenance) = files.open();
+    brick.create(SLICE, PART_PAGES * PAGE).expect("room");
+    brick.create(OTHER, 4 * MEMORY_PAGES * PAGE).expect("room");
+    set(&brick, &[(SLICE, TierPolicy::Memory)]);
+    let mut pinned = Client::new(&brick, 1);
+    let mut other = Client::of(&brick, OTHER, 1);
+    write_pages(&mut pinned, PART_PAGES, 1);
+    write_pages(&mut other, 4 * MEMORY_PAGES, 1);
+    let figures = brick.tier_figures().expect("a tier");
+    assert!(figures.demoted > 2 * MEMORY_PAGES, "{figures:?}");
+    assert_eq!(read_pages(&mut pinned, PART_PAGES, 1), (PART_PAGES, 0));
+    // The pin is in the pool.
+    drop((pinned, other));
+    maintenance.stop();
+    drop(brick);
+    let (brick, _maintenance) = files.open();
+    assert_eq!(brick.tier_policies(), [(SLICE, TierPolicy::Memory)]);
+    let mut other = Client::of(&brick, OTHER, 2);
+    write_pages(&mut other, 2 * MEMORY_PAGES, 2);
+    let mut pinned = Client::new(&brick, 2);
+    assert_eq!(read_pages(&mut pinned, PART_PAGES, 1), (PART_PAGES, 0));
+}
+
+#[test]
+fn pinned_pages_return_with_their_first_use() {
+    let Some(files) = TieredFiles::new() else {
+        return;
+    };
+    let (brick, _maintenance) = files.open();
+    brick.create(SLICE, PART_PAGES * PAGE).expect("room");
+    brick.create(OTHER, 2 * MEMORY_PAGES * PAGE).expect("room");
+    set(&brick, &[(SLICE, TierPolicy::Flash)]);
+    let mut client = Client::new(&brick, 1);
+    write_pages(&mut client, PART_PAGES, 1);
+    write_pages(&mut Client::of(&brick, OTHER, 1), 2 * MEMORY_PAGES, 1);
+    // The slice that prefers flash has left memory, and reads do not return it.
+    for _ in 0..3 {
+        assert_eq!(read_pages(&mut client, PART_PAGES, 1), (0, PART_PAGES));
+    }
+    assert_eq!(brick.tier_figures().expect("a tier").promoted, 0);
+    set(&brick, &[(SLICE, TierPolicy::Memory)]);
+    assert_eq!(read_pages(&mut client, PART_PAGES, 1), (0, PART_PAGES));
+    let began = Instant::now();
+    // The queue of promotions is bounded, so that some need a second use.
+    while read_pages(&mut client, PART_PAGES, 1) != (PART_PAGES, 0) {
+        let figures = brick.tier_figures();
+        assert!(began.elapsed() < LIMIT, "{figures:?}");
+    }
+}
+
+#[test]
+fn slice_that_prefers_flash_is_demoted_first() {
+    let Some(files) = TieredFiles::new() else {
+        return;
+    };
+    let (brick, _maintenance) = files.open();
+    brick.create(SLICE, MEMORY_PAGES / 2 * PAGE).expect("room");
+    brick.create(OTHER, MEMORY_PAGES / 2 * PAGE).expect("room");
+    set(&brick, &[(OTHER, TierPolicy::Flash)]);
+    let mut auto = Client::new(&brick, 1);
+    write_pages(&mut auto, MEMORY_PAGES / 2, 1);
+    let mut flash = Client::of(&brick, OTHER, 1);
+    // The newest pages go, although the others are older.
+    write_pages(&mut flash, MEMORY_PAGES / 2, 1);
+    let began = Instant::now();
+    while brick.tier_figures().is_none_or(|it| it.demoted == 0) {
+        assert!(began.elapsed() < LIMIT);
+        write_pages(&mut flash, MEMORY_PAGES / 2, 1);
+    }
+    let pages = MEMORY_PAGES / 2;
+    assert_eq!(read_pages(&mut auto, pages, 1), (pages, 0));
+    assert!(read_pages(&mut flash, pages, 1).1 > 0);
+}
+
+/// The brick must neither refuse writes nor wait for ever, and must keep an unpinned slice working.
+#[test]
+fn pins_larger_than_memory_go_to_flash() {
+    let Some(files) = TieredFiles::new() else {
+        return;
+    };
+    let (brick, _maintenance) = files.open();
+    let pages = 2 * MEMORY_PAGES;
+    brick.create(SLICE, pages * PAGE).expect("room");
+    brick.create(OTHER, MEMORY_PAGES * PAGE).expect("room");
+    set(&brick, &[(SLICE, TierPolicy::Memory)]);
+    let mut pinned = Client::new(&brick, 1);
+    write_pages(&mut pinned, pages, 1);
+    let mut other = Client::of(&brick, OTHER, 1);
+    write_pages(&mut other, MEMORY_PAGES, 1);
+    write_pages(&mut pinned, pages, 2);
+    let (hits, misses) = read_pages(&mut pinned, pages, 2);
+    assert!(
+        hits > 0 && misses > 0,
+        "{hits} in memory, {misses} on flash"
+    );
+    let (hits, misses) = read_pages(&mut other, MEMORY_PAGES, 1);
+    assert_eq!(hits + misses, MEMORY_PAGES);
+    let figures = brick.tier_figures().expect("a tier");
+    assert!(figures.waits > 0, "{figures:?}");
+}
+
+/// Waits for counts of a walk that began after the call.
+fn count_anew(brick: &Brick<TieredMedia>) -> Vec<SlicePages> {
+    let wanted = brick.tier_counts().1 + 2;
+    let began = Instant::now();
+    while brick.tier_counts().1 < wanted {
+        assert!(began.elapsed() < LIMIT, "no walk over the tables ends");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    brick.tier_counts().0.to_vec()
+}
+
+#[test]
+fn pages_of_slices_are_counted() {
+    let Some(files) = TieredFiles::new() else {
+        return;
+    };
+    let (brick, _maintenance) = files.open();
+    brick.create(SLICE, PART_PAGES * PAGE).expect("room");
+    brick.create(OTHER, 1 << 40).expect("room");
+    let mut client = Client::new(&brick, 1);
+    write_pages(&mut client, PART_PAGES / 2, 1);
+    let mut other = Client::of(&brick, OTHER, 1);
+    write_pages(&mut other, 2 * MEMORY_PAGES, 1);
+    let counts = count_anew(&brick);
+    let of = |slice| counts.iter().find(|it| it.slice == slice).expect("counted");
+    let (part, other) = (of(SLICE), of(OTHER));
+    assert_eq!(part.memory + part.flash, PART_PAGES / 2, "{counts:?}");
+    assert_eq!(other.memory + other.flash, 2 * MEMORY_PAGES, "{counts:?}");
+    let usage = brick.tier_figures().expect("a tier").usage;
+    assert!(
+        part.memory + other.memory < usage.memory_frames,
+        "{counts:?}"
+    );
+    assert!(other.flash > MEMORY_PAGES / 2, "{counts:?}");
+}
