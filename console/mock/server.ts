@@ -2,7 +2,7 @@
 
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from "node:http";
 import type { AddressInfo } from "node:net";
-import type { BrickInfo, CreateVolume, DeviceRequestInfo, Problem, Role, Span, VolumeDetail } from "../src/api/types.ts";
+import type { BrickInfo, CreateVolume, DeviceRequestInfo, Problem, Role, Span, TierPolicy, VolumeDetail, VolumeTier } from "../src/api/types.ts";
 import { includes } from "../src/text/words.ts";
 import * as figures from "./figures.ts";
 import { serveFile } from "./files.ts";
@@ -110,6 +110,21 @@ const grow: Handler = (call) => {
   volume.info.size_bytes = size;
   published(call, "volume-grown", `The volume ${volume.info.name} has grown.`);
   return { body: { volume, asked_bytes: size, rounded: false, note: null } };
+};
+
+/** The policy of a volume. The bricks of the mock whose pools have a tier obey at once. */
+function tierOf(call: Call): VolumeTier {
+  const volume = volumeOf(call);
+  const bricks = call.world.bricks.filter((it) => it.brick in volume.bricks);
+  const effect = (of: BrickInfo) => (!of.alive ? "away" : of.tier ? "applied" : "no-tier");
+  return { policy: volume.info.tier ?? "auto", bricks: bricks.map((it) => ({ brick: it.brick, name: it.name ?? null, effect: effect(it) })) };
+}
+
+const setTier: Handler = (call) => {
+  const { info } = volumeOf(call);
+  info.tier = call.body["policy"] as TierPolicy;
+  published(call, "tier-changed", `The tier of the volume ${info.name} is ${info.tier} now.`);
+  return { body: tierOf(call) };
 };
 
 const replicas: Handler = (call) => {
@@ -273,6 +288,8 @@ const ROUTES: [string, string, Role, Handler][] = [
   ["GET", "volumes/*", "viewer", (call) => ({ body: volumeOf(call) })],
   ["DELETE", "volumes/*", "operator", remove],
   ["POST", "volumes/*/grow", "operator", grow],
+  ["GET", "volumes/*/tier", "viewer", (call) => ({ body: tierOf(call) })],
+  ["PUT", "volumes/*/tier", "operator", setTier],
   ["POST", "volumes/*/detach", "operator", detach],
   ["POST", "volumes/*/replicas", "operator", replicas],
   ["POST", "volumes/*/replicas/detach", "operator", dropCopy],

@@ -40,6 +40,7 @@ function brick(random: () => number, name: string, domain: string, more: Partial
     slices: 6, pending_deletions: 0, sessions: 3 + Math.floor(random() * 9),
     scrub: { state: "waiting", passes: 4, progress_percent: null, next_in_ms: 2_340_000, pass: null, last: report, ended_ms_ago: 1_260_000, corrected: 7 },
     scrub_request: null, ...more,
+    tier: { memory_bytes: capacity / 2, memory_free_bytes: capacity / 16, flash_bytes: capacity / 2, flash_free_bytes: capacity / 4, recent_hits: 94_120, recent_misses: 4_310, demoted_pages: 1_204_511, promoted_pages: 310_442, waits: 3 },
     devices: [
       { device: first, path: `/var/lib/pagemesh/${name}.pool`, is_first: true, size_bytes: capacity / 2, used_bytes: capacity / 8, state: "active", drain: null },
       { device: `${first.slice(0, -4)}0002`, path: "/dev/nvme1n1", is_first: false, size_bytes: capacity / 2, used_bytes: capacity / 16, state: "active", drain: null },
@@ -87,7 +88,7 @@ export function makeVolume(world: World, random: () => number, plan: VolumePlan)
   const lost = layout.segments.flatMap((it) => it.columns.flatMap((each) => each.legs)).filter((leg) => !usable.find((it) => it.brick === leg.brick)?.alive);
   const info: VolumeInfo = {
     name, id: layout.volume, content, size_bytes: gib * GIB, layout: kind, columns, copies, durability: "file-sync",
-    epoch: layout.epoch, health, unreachable_legs: lost.length, auto_promote: states.includes("following"),
+    epoch: layout.epoch, health, unreachable_legs: lost.length, auto_promote: states.includes("following"), tier: "auto",
     attached: client ? { client, epoch: layout.epoch, since_unix_s: now - 86_400 * 3 } : null, created_unix_s: now - 86_400 * 40,
   };
   const bricks = Object.fromEntries(usable.filter((it) => ids.has(it.brick)).map((it) => [it.brick, { name: it.name ?? null, tcp: it.address, map_socket: it.map_socket ?? null, durability: it.durability }]));

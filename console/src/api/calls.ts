@@ -3,8 +3,8 @@
 import { ApiError, newKey, send, type Answer } from "./client.ts";
 import type {
   AttachReplica, BrickInfo, ChooseReplica, ClusterStatus, CreatedToken, CreateToken, CreateVolume, DeviceList, DeviceRequestInfo, EventRecord,
-  FigureSeries, RecentFigures, Severity, Span, StageFigures, TokenInfo, VolumeContent, VolumeDetail, VolumeHealth,
-  VolumeInfo, VolumeSizeReply, WhoAmI,
+  FigureSeries, RecentFigures, Severity, Span, StageFigures, TierPolicy, TokenInfo, VolumeContent, VolumeDetail, VolumeHealth,
+  VolumeInfo, VolumeSizeReply, VolumeTier, WhoAmI,
 } from "./types.ts";
 import { queryText } from "../text/route.ts";
 
@@ -17,6 +17,10 @@ async function get<T>(path: string, signal?: AbortSignal): Promise<T> {
 
 async function post<T>(path: string, body: unknown, key?: string): Promise<T> {
   return (await send<T>(V1 + path, { method: "POST", body, ...(key ? { key } : {}) })).body;
+}
+
+async function put<T>(path: string, body: unknown): Promise<T> {
+  return (await send<T>(V1 + path, { method: "PUT", body })).body;
 }
 
 async function remove<T>(path: string): Promise<T> {
@@ -95,6 +99,8 @@ export const volume = (of: string, signal?: AbortSignal) => get<VolumeDetail>(`/
 /** `key` names the dialog: a second press, or a retry after a lost answer, creates nothing twice. */
 export const createVolume = (asked: CreateVolume, key: string) => post<VolumeSizeReply>("/volumes", asked, key);
 export const growVolume = (of: string, size_bytes: number) => post<VolumeSizeReply>(`/volumes/${name(of)}/grow`, { size_bytes });
+export const volumeTier = (of: string, signal?: AbortSignal) => get<VolumeTier>(`/volumes/${name(of)}/tier`, signal);
+export const setTier = (of: string, policy: TierPolicy) => put<VolumeTier>(`/volumes/${name(of)}/tier`, { policy });
 export const deleteVolume = (of: string, force: boolean) => remove<{ pending_deletions: number }>(`/volumes/${name(of)}${queryText({ force: force ? "true" : null })}`);
 export const detachVolume = (of: string, attachment: number) => post<{ detached: boolean }>(`/volumes/${name(of)}/detach`, { attachment });
 export const attachReplica = (of: string, asked: AttachReplica, key: string) => post<VolumeDetail>(`/volumes/${name(of)}/replicas`, asked, key);

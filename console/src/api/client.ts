@@ -40,7 +40,7 @@ export interface Answer<T> {
 }
 
 export interface Sent {
-  method?: "GET" | "POST" | "DELETE";
+  method?: "GET" | "POST" | "PUT" | "DELETE";
   body?: unknown;
   key?: string;
   signal?: AbortSignal;

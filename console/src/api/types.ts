@@ -97,6 +97,25 @@ export interface DeviceList {
   requests: DeviceRequestInfo[];
 }
 
+export interface BrickTier {
+  memory_bytes: number;
+  memory_free_bytes: number;
+  flash_bytes: number;
+  flash_free_bytes: number;
+  recent_hits: number;
+  recent_misses: number;
+  demoted_pages: number;
+  promoted_pages: number;
+  waits: number;
+}
+
+export type TierPolicy = "auto" | "memory" | "flash";
+
+export interface VolumeTier {
+  policy: TierPolicy;
+  bricks: { brick: Uuid; name?: string | null; effect: "applied" | "pending" | "away" | "no-tier" }[];
+}
+
 export interface BrickInfo {
   brick: Uuid;
   name?: string | null;
@@ -115,6 +134,7 @@ export interface BrickInfo {
   scrub?: BrickScrub | null;
   scrub_request?: { id: Uuid; stop: boolean } | null;
   devices?: BrickDevice[] | null;
+  tier?: BrickTier | null;
 }
 
 export interface Attachment {
@@ -137,6 +157,7 @@ export interface VolumeInfo {
   unreachable_legs: number;
   attached?: Attachment | null;
   auto_promote: boolean;
+  tier?: TierPolicy;
   created_unix_s: number;
 }
 

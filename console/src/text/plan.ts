@@ -1,10 +1,10 @@
 // The effects of a change, shown before it is sent. Pure. The manager decides; these are the facts that it will
 // decide on, as far as the console has them.
 
-import type { BrickInfo, CreateVolume, Durability, LayoutKind, VolumeDetail } from "../api/types.ts";
+import type { BrickInfo, CreateVolume, Durability, LayoutKind, TierPolicy, VolumeDetail, VolumeTier } from "../api/types.ts";
 import { bytes, commandSize, parseSize, plural } from "./format.ts";
 import { brickName } from "./health.ts";
-import { DURABILITY } from "./words.ts";
+import { DURABILITY, TIERS } from "./words.ts";
 
 const PAGE = 4096;
 export const COLUMNS_MAX = 16;
@@ -139,6 +139,18 @@ export function growPlan(detail: VolumeDetail, to: number): string[] {
     "It stays in use meanwhile. Space is used as data is written.",
     files ? null : "Clients of NBD see the new size when they connect again.",
     files ? null : "A volume never shrinks.",
+  ]);
+}
+
+/** The effects of a policy for the tier, on the bricks of a volume as far as they are known. */
+export function tierPlan(policy: TierPolicy, tier: VolumeTier | null): string[] {
+  const bricks = tier?.bricks ?? [];
+  const tiered = bricks.filter((it) => it.effect !== "no-tier").length;
+  return compact([
+    TIERS[policy],
+    policy === "memory" ? "A pin reserves no memory: if pinned pages fill it, some move to flash." : null,
+    bricks.length > 0 && tiered < bricks.length ? `${plural(bricks.length - tiered, "brick")} of ${bricks.length} have no disk behind memory: it has no effect there.` : null,
+    "Its bricks obey within a few seconds. No data is lost, and copies made later obey, too.",
   ]);
 }
 

@@ -1,6 +1,6 @@
 // The meaning of classes, layouts, states and roles, in the words of the book. Pure.
 
-import type { Durability, LayoutKind, LegState, Role, VolumeContent, VolumeHealth } from "../api/types.ts";
+import type { Durability, LayoutKind, LegState, Role, TierPolicy, VolumeContent, VolumeHealth, VolumeTier } from "../api/types.ts";
 
 export const DURABILITY: Record<Durability, { rank: number; meaning: string }> = {
   pmem: { rank: 0, meaning: "persistent memory; survives power loss" },
@@ -9,6 +9,19 @@ export const DURABILITY: Record<Durability, { rank: number; meaning: string }> =
   process: { rank: 3, meaning: "survives the death of processes, but not of the machine" },
 };
 export const DURABILITIES = Object.keys(DURABILITY) as Durability[];
+
+export const TIERS: Record<TierPolicy, string> = {
+  auto: "Pages in use are in memory, and cold ones on flash.",
+  memory: "Pages stay in memory, and return to it with their first use.",
+  flash: "Pages leave memory first, and only writes return them.",
+};
+export const TIER_POLICIES = Object.keys(TIERS) as TierPolicy[];
+export const TIER_EFFECTS: Record<VolumeTier["bricks"][number]["effect"], string> = {
+  applied: "obeys",
+  pending: "obeys from its next heartbeat on",
+  away: "is lost, and obeys when it returns",
+  "no-tier": "has no disk behind memory, so it has no effect there",
+};
 
 export const LAYOUTS: Record<LayoutKind, { name: string; meaning: string; survives: string }> = {
   concat: {

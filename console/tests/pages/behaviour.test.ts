@@ -291,6 +291,20 @@ check("a volume grows; the manager's refusal shows its hint", { path: "/volumes/
   await page.getByText("Segment 3: 80 GiB").waitFor();
 });
 
+check("an operator pins a volume to memory", { path: "/volumes/mail", role: "operator" }, async (page) => {
+  await button(page, "Tier").click();
+  await dialog(page).getByText("obeys.").first().waitFor();
+  await dialog(page).getByRole("combobox").selectOption("memory");
+  await dialog(page).getByText("A pin reserves no memory").waitFor();
+  await button(page, "Set tier").click();
+  await page.getByText("Pages stay in memory, and return").waitFor();
+});
+
+check("a brick shows the use of its tier", { path: "/bricks/node-1", role: "viewer" }, async (page) => {
+  await page.getByText("28 GiB of 32 GiB of memory used (87 %)").waitFor();
+  await page.getByText("16 GiB of 32 GiB of flash used").waitFor();
+});
+
 check("deletion needs the name and the word on the client", { path: "/volumes/mail", role: "operator" }, async (page, { mock }) => {
   await button(page, "Delete").click();
   const go = button(page, "Delete volume");

@@ -4,10 +4,10 @@ use crate::ConsoleFile;
 
 pub(crate) const FILES: &[ConsoleFile] = &[
     ConsoleFile {
-        path: "/assets/console-DYhAk4jE.js",
+        path: "/assets/console-Cwr5yRAV.js",
         content_type: "text/javascript; charset=utf-8",
-        etag: "\"8f5d472d71e3f6308644d4708fdb68bb\"",
-        bytes: include_bytes!("../assets/assets/console-DYhAk4jE.js"),
+        etag: "\"f0a65e13f385fbf00816e67f9c8f769d\"",
+        bytes: include_bytes!("../assets/assets/console-Cwr5yRAV.js"),
     },
     ConsoleFile {
         path: "/assets/icon-WOU32JyF.svg",
@@ -24,7 +24,7 @@ pub(crate) const FILES: &[ConsoleFile] = &[
     ConsoleFile {
         path: "/index.html",
         content_type: "text/html; charset=utf-8",
-        etag: "\"a0457f88d2764a4a3cf40be44a61cf85\"",
+        etag: "\"25221cf99c76c5fbd76973bbbf6e1af5\"",
         bytes: include_bytes!("../assets/index.html"),
     },
 ];
