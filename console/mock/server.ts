@@ -112,7 +112,7 @@ const grow: Handler = (call) => {
   return { body: { volume, asked_bytes: size, rounded: false, note: null } };
 };
 
-/** The policy of a volume. The bricks of the mock whose pools have a tier obey at once. */
+/** The policy of a volume. Living bricks of the mock with a tier obey at once. */
 function tierOf(call: Call): VolumeTier {
   const volume = volumeOf(call);
   const bricks = call.world.bricks.filter((it) => it.brick in volume.bricks);

@@ -107,7 +107,9 @@ fn pinned_volume_stays_in_memory_across_restarts() {
     let cold = cluster.export(&["cold"], "tcp");
     let writes = commands("write");
     cold.io(&writes.iter().map(String::as_str).collect::<Vec<_>>());
-    assert!(tiers.figure("demoted_pages") > 0);
+    until("demotions are reported", || {
+        tiers.figure("demoted_pages") > 0
+    });
     until("the pages of both are counted", || {
         let held = |volume| tiers.stat(&[volume])["volumes"][0]["held"].clone();
         let of_cold = held("cold")["flash_bytes"].as_u64();

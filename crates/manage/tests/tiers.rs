@@ -20,7 +20,7 @@ const PIN: SetTier = SetTier {
     policy: TierPolicy::Memory,
 };
 
-/// A brick whose pool has a disk behind memory.
+/// A brick with a disk behind the memory of its pool.
 #[derive(Default)]
 struct TieredBrick {
     number: usize,
@@ -52,7 +52,7 @@ impl TieredBrick {
         manager.heartbeat(beat).expect("welcome").tiers
     }
 
-    /// A heartbeat whose answer the brick obeys. Whether there was one.
+    /// A heartbeat. The brick obeys its answer. True if the answer had policies.
     fn obey(&mut self, manager: &Manager) -> bool {
         let sent = self.beat(manager);
         let pairs = |list: &Vec<SliceTier>| list.iter().map(|it| (it.slice, it.policy)).collect();
