@@ -71,9 +71,11 @@ impl Manager {
             name: book.label(id).name,
             effect: self.tier_effect(book, id),
         });
+        let mut bricks: Vec<VolumeTierBrick> = bricks.collect();
+        bricks.sort_by(|one, other| one.name.cmp(&other.name));
         VolumeTier {
             policy: record.tier,
-            bricks: bricks.collect(),
+            bricks,
             held: held_bytes(book, record),
         }
     }

@@ -40,8 +40,10 @@ pub struct ChangeArgs {
     pub client: ManagerArgs,
 }
 
-/// Choose where the pages of a volume lie. Its bricks obey within two heartbeats, and a brick that is away obeys when it
-/// returns. Copies that the volume gets later obey, too.
+/// Choose where the pages of a volume lie.
+///
+/// Its bricks obey within two heartbeats, and a brick that is away obeys when it returns. Copies that the volume gets
+/// later obey, too.
 #[derive(Args)]
 pub struct PreferArgs {
     /// Volume.

@@ -131,7 +131,7 @@ pub struct VolumeTierBrick {
 pub struct VolumeTier {
     /// Where its pages shall lie.
     pub policy: TierPolicy,
-    /// The bricks with legs of the volume.
+    /// The bricks with legs of the volume, by name.
     pub bricks: Vec<VolumeTierBrick>,
     /// Its bytes in memory and on flash, by the last counts of these bricks. Missing before the first count.
     #[serde(default)]
