@@ -10,7 +10,7 @@ use serde::Serialize;
 
 /// The volumes and bricks that names name.
 #[derive(Default)]
-pub struct Found {
+pub struct TierSubjects {
     volumes: Vec<NamedVolumeTier>,
     bricks: Vec<BrickInfo>,
 }
@@ -39,14 +39,14 @@ struct TierFigures<'f> {
 }
 
 /// Finds volumes and bricks. Without names: the bricks with a tier, and the volumes that have a policy or a leg on them.
-pub fn find(manager: &ManagerClient, names: &[String]) -> anyhow::Result<Found> {
+pub fn find(manager: &ManagerClient, names: &[String]) -> anyhow::Result<TierSubjects> {
     let mut bricks = manager.bricks()?;
     if names.is_empty() {
         bricks.retain(|brick| brick.tier.is_some());
         let volumes = manager.volume_tiers()?;
-        return Ok(Found { volumes, bricks });
+        return Ok(TierSubjects { volumes, bricks });
     }
-    let mut found = Found::default();
+    let mut found = TierSubjects::default();
     for name in names {
         let volume = match name.parse() {
             Ok(volume) => find_volume(manager, volume)?,
@@ -80,7 +80,7 @@ fn find_volume(
 }
 
 impl<'f> TierStat<'f> {
-    pub fn new(found: &'f Found) -> TierStat<'f> {
+    pub fn new(found: &'f TierSubjects) -> TierStat<'f> {
         let bricks = found.bricks.iter().map(|brick| BrickStat {
             brick: brick.label().to_string(),
             alive: brick.alive,
