@@ -74,7 +74,10 @@ fn find_volume(
 ) -> Result<Option<NamedVolumeTier>, ManagerError> {
     match manager.volume_tier(&volume) {
         Ok(tier) => Ok(Some(NamedVolumeTier { volume, tier })),
-        Err(ManagerError::Refused { code, .. }) if code == ErrorCode::NotFound => Ok(None),
+        Err(ManagerError::Refused {
+            code: ErrorCode::NotFound,
+            ..
+        }) => Ok(None),
         Err(cause) => Err(cause),
     }
 }
