@@ -117,6 +117,11 @@ impl DeviceRequests {
         ended.collect()
     }
 
+    /// Whether requests have ended that no descriptor reports.
+    pub(crate) fn has_ended_at_once(&self) -> bool {
+        self.io.has_ended_at_once()
+    }
+
     /// Starts the writes and syncs of a batch.
     pub(crate) fn submit(&mut self) {
         self.io.submit();

@@ -177,18 +177,17 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
             return;
         };
         loop {
-            let ended = device.take_ended();
-            // What ends at once has no descriptor that reports it.
-            if ended.is_empty() {
-                break;
-            }
-            for (ticket, result, waiting) in ended {
+            for (ticket, result, waiting) in device.take_ended() {
                 match self.advance(&mut device, waiting, result) {
                     Ok(result) => done.push((ticket, result)),
                     Err(again) => device.rename(again, ticket),
                 }
             }
             device.submit();
+            // Requests that end meanwhile are left to the next call, so that the answers of these are sent first.
+            if !device.has_ended_at_once() {
+                break;
+            }
         }
         self.device = Some(device);
     }

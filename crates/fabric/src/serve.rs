@@ -16,7 +16,7 @@ use crate::message::{Direction, Header, MalformedMessage, MessageKind};
 use crate::receive_buffer::{Body, ReceiveBuffer};
 use crate::send_queue::SendQueue;
 use crate::service::{FinishedTicket, Handler, Outcome, Ticket};
-use crate::spin_budget::SpinBudget;
+use crate::spin_budget::{SpinBudget, SpinPermit};
 use crate::stop::StopSignal;
 use crate::stream::{HANGUP_FLAGS, Stream};
 use crate::wire::{ReceiveResult, Wire};
@@ -180,12 +180,13 @@ impl<'a> Connection<'a> {
             }
         }
         let began = Instant::now();
-        // A deferred request may finish at any moment: only the sleep notices that.
-        let budget = match self.exchange.deferred.is_empty() {
-            true => self.spin.budget(),
-            false => Duration::ZERO,
-        };
-        while began.elapsed() < budget {
+        let budget = self.spin.budget();
+        let permit = (!budget.is_zero()).then(SpinPermit::take).flatten();
+        while permit.is_some() && began.elapsed() < budget {
+            if self.exchange.has_finished_deferred() {
+                self.spin.record_wait(began.elapsed());
+                return Ok(true);
+            }
             match self.exchange.inflow.receive(self.stream)? {
                 // The sender of the next request may need this core.
                 ReceiveResult::WouldBlock => std::thread::yield_now(),
@@ -195,8 +196,12 @@ impl<'a> Connection<'a> {
                 }
             }
         }
-        self.sleep(PollFlags::IN)?;
+        drop(permit);
+        let ready = self.sleep(PollFlags::IN)?;
         self.spin.record_wait(began.elapsed());
+        if ready.is_empty() {
+            return Ok(true);
+        }
         Ok(self.exchange.inflow.receive(self.stream)? != ReceiveResult::End)
     }
 
@@ -416,6 +421,14 @@ impl Exchange {
         }
         let (header, body) = reply::encode(kind, tag, result.map(Reply::Slice));
         self.outflow.push(&header.with_service(service), body);
+    }
+
+    /// Whether a deferred request has finished.
+    fn has_finished_deferred(&mut self) -> bool {
+        if let (Some(handler), false) = (&mut self.handler, self.deferred.is_empty()) {
+            handler.poll(&mut self.done);
+        }
+        !self.done.is_empty()
     }
 
     fn finish_deferred(&mut self, wire: &impl Wire) {

@@ -17,7 +17,8 @@ pub trait AsyncIo: Send {
     /// process.
     fn write(&mut self, tag: u64);
 
-    /// Has [`AsyncIo::submit`] sync all stores so far. Once that has ended they survive power loss.
+    /// Has [`AsyncIo::submit`] flush all writes that have ended, of any user, and those that this user asked for before. Once
+    /// that has ended they survive power loss. Stores without an [`AsyncIo::write`] need a sync of the medium.
     fn sync(&mut self, tag: u64);
 
     /// Starts the writes and syncs since the last call. It may block for one of them if nothing else is waited for.
@@ -29,6 +30,9 @@ pub trait AsyncIo: Send {
     /// Moves the tags of requests that have ended since the last call to `ended`. A failed load is no
     /// error: the page is then listed as unreadable.
     fn poll(&mut self, ended: &mut Vec<(u64, Result<(), MapError>)>);
+
+    /// Whether requests have ended that no descriptor of [`AsyncIo::poll_fds`] reports.
+    fn has_ended_at_once(&self) -> bool;
 
     /// Descriptors that become readable when [`AsyncIo::poll`] may have results.
     fn poll_fds<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>);

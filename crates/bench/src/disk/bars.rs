@@ -73,7 +73,7 @@ const fn limit(row: &'static str, limit: BarLimit) -> Bar {
     }
 }
 
-const BARS: [Bar; 18] = [
+const BARS: [Bar; 20] = [
     iops("random-read-qd1", OneLeg, Raw, 0.9),
     limit("random-read-qd1", BarLimit::ExtraMeanUsMax(10.0)),
     iops("random-read-qd32", OneLeg, Raw, 0.9),
@@ -84,6 +84,8 @@ const BARS: [Bar; 18] = [
     limit("mixed-qd32", BarLimit::P99RatioMax(1.5)),
     iops("sequential-read", OneLeg, Raw, 0.9),
     iops("sequential-write", OneLeg, Raw, 0.9),
+    iops("scattered-read", OneLeg, Raw, 0.9),
+    iops("scattered-write", OneLeg, Raw, 0.9),
     iops("random-write-qd32", TwoLegs, Raw, 0.4),
     iops("write-flush-qd1", TwoLegs, Raw, 0.3),
     iops("write-flush-qd1", TwoLegs, QemuQuorum, 1.5),

@@ -114,7 +114,7 @@ fn add_notes(report: &mut Report, options: &DiskOptions) {
          overlap; FUA: O_DSYNC. NBD and RBD: a flush after each write",
     );
     report.add_note(
-        "rows share the data of a target: sequential rows follow random writes, which scatter the \
+        "1 MiB rows without a remark: all rounds come first, on data that was written in order. Random writes scatter the \
          pages of a volume over its pool; a file stays in place",
     );
     report.add_note(format!(

@@ -73,6 +73,8 @@ pub struct DiskRow {
     pub jobs: u32,
     /// The durability of its writes.
     pub durability: RowDurability,
+    /// Whether all its rounds come before the first random write, so that each target's data lies in order.
+    pub is_in_order: bool,
 }
 
 const fn row(id: &'static str, title: &'static str, pattern: AccessPattern, depth: u32) -> DiskRow {
@@ -84,6 +86,7 @@ const fn row(id: &'static str, title: &'static str, pattern: AccessPattern, dept
         depth,
         jobs: 1,
         durability: RowDurability::Cached,
+        is_in_order: false,
     }
 }
 
@@ -95,8 +98,19 @@ const fn flushed(row: DiskRow, jobs: u32, durability: RowDurability) -> DiskRow 
     }
 }
 
-const fn blocks(row: DiskRow, block_bytes: u32) -> DiskRow {
-    DiskRow { block_bytes, ..row }
+const fn in_order(row: DiskRow) -> DiskRow {
+    DiskRow {
+        is_in_order: true,
+        ..row
+    }
+}
+
+/// A sequential row.
+const fn sequential(id: &'static str, title: &'static str, pattern: AccessPattern) -> DiskRow {
+    DiskRow {
+        block_bytes: SEQUENTIAL_BYTES,
+        ..row(id, title, pattern, SEQUENTIAL_DEPTH)
+    }
 }
 
 /// Bytes of a sequential request.
@@ -105,10 +119,20 @@ const SEQUENTIAL_BYTES: u32 = 1 << 20;
 const SEQUENTIAL_DEPTH: u32 = 8;
 
 /// All rows, in the order of reports.
-pub const ROWS: [DiskRow; 9] = {
+pub const ROWS: [DiskRow; 11] = {
     use AccessPattern::{Mixed, RandomRead, RandomWrite, SequentialRead, SequentialWrite};
     use RowDurability::{Flushed, ForcedUnitAccess};
     [
+        in_order(sequential(
+            "sequential-read",
+            "1 MiB read, QD8",
+            SequentialRead,
+        )),
+        in_order(sequential(
+            "sequential-write",
+            "1 MiB write, QD8",
+            SequentialWrite,
+        )),
         row("random-read-qd1", "random read, QD1", RandomRead, 1),
         row("random-read-qd32", "random read, QD32", RandomRead, 32),
         row("random-write-qd32", "random write, QD32", RandomWrite, 32),
@@ -128,23 +152,15 @@ pub const ROWS: [DiskRow; 9] = {
             ForcedUnitAccess,
         ),
         row("mixed-qd32", "70/30, QD32", Mixed, 32),
-        blocks(
-            row(
-                "sequential-read",
-                "1 MiB read, QD8",
-                SequentialRead,
-                SEQUENTIAL_DEPTH,
-            ),
-            SEQUENTIAL_BYTES,
+        sequential(
+            "scattered-read",
+            "1 MiB read after random writes",
+            SequentialRead,
         ),
-        blocks(
-            row(
-                "sequential-write",
-                "1 MiB write, QD8",
-                SequentialWrite,
-                SEQUENTIAL_DEPTH,
-            ),
-            SEQUENTIAL_BYTES,
+        sequential(
+            "scattered-write",
+            "1 MiB write after random writes",
+            SequentialWrite,
         ),
     ]
 };

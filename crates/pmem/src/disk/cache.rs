@@ -29,6 +29,9 @@ const RESERVED_DIVISOR: usize = 4;
 /// Fewest pages of a part.
 const PART_PAGES_MIN: usize = 16;
 
+/// Keys are numbers of pages that the pool's allocator chose: they need no hash that resists an attack.
+type PageMap<T> = HashMap<usize, T, foldhash::fast::RandomState>;
+
 /// Pages in memory, by number in the pool.
 pub(super) struct PageCache {
     memory: Memory,
@@ -38,7 +41,7 @@ pub(super) struct PageCache {
 }
 
 struct Part {
-    slots: HashMap<usize, u32>,
+    slots: PageMap<u32>,
     first_slot: u32,
     entries: Vec<Entry>,
     free: Vec<u32>,
@@ -46,7 +49,7 @@ struct Part {
     /// Pages that became dirty since the writer last asked.
     dirty: Vec<usize>,
     /// Pages that are being loaded: by how many, and whether the page was written meanwhile.
-    loads: HashMap<usize, Load>,
+    loads: PageMap<Load>,
     has_failed: bool,
     /// Slots that loads have reserved.
     reserved: usize,
@@ -307,8 +310,8 @@ impl PageCache {
         }
     }
 
-    /// Copies a dirty page for the writer. None: it is no longer dirty.
-    pub(super) fn begin_write(&self, page: usize, into: &mut [u8]) -> bool {
+    /// Copies a dirty page for the writer. False: it is no longer dirty.
+    pub(super) fn begin_write(&self, page: usize, into: &Memory, at: usize) -> bool {
         let mut part = self.part(page);
         let Some(&slot) = part.slots.get(&page) else {
             return false;
@@ -319,7 +322,7 @@ impl PageCache {
         }
         entry.is_dirty = false;
         entry.is_being_written = true;
-        self.memory.read(Self::at(slot), into);
+        into.copy_page(at, &self.memory, Self::at(slot));
         true
     }
 
@@ -402,13 +405,13 @@ impl Part {
     fn new(first_slot: u32, slots: usize) -> Part {
         let entry = Entry::clean(usize::MAX);
         Part {
-            slots: HashMap::new(),
+            slots: PageMap::default(),
             first_slot,
             entries: vec![entry; slots],
             free: (first_slot..first_slot + slots as u32).collect(),
             queue: EvictionQueue::new(first_slot, slots),
             dirty: Vec::new(),
-            loads: HashMap::new(),
+            loads: PageMap::default(),
             has_failed: false,
             reserved: 0,
             hits: 0,

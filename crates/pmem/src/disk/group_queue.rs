@@ -1,7 +1,7 @@
 //! The order of groups: their writes, one group after the other, and the FLUSHes after them.
 //!
 //! The writes of a group run while an earlier group is flushed. One FLUSH serves all groups that were written when it
-//! began.
+//! began. A user's flush needs no group of its own: it follows the writes that were answered, and the user's earlier ones.
 //!
 //! Invariants: the writes of two groups do not overlap, so a page has at most one request. FLUSHes do not overlap. A
 //! failed request or FLUSH fails this group and each later one.
@@ -16,14 +16,14 @@ use std::time::Duration;
 const INLINE_FLUSH_MAX: Duration = Duration::from_micros(500);
 
 /// The end of a group that somebody waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct GroupNo {
     number: u64,
     end: GroupEnd,
 }
 
 /// The end of a group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum GroupEnd {
     /// Its pages are on the device.
     Written,
@@ -43,7 +43,6 @@ pub(super) struct WriterQueue {
     ended: Condvar,
 }
 
-#[derive(Default)]
 struct WriterState {
     /// The last group that began its writes.
     started: u64,
@@ -56,8 +55,10 @@ struct WriterState {
     is_flushing: bool,
     /// The last group that somebody waits for.
     wanted: u64,
-    /// The last group that must end with a FLUSH.
-    flush_wanted: u64,
+    /// Whether a FLUSH must follow the group that runs.
+    flushes_running: bool,
+    /// Whether a FLUSH must follow the next group.
+    flushes_next: bool,
     /// Whether a group without FLUSH is wanted, because the cache fills up.
     is_cleaning_wanted: bool,
     is_stopping: bool,
@@ -71,12 +72,38 @@ struct WriterState {
     room_signals: Vec<Arc<EventFd>>,
 }
 
-/// A group that was begun.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct BegunGroup {
-    end: GroupEnd,
-    /// Whether its thread flushes as well.
-    flushes_itself: bool,
+impl Default for WriterState {
+    /// The group before the first has ended its writes: an earlier process may have left writes that were not flushed.
+    fn default() -> WriterState {
+        WriterState {
+            started: 1,
+            written: 1,
+            flush_due: 0,
+            flushed: 0,
+            is_flushing: false,
+            wanted: 0,
+            flushes_running: false,
+            flushes_next: false,
+            is_cleaning_wanted: false,
+            is_stopping: false,
+            has_failed: false,
+            flush_took: Duration::ZERO,
+            waiting_callers: 0,
+            signals: Vec::new(),
+            room_signals: Vec::new(),
+        }
+    }
+}
+
+/// What a caller that waits for nothing else does about its flush.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum InlineFlush {
+    /// Nothing: no write has ended since the last FLUSH began.
+    Unneeded,
+    /// It runs the FLUSH, which serves all groups up to this one.
+    Begun(u64),
+    /// It leaves the FLUSH to the flusher.
+    Left,
 }
 
 impl WriterQueue {
@@ -87,16 +114,25 @@ impl WriterQueue {
         group
     }
 
-    /// Asks for a group that begins after this call, and signals `ended` at its end.
-    pub(super) fn request(&self, end: GroupEnd, ended: &Arc<EventFd>) -> GroupNo {
+    /// Asks for a group that begins after this call, and signals `ended` after its writes.
+    pub(super) fn request_write(&self, ended: &Arc<EventFd>) -> GroupNo {
         let mut state = lock(&self.state);
-        let group = state.want(end);
-        if state.has_failed {
-            ended.signal();
-        } else {
-            state.signals.push((group, ended.clone()));
-        }
+        let group = state.want(GroupEnd::Written);
+        state.signal_at(group, ended);
         self.work.notify_one();
+        group
+    }
+
+    /// Asks for a FLUSH after all writes that have ended, and after those of `earlier`. Signals `ended` at its end.
+    pub(super) fn request_flush_of_written(
+        &self,
+        earlier: Option<GroupNo>,
+        ended: &Arc<EventFd>,
+    ) -> GroupNo {
+        let mut state = lock(&self.state);
+        let group = state.want_flush_of_written(earlier);
+        state.signal_at(group, ended);
+        self.flush_work.notify_one();
         group
     }
 
@@ -184,53 +220,56 @@ impl WriterQueue {
         self.flush_work.notify_one();
     }
 
-    /// Waits for work, and begins a group. None: the writer ends.
-    pub(super) fn next(&self) -> Option<BegunGroup> {
+    /// Waits for work, and begins a group. False: the writer ends.
+    pub(super) fn next(&self) -> bool {
         let mut state = lock(&self.state);
         loop {
-            if let Some(group) = state.begin_wanted() {
-                return Some(group);
+            if state.begin_wanted() {
+                return true;
             }
             if state.started == state.written && state.is_stopping {
-                return None;
+                return false;
             }
             state = recover(self.work.wait(state));
         }
     }
 
     /// Begins a group for the caller to write, if none is running. It saves the hand-over to the writer and back.
-    pub(super) fn try_begin(&self, end: GroupEnd) -> Option<BegunGroup> {
+    pub(super) fn try_begin(&self) -> bool {
         let mut state = lock(&self.state);
-        if state.started != state.written || state.has_failed || state.is_stopping {
-            return None;
+        let is_idle = state.started == state.written;
+        let begins = is_idle && !state.has_failed && !state.is_stopping;
+        if begins {
+            state.begin();
         }
-        if end == GroupEnd::Flush {
-            let is_busy = state.is_flushing || state.flush_due > state.flushed;
-            if is_busy || state.flush_took > INLINE_FLUSH_MAX {
-                return None;
-            }
-            state.flush_wanted = state.started + 1;
-        }
-        Some(state.begin(end == GroupEnd::Flush))
+        begins
     }
 
-    /// The writes of a group have ended. Returns its number if the caller flushes it.
-    pub(super) fn end_writes(&self, group: BegunGroup, is_done: bool) -> Option<u64> {
+    /// Begins a FLUSH of all writes that have ended, for the caller to run, if none is running and FLUSHes are short.
+    pub(super) fn try_begin_flush(&self) -> InlineFlush {
+        let mut state = lock(&self.state);
+        if state.has_failed || state.is_stopping {
+            return InlineFlush::Left;
+        }
+        if state.flushed >= state.written {
+            return InlineFlush::Unneeded;
+        }
+        let is_busy = state.is_flushing || state.flush_due > state.flushed;
+        if is_busy || state.flush_took > INLINE_FLUSH_MAX {
+            return InlineFlush::Left;
+        }
+        state.is_flushing = true;
+        InlineFlush::Begun(state.written)
+    }
+
+    /// The writes of a group have ended.
+    pub(super) fn end_writes(&self, is_done: bool) {
         let mut state = lock(&self.state);
         state.written = state.started;
         state.has_failed |= !is_done;
-        let mut to_flush = None;
-        if group.end == GroupEnd::Flush && is_done {
-            match group.flushes_itself {
-                true => {
-                    state.is_flushing = true;
-                    to_flush = Some(state.written);
-                }
-                false => {
-                    state.flush_due = state.written;
-                    self.flush_work.notify_one();
-                }
-            }
+        if std::mem::take(&mut state.flushes_running) && is_done {
+            state.flush_due = state.written;
+            self.flush_work.notify_one();
         }
         if state.wanted > state.written || state.is_cleaning_wanted || state.is_stopping {
             self.work.notify_one();
@@ -239,7 +278,6 @@ impl WriterQueue {
             self.flush_work.notify_one();
         }
         self.tell(state);
-        to_flush
     }
 
     /// Waits for a written group that must be flushed. None: the flusher ends.
@@ -273,7 +311,7 @@ impl WriterQueue {
 
     /// Begins a group, if one is wanted and none is running.
     #[cfg(feature = "test-api")]
-    pub(super) fn try_next(&self) -> Option<BegunGroup> {
+    pub(super) fn try_next(&self) -> bool {
         lock(&self.state).begin_wanted()
     }
 
@@ -315,17 +353,42 @@ impl WriterState {
     fn want(&mut self, end: GroupEnd) -> GroupNo {
         let number = self.started + 1;
         self.wanted = self.wanted.max(number);
-        if end == GroupEnd::Flush {
-            self.flush_wanted = self.flush_wanted.max(number);
-        }
+        self.flushes_next |= end == GroupEnd::Flush;
         GroupNo { number, end }
     }
 
+    /// Asks for a FLUSH after all writes that have ended, and after those of a group that was asked for.
+    fn want_flush_of_written(&mut self, earlier: Option<GroupNo>) -> GroupNo {
+        let earlier = earlier.map_or(0, |group| group.number);
+        let number = self.written.max(earlier);
+        if number > self.started {
+            self.flushes_next = true;
+        } else if number > self.written {
+            self.flushes_running = true;
+        } else if number > self.flushed {
+            self.flush_due = self.flush_due.max(number);
+        }
+        GroupNo {
+            number,
+            end: GroupEnd::Flush,
+        }
+    }
+
+    fn signal_at(&mut self, group: GroupNo, ended: &Arc<EventFd>) {
+        match self.result_of(group) {
+            Some(_) => ended.signal(),
+            None => self.signals.push((group, ended.clone())),
+        }
+    }
+
     /// Begins a group for the writer, if one is wanted and none is running.
-    fn begin_wanted(&mut self) -> Option<BegunGroup> {
+    fn begin_wanted(&mut self) -> bool {
         let is_idle = self.started == self.written;
-        let is_wanted = self.wanted > self.written || self.is_cleaning_wanted;
-        (is_idle && is_wanted).then(|| self.begin(false))
+        let begins = is_idle && (self.wanted > self.written || self.is_cleaning_wanted);
+        if begins {
+            self.begin();
+        }
+        begins
     }
 
     fn is_flush_due(&self) -> bool {
@@ -342,17 +405,10 @@ impl WriterState {
     }
 
     /// Begins the next group.
-    fn begin(&mut self, flushes_itself: bool) -> BegunGroup {
+    fn begin(&mut self) {
         self.started += 1;
+        self.flushes_running = std::mem::take(&mut self.flushes_next);
         self.is_cleaning_wanted = false;
-        let end = match self.flush_wanted >= self.started {
-            true => GroupEnd::Flush,
-            false => GroupEnd::Written,
-        };
-        BegunGroup {
-            end,
-            flushes_itself,
-        }
     }
 
     fn result_of(&self, group: GroupNo) -> Option<Result<(), MapError>> {
@@ -374,4 +430,91 @@ pub(super) struct SteppedFlush {
     pub(super) group: u64,
     /// Its number on the device.
     pub(super) number: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn signal() -> Arc<EventFd> {
+        Arc::new(EventFd::new().expect("a descriptor"))
+    }
+
+    /// Whether a group has succeeded, once it has ended.
+    fn outcome(queue: &WriterQueue, group: GroupNo) -> Option<bool> {
+        queue.result(group).map(|result| result.is_ok())
+    }
+
+    /// A queue whose first group was flushed.
+    fn flushed_queue() -> WriterQueue {
+        let queue = WriterQueue::default();
+        assert_eq!(queue.try_begin_flush(), InlineFlush::Begun(1));
+        queue.end_flush(1, true, Duration::ZERO);
+        queue
+    }
+
+    #[test]
+    fn first_flush_covers_earlier_process() {
+        let queue = WriterQueue::default();
+        let flush = queue.request_flush_of_written(None, &signal());
+        assert_eq!(outcome(&queue, flush), None);
+        assert_eq!(queue.next_flush(), Some(1));
+        queue.end_flush(1, true, Duration::ZERO);
+        assert_eq!(outcome(&queue, flush), Some(true));
+    }
+
+    #[test]
+    fn flush_without_new_writes_needs_no_flush() {
+        let queue = flushed_queue();
+        assert_eq!(queue.try_begin_flush(), InlineFlush::Unneeded);
+        let flush = queue.request_flush_of_written(None, &signal());
+        assert_eq!(outcome(&queue, flush), Some(true));
+    }
+
+    #[test]
+    fn flush_waits_for_no_group_of_others() {
+        let queue = flushed_queue();
+        assert!(queue.try_begin());
+        queue.end_writes(true);
+        // The writes of another group are running.
+        assert!(queue.try_begin());
+        let flush = queue.request_flush_of_written(None, &signal());
+        assert_eq!(queue.next_flush(), Some(2));
+        queue.end_flush(2, true, Duration::ZERO);
+        assert_eq!(outcome(&queue, flush), Some(true));
+        queue.end_writes(true);
+        assert_eq!(queue.try_begin_flush(), InlineFlush::Begun(3));
+    }
+
+    #[test]
+    fn flush_covers_own_earlier_write() {
+        let queue = flushed_queue();
+        assert!(queue.try_begin());
+        // It belongs to the group after the one that runs.
+        let write = queue.request_write(&signal());
+        let flush = queue.request_flush_of_written(Some(write), &signal());
+        queue.end_writes(true);
+        assert!(
+            !lock(&queue.state).is_flush_due(),
+            "the group does not hold the write"
+        );
+        assert!(queue.next());
+        queue.end_writes(true);
+        assert_eq!(outcome(&queue, write), Some(true));
+        assert_eq!(outcome(&queue, flush), None);
+        assert_eq!(queue.next_flush(), Some(3));
+        queue.end_flush(3, true, Duration::ZERO);
+        assert_eq!(outcome(&queue, flush), Some(true));
+    }
+
+    #[test]
+    fn flush_fails_after_failed_group() {
+        let queue = flushed_queue();
+        assert!(queue.try_begin());
+        let write = queue.request_write(&signal());
+        let flush = queue.request_flush_of_written(Some(write), &signal());
+        queue.end_writes(false);
+        assert_eq!(outcome(&queue, flush), Some(false));
+        assert_eq!(queue.try_begin_flush(), InlineFlush::Left);
+    }
 }

@@ -1,6 +1,6 @@
 //! Groups of the writer, and callers that wait for them.
 
-use super::group_queue::{BegunGroup, GroupEnd, GroupNo};
+use super::group_queue::{GroupNo, InlineFlush};
 use super::parts::{DiskParts, or_panicked};
 use super::writer::{WriteFailure, Writer, WriterTarget, flush_devices};
 use crate::map_error::MapError;
@@ -18,24 +18,18 @@ impl DiskParts {
         }
     }
 
-    /// Writes a group that was begun, and flushes it if its thread is to do that.
-    pub(super) fn run_group(&self, group: BegunGroup) {
+    /// Writes a group that was begun.
+    pub(super) fn run_group(&self) {
         let result = or_panicked(|| lock(&self.writer).write_group(self.target()));
-        if let Some(number) = self.end_writes(group, &result) {
-            self.flush(number);
-        }
+        self.end_writes(&result);
     }
 
-    /// The writes of a group have ended. Returns its number if the caller flushes it.
-    pub(super) fn end_writes(
-        &self,
-        group: BegunGroup,
-        result: &Result<(), WriteFailure>,
-    ) -> Option<u64> {
+    /// The writes of a group have ended.
+    pub(super) fn end_writes(&self, result: &Result<(), WriteFailure>) {
         if let Err(failure) = result {
             self.note_unwritten(failure);
         }
-        self.queue.end_writes(group, result.is_ok())
+        self.queue.end_writes(result.is_ok());
     }
 
     /// Flushes the groups that were written, up to a number.
@@ -87,16 +81,35 @@ impl DiskParts {
     }
 
     /// Writes all dirty pages on this thread, if no group is running.
-    pub(super) fn try_write_inline(&self, end: GroupEnd) -> bool {
-        #[cfg(feature = "test-api")]
-        if !self.devices.allows_inline() {
+    pub(super) fn try_write_inline(&self) -> bool {
+        let begins = self.allows_inline() && self.queue.try_begin();
+        if begins {
+            self.run_group();
+        }
+        begins
+    }
+
+    /// Flushes all writes that have ended on this thread. False: the flusher must do it.
+    pub(super) fn try_flush_inline(&self) -> bool {
+        if !self.allows_inline() {
             return false;
         }
-        let begun = self.queue.try_begin(end);
-        if let Some(group) = begun {
-            self.run_group(group);
+        match self.queue.try_begin_flush() {
+            InlineFlush::Unneeded => true,
+            InlineFlush::Begun(number) => {
+                self.flush(number);
+                true
+            }
+            InlineFlush::Left => false,
         }
-        begun.is_some()
+    }
+
+    /// Whether a user may write and flush on its own thread. In a simulation the writer and the flusher do it, in steps.
+    fn allows_inline(&self) -> bool {
+        #[cfg(feature = "test-api")]
+        return self.devices.allows_inline();
+        #[cfg(not(feature = "test-api"))]
+        true
     }
 }
 

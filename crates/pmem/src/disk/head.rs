@@ -194,8 +194,13 @@ impl Head {
     }
 
     /// Copies a page of the head for the writer.
-    pub(super) fn copy_page(&self, page: usize, into: &mut [u8]) {
+    pub(super) fn read_page(&self, page: usize, into: &mut [u8; PAGE_BYTES]) {
         self.pages.memory.read(page * PAGE_BYTES, into);
+    }
+
+    /// The same into memory of a request.
+    pub(super) fn copy_page(&self, page: usize, into: &Memory, at: usize) {
+        into.copy_page(at, &self.pages.memory, page * PAGE_BYTES);
     }
 }
 

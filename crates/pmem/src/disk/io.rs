@@ -5,7 +5,7 @@
 
 use super::cache::{PageCache, ReservedSlot};
 use super::device::RequestKind;
-use super::group_queue::{GroupEnd, GroupNo};
+use super::group_queue::GroupNo;
 use super::media::Disk;
 use super::memory::Memory;
 use super::requests::{DeviceRequest, RequestMemory, RequestRing};
@@ -39,8 +39,9 @@ pub(super) struct DiskIo {
     runs_left: HashMap<u64, usize>,
     ended: Vec<u64>,
     failed: Vec<u64>,
-    /// Writes and syncs that were not submitted yet.
-    new_groups: Vec<(u64, GroupEnd)>,
+    /// Tags of writes and of flushes that were not submitted yet.
+    new_writes: Vec<u64>,
+    new_flushes: Vec<u64>,
     groups: Vec<(u64, GroupNo)>,
     /// Tags that wait for room.
     rooms: Vec<u64>,
@@ -124,7 +125,8 @@ impl DiskIo {
             ended: Vec::new(),
             failed: Vec::new(),
             groups: Vec::new(),
-            new_groups: Vec::new(),
+            new_writes: Vec::new(),
+            new_flushes: Vec::new(),
             rooms: Vec::new(),
             written: Arc::new(written),
         })
@@ -277,6 +279,32 @@ impl DiskIo {
     }
 }
 
+impl DiskIo {
+    /// Writes or flushes on this thread, if it waits for nothing else.
+    fn try_inline(&mut self) -> bool {
+        let is_alone = self.new_writes.len() + self.new_flushes.len() == 1
+            && self.groups.is_empty()
+            && self.runs_left.is_empty()
+            && self.rooms.is_empty();
+        if !is_alone {
+            return false;
+        }
+        let parts = self.disk.parts();
+        let has_run = match self.new_flushes.is_empty() {
+            true => parts.try_write_inline(),
+            false => parts.try_flush_inline(),
+        };
+        if has_run {
+            let tags = self.new_writes.drain(..).chain(self.new_flushes.drain(..));
+            match parts.queue.has_failed() {
+                false => self.ended.extend(tags),
+                true => self.failed.extend(tags),
+            }
+        }
+        has_run
+    }
+}
+
 impl AsyncIo for DiskIo {
     fn load(&mut self, tag: u64, offsets: &[usize]) {
         self.start_runs(tag, offsets, false);
@@ -287,41 +315,34 @@ impl AsyncIo for DiskIo {
     }
 
     fn write(&mut self, tag: u64) {
-        self.new_groups.push((tag, GroupEnd::Written));
+        self.new_writes.push(tag);
     }
 
     fn sync(&mut self, tag: u64) {
-        self.new_groups.push((tag, GroupEnd::Flush));
+        self.new_flushes.push(tag);
     }
 
     fn submit(&mut self) {
         self.submit_loads();
-        let Some(&(_, first)) = self.new_groups.first() else {
-            return;
-        };
-        let is_alone = self.new_groups.len() == 1
-            && self.groups.is_empty()
-            && self.runs_left.is_empty()
-            && self.rooms.is_empty();
-        let parts = self.disk.parts();
-        if is_alone && parts.try_write_inline(first) {
-            let (tag, _) = self.new_groups.remove(0);
-            match parts.queue.has_failed() {
-                false => self.ended.push(tag),
-                true => self.failed.push(tag),
-            }
+        if self.new_writes.is_empty() && self.new_flushes.is_empty() {
             return;
         }
-        for end in [GroupEnd::Flush, GroupEnd::Written] {
-            let asks = |&(_, of): &(u64, GroupEnd)| of == end;
-            if !self.new_groups.iter().any(asks) {
-                continue;
-            }
-            let group = parts.queue.request(end, &self.written);
-            let tags = self.new_groups.iter().filter(|it| asks(it));
-            self.groups.extend(tags.map(|&(tag, _)| (tag, group)));
+        if self.try_inline() {
+            return;
         }
-        self.new_groups.clear();
+        let queue = &self.disk.parts().queue;
+        if !self.new_writes.is_empty() {
+            let group = queue.request_write(&self.written);
+            let tags = self.new_writes.drain(..);
+            self.groups.extend(tags.map(|tag| (tag, group)));
+        }
+        if !self.new_flushes.is_empty() {
+            // A flush covers this user's earlier writes, too.
+            let earlier = self.groups.iter().map(|&(_, group)| group).max();
+            let group = queue.request_flush_of_written(earlier, &self.written);
+            let tags = self.new_flushes.drain(..);
+            self.groups.extend(tags.map(|tag| (tag, group)));
+        }
     }
 
     fn wait_for_room(&mut self, tag: u64) {
@@ -369,6 +390,10 @@ impl AsyncIo for DiskIo {
                 }
                 None => true,
             });
+    }
+
+    fn has_ended_at_once(&self) -> bool {
+        !self.ended.is_empty() || !self.failed.is_empty() || self.ring.has_ended_outside()
     }
 
     fn poll_fds<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {

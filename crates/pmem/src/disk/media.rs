@@ -51,8 +51,8 @@ impl Disk {
         });
         let disk = Disk::without_threads(first.transpose()?, watched, options)?;
         disk.spawn("disk", |parts| {
-            while let Some(group) = parts.queue.next() {
-                parts.run_group(group);
+            while parts.queue.next() {
+                parts.run_group();
             }
         })?;
         disk.spawn("disk-flush", |parts| {

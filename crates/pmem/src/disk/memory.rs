@@ -84,6 +84,18 @@ impl Memory {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
 
+    /// Copies a page of other memory in.
+    pub(super) fn copy_page(&self, offset: usize, other: &Memory, from: usize) {
+        assert!(
+            !std::ptr::eq(self, other),
+            "a page is copied to other memory"
+        );
+        let from = other.address(from, PAGE_BYTES);
+        let to = self.address(offset, PAGE_BYTES);
+        // SAFETY: both are in range, and of two mappings.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, PAGE_BYTES) };
+    }
+
     /// Copies a page out, and returns the CRC32C of the copy.
     pub(super) fn read_page(&self, offset: usize, into: &mut [u8; PAGE_BYTES]) -> u32 {
         let from = self.address(offset, PAGE_BYTES);

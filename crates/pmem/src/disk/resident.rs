@@ -67,9 +67,8 @@ impl DiskParts {
             on_device.fill(0);
         }
         let mut in_memory = [0; PAGE_BYTES];
-        device
-            .head
-            .copy_page(page - device.first_page(), &mut in_memory);
+        let own_page = page - device.first_page();
+        device.head.read_page(own_page, &mut in_memory);
         let lines = in_memory.as_chunks().0.iter().zip(on_device.as_chunks().0);
         for (number, (&in_memory, &on_device)) in lines.enumerate() {
             if in_memory != on_device {

@@ -140,17 +140,15 @@ impl Writer {
         let mut buffer = self.take_buffer(target)?;
         for page in run.first..run.first + run.pages {
             let at = (buffer * REQUEST_PAGES_MAX + copied.pages) * PAGE_BYTES;
-            let mut bytes = [0; PAGE_BYTES];
             let is_dirty = match device.is_in_head(page) {
                 true => {
                     let own_page = page - device.first_page();
-                    device.head.copy_page(own_page, &mut bytes);
+                    device.head.copy_page(own_page, &self.buffers, at);
                     true
                 }
-                false => target.cache.begin_write(page, &mut bytes),
+                false => target.cache.begin_write(page, &self.buffers, at),
             };
             if is_dirty {
-                self.buffers.write(at, &bytes);
                 copied.pages += 1;
                 continue;
             }

@@ -1,10 +1,9 @@
 //! The writes of a simulated disk: the same groups, in steps of one thread. A step never waits.
 
 use super::{REQUESTS_MAX, WriteFailure, Writer, WriterTarget};
-use crate::disk::group_queue::BegunGroup;
 
-/// A group whose writes are in flight, with the first error.
-pub(super) type SteppedGroup = (BegunGroup, Result<(), WriteFailure>);
+/// The first error of a group whose writes are in flight.
+pub(super) type SteppedGroup = Result<(), WriteFailure>;
 
 /// What a step did.
 pub(in crate::disk) enum WriterStep {
@@ -13,7 +12,7 @@ pub(in crate::disk) enum WriterStep {
     /// Something.
     Some,
     /// It ended the writes of a group.
-    Written(BegunGroup, Result<(), WriteFailure>),
+    Written(Result<(), WriteFailure>),
 }
 
 impl Writer {
@@ -24,23 +23,22 @@ impl Writer {
 
     /// Begins a group, goes on with one, or ends it.
     pub(in crate::disk) fn step(&mut self, target: WriterTarget<'_>) -> WriterStep {
-        let Some((group, result)) = self.stepped.take() else {
-            let Some(group) = target.queue.try_next() else {
+        let Some(result) = self.stepped.take() else {
+            if !target.queue.try_next() {
                 return WriterStep::None;
-            };
-            let started = self.start_group(target);
-            self.stepped = Some((group, started));
+            }
+            self.stepped = Some(self.start_group(target));
             return WriterStep::Some;
         };
         if self.free.len() == REQUESTS_MAX {
-            return WriterStep::Written(group, result);
+            return WriterStep::Written(result);
         }
         if !self.ring.has_ended() {
-            self.stepped = Some((group, result));
+            self.stepped = Some(result);
             return WriterStep::None;
         }
         let reaped = self.reap(target);
-        self.stepped = Some((group, result.and(reaped)));
+        self.stepped = Some(result.and(reaped));
         if target.cache.has_room() {
             target.queue.signal_room();
         }
