@@ -36,5 +36,6 @@ pub mod slice;
 pub mod socket;
 pub mod space;
 pub mod spin_lock;
+pub mod spin_permit;
 pub mod units;
 pub mod wait;

@@ -84,8 +84,8 @@ impl DeviceRequests {
     }
 
     /// Answers a change once its pages and records are on the device, and so survive this process.
-    pub(crate) fn answer_written(&mut self, number: u32) -> Ticket {
-        let step = Step::Answer(Ok(SliceReply::Done));
+    pub(crate) fn answer_written(&mut self, number: u32, result: SliceResult) -> Ticket {
+        let step = Step::Answer(result);
         let tag = self.add(WaitingRequest { number, step });
         self.io.write(tag);
         Ticket(tag)

@@ -267,13 +267,10 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
         if let (Some(pages), true) = (touched, is_change) {
             self.touch(number, pages, false);
         }
-        match (&result, is_change) {
-            (Ok(SliceReply::Done), true)
-                if is_buffered && !defect::is(Defect::ChangeNotWritten) =>
-            {
-                Err(device.answer_written(number))
-            }
-            _ => Ok(result),
+        // Also after an error: a part of the change may be visible.
+        match is_change && is_buffered && !defect::is(Defect::ChangeNotWritten) {
+            true => Err(device.answer_written(number, result)),
+            false => Ok(result),
         }
     }
 

@@ -16,7 +16,7 @@ use crate::message::{Direction, Header, MalformedMessage, MessageKind};
 use crate::receive_buffer::{Body, ReceiveBuffer};
 use crate::send_queue::SendQueue;
 use crate::service::{FinishedTicket, Handler, Outcome, Ticket};
-use crate::spin_budget::{SpinBudget, SpinPermit};
+use crate::spin_budget::SpinBudget;
 use crate::stop::StopSignal;
 use crate::stream::{HANGUP_FLAGS, Stream};
 use crate::wire::{ReceiveResult, Wire};
@@ -25,6 +25,7 @@ use pagemesh_base::slice::{
     BrickControl, IS_MEASURED, LIST_ENTRIES_MAX, ServiceTime, SliceError, SliceReply, SliceRequest,
     TransactionPart,
 };
+use pagemesh_base::spin_permit::SpinPermit;
 use pagemesh_base::wait::until_ready;
 use rustix::event::{PollFd, PollFlags};
 use std::collections::HashMap;
@@ -183,11 +184,12 @@ impl<'a> Connection<'a> {
         let budget = self.spin.budget();
         let permit = (!budget.is_zero()).then(SpinPermit::take).flatten();
         while permit.is_some() && began.elapsed() < budget {
-            if self.exchange.has_finished_deferred() {
-                self.spin.record_wait(began.elapsed());
-                return Ok(true);
-            }
+            let has_finished = self.exchange.has_finished_deferred();
             match self.exchange.inflow.receive(self.stream)? {
+                ReceiveResult::WouldBlock if has_finished => {
+                    self.spin.record_wait(began.elapsed());
+                    return Ok(true);
+                }
                 // The sender of the next request may need this core.
                 ReceiveResult::WouldBlock => std::thread::yield_now(),
                 received => {

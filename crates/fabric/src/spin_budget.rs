@@ -3,38 +3,10 @@
 //! Invariants: pure. The budget is never above the limit, and zero once waits have become long: an
 //! idle connection polls once, for at most the limit, and then sleeps.
 
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// The shortest useful polling time.
 const SPIN_US_MIN: u32 = 4;
-
-/// Connections of this process that poll now.
-static SPINNING: AtomicUsize = AtomicUsize::new(0);
-
-/// The right to poll. At most half of the processors poll at once, so that clients and other connections can run.
-pub(crate) struct SpinPermit(());
-
-impl SpinPermit {
-    /// None: enough others poll.
-    pub(crate) fn take() -> Option<SpinPermit> {
-        static SPINNING_MAX: OnceLock<usize> = OnceLock::new();
-        let max = SPINNING_MAX.get_or_init(|| {
-            let processors = std::thread::available_parallelism();
-            processors.map_or(1, |count| (count.get() / 2).max(1))
-        });
-        let permit = SpinPermit(());
-        // A refused permit is returned by its drop.
-        (SPINNING.fetch_add(1, Ordering::Relaxed) < *max).then_some(permit)
-    }
-}
-
-impl Drop for SpinPermit {
-    fn drop(&mut self) {
-        SPINNING.fetch_sub(1, Ordering::Relaxed);
-    }
-}
 
 /// Adapts to the length of past waits.
 #[derive(Clone, Copy, Debug)]

@@ -42,6 +42,7 @@ use pagemesh_base::cpu_latency::{
     BUSY_REQUESTS_MIN, CPU_DMA_LATENCY_DEVICE, CpuLatencyRequest, IDLE_GRACE,
 };
 use pagemesh_base::space::{Channel, Completion, SpaceError};
+use pagemesh_base::spin_permit::SpinPermit;
 use rustix::fd::{AsFd, OwnedFd, RawFd};
 use rustix::net::{Shutdown, shutdown};
 use std::path::Path;
@@ -390,6 +391,9 @@ impl Connection {
 
     /// Tries for a short while to receive or reap. True if it made progress.
     fn spin(&mut self) -> bool {
+        let Some(_permit) = SpinPermit::take() else {
+            return false;
+        };
         let until = Instant::now() + Duration::from_micros(SPIN_US);
         while Instant::now() < until {
             if self.may_receive() && self.receive() {

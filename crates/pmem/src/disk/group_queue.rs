@@ -137,8 +137,25 @@ impl WriterQueue {
     }
 
     /// The result of a group that was asked for, once it has ended.
+    #[cfg(any(test, feature = "test-api"))]
     pub(super) fn result(&self, group: GroupNo) -> Option<Result<(), MapError>> {
         lock(&self.state).result_of(group)
+    }
+
+    /// Moves the tags and results of groups that have ended.
+    pub(super) fn take_ended(
+        &self,
+        groups: &mut Vec<(u64, GroupNo)>,
+        ended: &mut Vec<(u64, Result<(), MapError>)>,
+    ) {
+        let state = lock(&self.state);
+        groups.retain(|&(tag, group)| match state.result_of(group) {
+            Some(result) => {
+                ended.push((tag, result));
+                false
+            }
+            None => true,
+        });
     }
 
     /// Waits for the end of a group.
@@ -401,7 +418,7 @@ impl WriterState {
             return None;
         }
         self.is_flushing = true;
-        Some(self.flush_due)
+        Some(self.written)
     }
 
     /// Begins the next group.

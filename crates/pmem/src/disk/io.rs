@@ -20,6 +20,9 @@ use std::sync::Arc;
 
 /// Requests in flight.
 const REQUESTS_MAX: usize = 128;
+/// Requests that are handed to the kernel by one system call, and ended by one poll: the device, this user and the receivers of
+/// its answers work at the same time, each on a part of the requests in flight.
+const BATCH_REQUESTS: usize = 8;
 /// Pages of one request.
 const REQUEST_PAGES_MAX: usize = 32;
 
@@ -160,6 +163,9 @@ impl DiskIo {
             // SAFETY: the buffer, or the slots, belong to this request until its completion is reaped; `drop` waits for
             // all, and the disk outlives `self`.
             unsafe { self.ring.push(&device.device, read) };
+            if self.ring.unsubmitted() >= BATCH_REQUESTS {
+                self.submit_loads();
+            }
         }
     }
 
@@ -175,7 +181,7 @@ impl DiskIo {
 
     fn reap(&mut self) {
         let mut completed = std::mem::take(&mut self.completed);
-        self.ring.take_ended(&mut completed);
+        self.ring.take_ended_max(BATCH_REQUESTS, &mut completed);
         for (buffer, result) in completed.drain(..) {
             let Some(run) = self.in_flight[buffer].take() else {
                 continue;
@@ -218,6 +224,7 @@ impl DiskIo {
                 // The memory may have the last good copy: it is written again.
                 let is_cached = parts.cache.mark_for_rewrite(page);
                 if is_cached {
+                    parts.queue.request_cleaning();
                     tracing::warn!(
                         page,
                         "a page of the disk cannot be read, and is written again from memory"
@@ -382,14 +389,7 @@ impl AsyncIo for DiskIo {
                 queue.request_room(&self.written);
             }
         }
-        self.groups
-            .retain(|&(tag, group)| match queue.result(group) {
-                Some(result) => {
-                    ended.push((tag, result));
-                    false
-                }
-                None => true,
-            });
+        queue.take_ended(&mut self.groups, ended);
     }
 
     fn has_ended_at_once(&self) -> bool {

@@ -138,6 +138,11 @@ impl RequestRing {
         }
     }
 
+    /// Requests that wait for [`RequestRing::submit`].
+    pub(super) fn unsubmitted(&self) -> usize {
+        self.unsubmitted
+    }
+
     /// Whether requests wait for another [`RequestRing::submit`].
     pub(super) fn has_unsubmitted(&self) -> bool {
         self.unsubmitted > 0
@@ -173,6 +178,11 @@ impl RequestRing {
 
     /// Moves the buffers and results of requests that have ended to `into`.
     pub(super) fn take_ended(&mut self, into: &mut Vec<(usize, i32)>) {
+        self.take_ended_max(usize::MAX, into);
+    }
+
+    /// The same for at most `max` of those in the ring. Its descriptor stays readable if others are left.
+    pub(super) fn take_ended_max(&mut self, max: usize, into: &mut Vec<(usize, i32)>) {
         #[cfg(feature = "test-api")]
         if let Some(ring) = &mut self.simulated {
             return ring.take_ended(into);
@@ -180,7 +190,7 @@ impl RequestRing {
         let first = into.len();
         into.append(&mut self.ended);
         if let Some(ring) = &mut self.ring {
-            let completed = ring.completion();
+            let completed = ring.completion().take(max);
             into.extend(completed.map(|entry| (entry.user_data() as usize, entry.result())));
         }
         for &(buffer, _) in &into[first..] {

@@ -232,6 +232,9 @@ impl<M: Media> Pool<M> {
         }
         self.wait_for_ops()?;
         self.collect_in_flight(Some(object))?;
+        // An operation that was listed may be unanswered and in memory only, and a flush does not cover it. The client may
+        // spread its data to other legs and forget it.
+        self.mapping.data.sync().map_err(PoolError::from)?;
         Ok(())
     }
 
