@@ -107,6 +107,12 @@ pub enum Defect {
     FrameReuse,
     /// Journal lines are reused before the superblock that frees them.
     JournalReuse,
+    /// A checkpoint sets bits in lines of the bitmap that were never used, and its superblock does not tell it.
+    BitmapEndNotStored,
+    /// A recovery does so.
+    RecoveredBitmapEndNotStored,
+    /// Lines of the bitmap between the used ones and a new one are not written.
+    BitmapGapNotWritten,
     /// A session's journal is used before the superblock names it.
     JournalNotNamed,
     /// A device joins a pool, and no superblock names it.

@@ -128,7 +128,8 @@ impl<M: Media> PoolInternals for Pool<M> {
 
     fn stored_used_frames(&self) -> (u64, bool) {
         let (data, geometry) = (&self.mapping.data, self.mapping.geometry());
-        let (bitmap, damaged) = Bitmap::load(&**data, geometry, self.mapping.pool);
+        let ends = self.superblock.bitmap_ends;
+        let (bitmap, damaged) = Bitmap::load(&**data, geometry, self.mapping.pool, ends);
         (bitmap.used(), !damaged.is_empty())
     }
 }

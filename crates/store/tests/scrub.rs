@@ -9,6 +9,7 @@ use pagemesh_pmem::{Media, Recorder};
 use pagemesh_store::geometry::Geometry;
 use pagemesh_store::pool::{Pool, format};
 use pagemesh_store::pool_mapping::{Handle, StoreError};
+use pagemesh_store::recovery::read_superblock;
 use pagemesh_store::scrub::{ScrubCursor, ScrubReport};
 use pagemesh_store::session::{LegSession, Session, write};
 use pagemesh_store::slot::Slot;
@@ -199,7 +200,9 @@ fn scrub_rewrites_damaged_superblock() {
 fn scrub_rewrites_damaged_bitmap_line() {
     for has_overlay in [false, true] {
         let mut case = ScrubPool::new(has_overlay);
-        let lines = case.geometry.first_frames().end.div_ceil(448) as usize;
+        let block = read_superblock(&*case.media).expect("a superblock");
+        // Bytes of lines that were never used mean nothing.
+        let lines = block.bitmap_ends.lines_of_first() as usize;
         let before = case.media.visible_image().to_bytes();
         for byte in (0..lines * 64).step_by(5) {
             let at = case.geometry.bitmap.start as usize + byte;

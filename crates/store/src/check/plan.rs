@@ -6,6 +6,7 @@
 use super::{FindingKind, FindingLocation, PoolReport, Remedy};
 use crate::format::bitmap::{Bitmap, LINE_FRAMES};
 use crate::format::frame_set::FrameSet;
+use crate::format::superblock::BitmapEnds;
 use crate::recovery::{PoolError, RecoveryResult, recover, write_superblocks};
 use pagemesh_base::units::LINE_BYTES;
 use pagemesh_pmem::{Media, UnfencedStores};
@@ -16,7 +17,7 @@ pub struct RepairPlan {
     is_ordered: bool,
     is_impossible: bool,
     words: Vec<(usize, u64)>,
-    used_frames: Option<u64>,
+    used_frames: Option<(u64, BitmapEnds)>,
 }
 
 impl RepairPlan {
@@ -89,7 +90,8 @@ impl RepairPlan {
             true => frame_set.words()[word],
             false => frame_set.words()[word] | found,
         });
-        for line in lines {
+        // With lines before them that were never used.
+        for &line in bitmap.changed_lines() {
             let Some(at) = bitmap.line_at(line as usize) else {
                 continue;
             };
@@ -98,7 +100,7 @@ impl RepairPlan {
                 self.set_word(at, word);
             }
         }
-        self.used_frames = Some(bitmap.used());
+        self.used_frames = Some((bitmap.used(), *bitmap.ends()));
     }
 
     /// Recovers the pool and writes the repairs durably. Check the pool again afterwards.
@@ -120,7 +122,9 @@ impl RepairPlan {
             let _fenced = media.fence(stores);
         }
         media.sync()?;
-        block.used_frames = self.used_frames.unwrap_or(block.used_frames);
+        if let Some((used, ends)) = self.used_frames {
+            (block.used_frames, block.bitmap_ends) = (used, ends);
+        }
         write_superblocks(media, &mut block)?;
         Ok(())
     }

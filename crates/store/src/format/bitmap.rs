@@ -1,13 +1,15 @@
 //! The bitmap of frames in use, as stored on media.
 //!
 //! A line has 448 bits and a checksum that covers the pool's identity and the line's number too.
-//! Only the checkpoint and recovery write lines, and always whole ones. The bitmap is read once, as
-//! a whole, when the pool is opened. Each device has the lines of its own frames.
+//! Only the checkpoint and recovery write lines, and always whole ones. The used lines are read once,
+//! when the pool is opened ([`BitmapEnds`]). Each device has the lines of its own frames.
 //!
 //! Invariants: no line counts unless its checksum matches. If the records above the checkpoint
 //! explain a wrong checksum, a crash tore the line. Otherwise the medium damaged it, and recovery
 //! rebuilds it from the page tables (`docs/rfd/006-bitmap.md`).
 
+use crate::defect::{self, Defect};
+use crate::format::bitmap_ends::BitmapEnds;
 use crate::format::devices::Device;
 use crate::format::geometry::{DeviceFrames, Geometry};
 pub(crate) use crate::format::regions::LINE_FRAMES;
@@ -29,6 +31,10 @@ type BitmapLine = [u64; LINE_WORDS + 1];
 pub(crate) struct Bitmap {
     geometry: Geometry,
     seed: u32,
+    /// The used lines. Bits of the others are clear, and take no memory.
+    ends: BitmapEnds,
+    /// The line behind the used ones of the first device.
+    first_end: usize,
     /// The bits as on media, or as the next flush writes them. They are whole lines without their
     /// checksums; bits of no frame are clear.
     words: Vec<u64>,
@@ -61,12 +67,14 @@ impl Bitmap {
         geometry.bitmap_lines() as usize * LINE_WORDS
     }
 
-    fn empty(geometry: &Geometry, pool: Uuid) -> Bitmap {
+    fn empty(geometry: &Geometry, pool: Uuid, ends: BitmapEnds) -> Bitmap {
         let words = Bitmap::words_of(geometry);
         let lines = words / LINE_WORDS;
         Bitmap {
             geometry: *geometry,
             seed: crc32c(pool.as_bytes()),
+            ends,
+            first_end: first_end(geometry, &ends),
             words: vec![0; words],
             used: 0,
             dirty: Vec::new(),
@@ -75,7 +83,7 @@ impl Bitmap {
         }
     }
 
-    /// Writes the bitmap of a device on which nothing is in use.
+    /// Writes the bitmap of a device on which nothing is in use: the lines before its frames.
     pub(crate) fn format<M: Media>(media: &M, tables: &DeviceFrames, pool: Uuid) {
         let mut stores: Option<UnfencedStores> = None;
         for (at, page) in Bitmap::empty_pages(tables, pool) {
@@ -94,7 +102,8 @@ impl Bitmap {
     ) -> impl Iterator<Item = (usize, [u8; PAGE_BYTES])> {
         let seed = crc32c(pool.as_bytes());
         let Range { start, end } = tables.lines();
-        (start..end).step_by(PAGE_LINES).map(move |first| {
+        let used = start..tables.frames.start / LINE_FRAMES;
+        used.step_by(PAGE_LINES).map(move |first| {
             let mut page = [0; PAGE_BYTES];
             let bytes = page.as_chunks_mut::<LINE_BYTES>().0;
             for (number, bytes) in (first..end).zip(bytes) {
@@ -112,12 +121,13 @@ impl Bitmap {
         media: &M,
         geometry: &Geometry,
         pool: Uuid,
+        ends: BitmapEnds,
     ) -> (Bitmap, Vec<DamagedLine>) {
-        let mut bitmap = Bitmap::empty(geometry, pool);
+        let mut bitmap = Bitmap::empty(geometry, pool, ends);
         let mut bad = Vec::new();
         let mut page = [0; PAGE_BYTES];
         for tables in geometry.device_frames().filter(|it| !it.is_failed) {
-            let Range { start, end } = tables.lines();
+            let Range { start, end } = ends.used_lines(&tables);
             for first in (start..end).step_by(PAGE_LINES) {
                 media.read(tables.line_at(first), &mut page);
                 for (number, bytes) in (first..end).zip(page.as_chunks::<LINE_BYTES>().0) {
@@ -144,28 +154,68 @@ impl Bitmap {
 
     /// Takes over the frames of a pool that a device has joined or left. None of the device's is in use.
     pub(crate) fn set_geometry(&mut self, geometry: &Geometry) {
-        self.geometry = *geometry;
+        let before = std::mem::replace(&mut self.geometry, *geometry);
         self.failed = geometry.devices.failed().map(Device::frames).collect();
+        self.ends = self.ends.after_change(&before, geometry);
+        self.first_end = first_end(geometry, &self.ends);
         let words = Bitmap::words_of(geometry).max(self.words.len());
-        self.words.resize(words, 0);
+        // New zeroes take no memory. Zeroes that are stored or copied would.
+        let old = std::mem::replace(&mut self.words, vec![0; words]);
+        for tables in geometry.device_frames() {
+            let used = words_of_lines(self.ends.used_lines(&tables));
+            let kept = used.start..used.end.min(old.len());
+            if before.device_frames().any(|it| it == tables) && !kept.is_empty() {
+                self.words[kept.clone()].copy_from_slice(&old[kept]);
+            }
+        }
         self.is_dirty.resize((words / LINE_WORDS).div_ceil(64), 0);
         self.mask_and_count();
     }
 
     /// Clears the bits of no frame and of failed devices, and counts the set bits.
     fn mask_and_count(&mut self) {
-        let mut next = 0;
-        let mut ranges: Vec<_> = self.geometry.frame_numbers().ranges().collect();
-        ranges.retain(|frames| !self.failed.contains(frames));
-        ranges.sort_unstable_by_key(|range| range.start);
-        for range in ranges {
-            clear_bits(&mut self.words, next..range.start);
-            next = range.end;
+        self.used = 0;
+        for tables in self.geometry.device_frames() {
+            let lines = self.ends.used_lines(&tables);
+            let (start, end) = (lines.start * LINE_FRAMES, lines.end * LINE_FRAMES);
+            if tables.is_failed {
+                clear_bits(&mut self.words, start..end);
+                continue;
+            }
+            let Range {
+                start: first,
+                end: behind,
+            } = tables.frames;
+            clear_bits(&mut self.words, start..first.min(end));
+            clear_bits(&mut self.words, behind..end);
+            let ones = self.words[words_of_lines(lines)].iter();
+            self.used += ones.map(|word| u64::from(word.count_ones())).sum::<u64>();
         }
-        let end = self.words.len() as u64 * 64;
-        clear_bits(&mut self.words, next..end);
-        let ones = self.words.iter().map(|word| u64::from(word.count_ones()));
-        self.used = ones.sum();
+    }
+
+    /// The used part of each device's bitmap.
+    pub(crate) fn ends(&self) -> &BitmapEnds {
+        &self.ends
+    }
+
+    /// The used frame numbers of each device: no bit behind them is set.
+    pub(crate) fn used_ranges(&self) -> impl Iterator<Item = Range<u64>> {
+        let tables = self.geometry.device_frames();
+        tables.map(|tables| self.ends.used_frames(&tables))
+    }
+
+    /// The line behind the last used one.
+    pub(crate) fn used_end(&self) -> u32 {
+        let tables = self.geometry.device_frames();
+        let ends = tables.map(|tables| self.ends.used_lines(&tables).end);
+        ends.max().unwrap_or(0) as u32
+    }
+
+    /// The device with a line, if the line is not a used one.
+    fn device_of_unused(&self, line: u64) -> Option<DeviceFrames> {
+        let mut tables = self.geometry.device_frames();
+        let tables = tables.find(|tables| tables.lines().contains(&line))?;
+        (!self.ends.used_lines(&tables).contains(&line)).then_some(tables)
     }
 
     pub(crate) fn geometry(&self) -> &Geometry {
@@ -226,8 +276,12 @@ impl Bitmap {
         wanted: impl Fn(usize, u64) -> u64,
     ) {
         for line in lines {
-            let first = line as usize * LINE_WORDS;
-            for word in first..first + LINE_WORDS {
+            let words = words_of_lines(u64::from(line)..u64::from(line) + 1);
+            let is_unused = self.device_of_unused(line.into()).is_some();
+            if is_unused && words.clone().all(|word| wanted(word, 0) == 0) {
+                continue;
+            }
+            for word in words {
                 self.words[word] = wanted(word, self.words[word]);
             }
             self.mark_dirty(line as usize);
@@ -283,6 +337,23 @@ impl Bitmap {
         if self.is_dirty[word] & bit == 0 {
             self.is_dirty[word] |= bit;
             self.dirty.push(line as u32);
+            if line >= self.first_end {
+                self.raise_end(line as u64);
+            }
+        }
+    }
+
+    /// Makes a line a used one. Lines before it were never written: they get a checksum, too.
+    #[cold]
+    fn raise_end(&mut self, line: u64) {
+        let Some(tables) = self.device_of_unused(line) else {
+            return;
+        };
+        let gap = self.ends.used_lines(&tables).end..line;
+        self.ends.raise(&tables, line);
+        self.first_end = first_end(&self.geometry, &self.ends);
+        if !defect::is(Defect::BitmapGapNotWritten) {
+            gap.for_each(|line| self.mark_dirty(line as usize));
         }
     }
 
@@ -311,6 +382,9 @@ impl Bitmap {
             let Some(at) = self.line_at(number) else {
                 continue;
             };
+            if self.device_of_unused(number as u64).is_some() {
+                continue;
+            }
             let mut found = [0; LINE_BYTES];
             media.read(at, &mut found);
             let line = bytes_of(&self.line(number));
@@ -326,8 +400,8 @@ impl Bitmap {
     }
 
     /// Lines that the next flush writes.
-    pub(crate) fn changed_lines(&self) -> u64 {
-        self.dirty.len() as u64
+    pub(crate) fn changed_lines(&self) -> &[u32] {
+        &self.dirty
     }
 
     /// Writes every changed line, if there is one.
@@ -368,7 +442,17 @@ pub(crate) fn is_used_on<M: Media>(
         && line[(bit / 64) as usize] >> (bit % 64) & 1 != 0
 }
 
-fn clear_bits(words: &mut [u64], bits: Range<u64>) {
+/// The line behind the used ones of the first device.
+fn first_end(geometry: &Geometry, ends: &BitmapEnds) -> usize {
+    let first = geometry.device_frames().next();
+    first.map_or(0, |tables| ends.used_lines(&tables).end as usize)
+}
+
+fn words_of_lines(lines: Range<u64>) -> Range<usize> {
+    lines.start as usize * LINE_WORDS..lines.end as usize * LINE_WORDS
+}
+
+pub(crate) fn clear_bits(words: &mut [u64], bits: Range<u64>) {
     let Range { start, end } = bits;
     if start >= end {
         return;
@@ -418,4 +502,60 @@ fn bytes_of(line: &BitmapLine) -> [u8; LINE_BYTES] {
         *bytes = word.to_le_bytes();
     }
     bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pagemesh_pmem::{Image, Recorder};
+    use proptest::prelude::*;
+
+    const POOL: Uuid = Uuid::from_u128(3);
+    const BYTES: usize = 16 << 20;
+
+    /// Sets and clears bits of a new pool on a medium with old bytes, and reads the bitmap again.
+    fn write_and_load(changes: &[(u64, bool)]) -> (Bitmap, Bitmap, Vec<DamagedLine>) {
+        let geometry = Geometry::plan(BYTES as u64).expect("a plan");
+        let media = Recorder::unrecorded(Image::filled(BYTES, 0x5555_aaaa_1234_8765));
+        for tables in geometry.device_frames() {
+            Bitmap::format(&media, &tables, POOL);
+        }
+        let ends = BitmapEnds::of_new(&geometry);
+        let (mut written, bad) = Bitmap::load(&media, &geometry, POOL, ends);
+        assert_eq!(bad, []);
+        let frames = geometry.first_frames();
+        for &(frame, set) in changes {
+            written.write(frames.start + frame % (frames.end - frames.start), set);
+        }
+        if let Some(stores) = written.flush(&media) {
+            let _fenced = media.fence(stores);
+        }
+        let (loaded, bad) = Bitmap::load(&media, &geometry, POOL, *written.ends());
+        (written, loaded, bad)
+    }
+
+    proptest! {
+        #[test]
+        fn used_lines_read_as_they_were_written(
+            changes in prop::collection::vec((any::<u64>(), any::<bool>()), 0..20),
+        ) {
+            let (written, loaded, bad) = write_and_load(&changes);
+            prop_assert_eq!(bad, []);
+            prop_assert_eq!(written.words(), loaded.words());
+            prop_assert_eq!(written.used(), loaded.used());
+            let last_set = written.words().iter().rposition(|&word| word != 0);
+            let needed = last_set.map_or(0, |word| (word / LINE_WORDS + 1) as u32);
+            prop_assert!(needed <= written.used_end());
+        }
+    }
+
+    #[test]
+    fn unwritten_line_before_a_used_one_is_found() {
+        let far = [(3000, true)];
+        assert_eq!(write_and_load(&far).2, []);
+        pagemesh_base::defect::set(Some(Defect::BitmapGapNotWritten));
+        let bad = write_and_load(&far).2.len();
+        pagemesh_base::defect::set(None);
+        assert!(bad > 0);
+    }
 }

@@ -124,6 +124,13 @@ impl Device {
         self.starts[2] as usize * PAGE_BYTES
     }
 
+    /// The bytes of its frame table, from the device's start on.
+    #[must_use]
+    pub fn frame_table_bytes(&self) -> Range<usize> {
+        let [_, table, frames] = self.starts.map(|start| start as usize * PAGE_BYTES);
+        table..frames
+    }
+
     /// Its frames' numbers.
     #[must_use]
     pub fn frames(&self) -> Range<u64> {
@@ -307,6 +314,12 @@ impl DeviceTable {
     /// The devices.
     pub fn iter(&self) -> impl Iterator<Item = &Device> {
         self.0.iter().flatten()
+    }
+
+    /// The devices with their places, which are below [`DEVICES_MAX`] - 1.
+    pub(crate) fn placed(&self) -> impl Iterator<Item = (usize, &Device)> {
+        let places = self.0.iter().enumerate();
+        places.filter_map(|(place, device)| Some((place, device.as_ref()?)))
     }
 
     /// The ids of the devices by their places. None for a place without one.

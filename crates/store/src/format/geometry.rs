@@ -81,8 +81,10 @@ pub struct Geometry {
 pub(crate) const REGIONS: usize = 7;
 
 /// The frames of one device, with their part of the bitmap.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DeviceFrames {
+    /// The device's place in the superblock. The first device has place 0.
+    pub(crate) place: usize,
     /// The number of the device's first page.
     pub(crate) first_page: u64,
     pub(crate) frames: Range<u64>,
@@ -324,12 +326,14 @@ impl Geometry {
     /// The frames of each device, with their part of the bitmap.
     pub(crate) fn device_frames(&self) -> impl Iterator<Item = DeviceFrames> {
         let first = DeviceFrames {
+            place: 0,
             first_page: 0,
             frames: self.first_frames(),
             bitmap: self.bitmap,
             is_failed: false,
         };
-        let others = self.devices.iter().map(|device| DeviceFrames {
+        let others = self.devices.placed().map(|(place, device)| DeviceFrames {
+            place: place + 1,
             first_page: device.first_page,
             frames: device.frames(),
             bitmap: device.bitmap(),

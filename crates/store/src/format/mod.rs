@@ -4,6 +4,7 @@
 //! medium needs none of them.
 
 pub(crate) mod bitmap;
+pub(crate) mod bitmap_ends;
 pub mod device_paths;
 pub mod devices;
 pub(crate) mod frame_set;

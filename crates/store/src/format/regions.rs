@@ -1,6 +1,7 @@
 //! Units and regions of a pool that every structure on its medium uses.
 
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
+use std::ops::Range;
 
 /// The format this code reads and writes.
 pub const VERSION: u32 = 1;
@@ -30,5 +31,11 @@ impl Region {
     #[must_use]
     pub fn end(&self) -> u64 {
         self.start + self.len
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub fn bytes(&self) -> Range<usize> {
+        self.start as usize..self.end() as usize
     }
 }

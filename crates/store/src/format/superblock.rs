@@ -5,6 +5,8 @@
 //! The heads of the first journals are in the page of the superblock. Those of the others lie in pages behind both
 //! superblocks, a copy for each, and the superblock has the checksum of its copy.
 
+use crate::format::bitmap_ends::BITMAP_ENDS_BYTES;
+pub use crate::format::bitmap_ends::BitmapEnds;
 use crate::format::device_paths::{DEVICE_PATHS_BYTES, DevicePaths};
 use crate::format::devices::{DEVICE_ENTRY_BYTES, DEVICES_MAX, DeviceTable};
 use crate::format::geometry::{Geometry, PAGE_HEADS, REGIONS};
@@ -31,7 +33,8 @@ const HEADS_AT: usize = 1024;
 const _: () = assert!(PATHS_END <= HEADS_AT);
 const HEADS_END: usize = HEADS_AT + PAGE_HEADS as usize * 8;
 const DEVICES_END: usize = HEADS_END + (DEVICES_MAX - 1) * DEVICE_ENTRY_BYTES;
-const _: () = assert!(DEVICES_END <= PAGE_BYTES, "heads and devices fit");
+const BITMAP_ENDS_END: usize = DEVICES_END + BITMAP_ENDS_BYTES;
+const _: () = assert!(BITMAP_ENDS_END <= PAGE_BYTES, "heads and devices fit");
 
 /// Features of a pool, a bit each, by the programs that may open it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -87,6 +90,8 @@ pub struct Superblock {
     pub checkpoint: Seq,
     /// Frames in use at the checkpoint, page-table nodes included.
     pub used_frames: u64,
+    /// The used part of each device's bitmap at the checkpoint.
+    pub bitmap_ends: BitmapEnds,
     /// Entries of the object table from here on were never used.
     pub objects_end: u32,
     /// Journals from here on were never used: recovery does not read them.
@@ -237,6 +242,8 @@ impl Superblock {
         }
         let devices = &self.geometry.devices;
         devices.encode(&mut page[HEADS_END..DEVICES_END]);
+        self.bitmap_ends
+            .encode(&mut page[DEVICES_END..BITMAP_ENDS_END]);
         self.device_paths
             .encode(devices, &mut page[PATHS_AT..PATHS_END]);
         let crc = checksum(&page);
@@ -278,6 +285,13 @@ impl Superblock {
                 "it counts more frames, objects or journals than the pool has",
             ));
         }
+        let bitmap_ends = BitmapEnds::decode(&page[DEVICES_END..BITMAP_ENDS_END], &geometry)
+            .map_err(BadSuperblock::Inconsistent)?;
+        if used_frames > bitmap_ends.frames(&geometry) {
+            return Err(BadSuperblock::Inconsistent(
+                "more frames are in use than the used part of its bitmap has",
+            ));
+        }
         let in_page = geometry.journals.min(PAGE_HEADS) as usize;
         let heads = (HEADS_AT..).step_by(8).take(in_page);
         let mut heads: Vec<u64> = heads.map(|at| get_u64(page, at)).collect();
@@ -296,6 +310,7 @@ impl Superblock {
             epoch: Epoch(get_u32(page, 44)),
             checkpoint: Seq(get_u64(page, 48)),
             used_frames,
+            bitmap_ends,
             objects_end,
             journals_end: lanes_end,
             stated: decode_stated(field(page, 68))?,
@@ -402,7 +417,8 @@ mod tests {
             incarnation: Incarnation(2),
             epoch: Epoch(1),
             checkpoint: Seq(generation * 10),
-            used_frames: 3,
+            used_frames: 0,
+            bitmap_ends: BitmapEnds::of_new(&geometry),
             objects_end: 1,
             journals_end: 2,
             stated: None,
@@ -517,6 +533,7 @@ mod tests {
     fn heads_behind_the_superblock_round_trip() {
         let geometry = Geometry::plan(1 << 40).expect("a plan");
         let block = Superblock {
+            bitmap_ends: BitmapEnds::of_new(&geometry),
             geometry,
             journals_end: 700,
             journal_heads: (0..u64::from(geometry.journals))

@@ -193,6 +193,9 @@ impl<M: Media> Pool<M> {
         self.superblock.generation += 1;
         self.superblock.checkpoint = checkpoint;
         self.superblock.used_frames = self.frame_allocator.used();
+        if !defect::is(Defect::BitmapEndNotStored) {
+            self.superblock.bitmap_ends = *self.frame_allocator.bitmap().ends();
+        }
         self.superblock.journal_heads = heads;
         if !defect::is(Defect::JournalReuse) {
             self.write_superblock()?;

@@ -178,7 +178,13 @@ impl<M: Media> Pool<M> {
 
     /// Writes the present devices into both superblocks.
     pub(super) fn name_devices(&mut self) -> Result<(), PoolError> {
-        self.superblock.geometry = *self.mapping.geometry();
+        let geometry = *self.mapping.geometry();
+        let (ends, before) = (self.superblock.bitmap_ends, self.superblock.geometry);
+        self.superblock.bitmap_ends = ends.after_change(&before, &geometry);
+        // Unreadable frames of a device that has left were counted.
+        let frames = self.superblock.bitmap_ends.frames(&geometry);
+        self.superblock.used_frames = self.superblock.used_frames.min(frames);
+        self.superblock.geometry = geometry;
         let copies = match () {
             () if defect::is(Defect::DeviceNotNamed) => 0,
             () if defect::is(Defect::DeviceInOneSuperblock) => 1,

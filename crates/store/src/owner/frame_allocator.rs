@@ -1,12 +1,17 @@
 //! The free frames of a pool: those that are neither in use by the bitmap nor granted.
 //!
 //! Memory holds two bits per frame. One is the bit on media. The other says that the frame is
-//! unavailable: in use, granted, or freed by a record that is not checkpointed yet.
+//! unavailable: in use, granted, or freed by a record that is not checkpointed yet. Frames that were never used are *fresh*:
+//! they are opened in large runs when few others are free, so that the used part of the bitmap, which the next opening
+//! reads, stays small on a large pool with little data. Fresh frames take no memory.
 
-use crate::format::bitmap::Bitmap;
-use crate::format::devices::{Device, DeviceState};
+mod fresh;
+
+use crate::format::bitmap::{Bitmap, clear_bits};
+use crate::format::devices::{DEVICES_MAX, Device, DeviceState};
 use crate::format::geometry::Geometry;
 use crate::shared::control::FrameRun;
+use fresh::FreshFrames;
 use pagemesh_base::ids::FrameNo;
 use pagemesh_pmem::{Media, UnfencedStores};
 use std::collections::BTreeSet;
@@ -33,6 +38,7 @@ pub(crate) struct FrameAllocator {
     bitmap: Bitmap,
     /// A bit per frame: in use, granted, or not a frame of the pool.
     unavailable: Vec<u64>,
+    fresh: FreshFrames,
     /// Free frames of each group.
     free_per_group: Vec<u32>,
     /// The next frame to examine, of each class.
@@ -51,46 +57,77 @@ pub(crate) struct FrameAllocator {
 
 impl FrameAllocator {
     pub(crate) fn new(bitmap: Bitmap) -> FrameAllocator {
-        let mut busy = vec![u64::MAX; bitmap.words().len()];
-        let is_granted = |device: &&Device| device.state == DeviceState::Active;
         let geometry = bitmap.geometry();
-        let others = geometry.devices.iter().filter(is_granted);
-        let first = geometry.first_frames();
-        let start = first.start;
-        let flash_start = flash_start(geometry);
-        for frames in std::iter::once(first).chain(others.map(Device::frames)) {
-            open_bits(&mut busy, bitmap.words(), frames);
-        }
         let is_closed = |device: &&Device| device.state != DeviceState::Active;
-        let closed = geometry.devices.iter().filter(is_closed);
+        let closed: Vec<_> = geometry.devices.iter().filter(is_closed).collect();
         let mut allocator = FrameAllocator {
-            closed: closed.map(Device::frames).collect(),
-            unavailable: busy,
-            cursors: [start, 0],
+            closed: closed.into_iter().map(Device::frames).collect(),
+            unavailable: vec![0; bitmap.words().len()],
+            fresh: FreshFrames::default(),
+            cursors: [geometry.first_frames().start, 0],
             free: [0; 2],
-            flash_start,
+            flash_start: flash_start(geometry),
             reserved: BTreeSet::new(),
             free_per_group: Vec::new(),
             withheld: Vec::new(),
             bitmap,
         };
+        allocator.mark_numbers_of_no_frame();
+        for used in allocator.bitmap.used_ranges() {
+            open_bits(&mut allocator.unavailable, allocator.bitmap.words(), used);
+        }
+        for closed in allocator.closed.clone() {
+            set_bits(&mut allocator.unavailable, closed);
+        }
+        allocator.find_fresh();
         allocator.count_free();
         allocator
+    }
+
+    /// Marks numbers before, between and behind the frames of devices as unavailable.
+    fn mark_numbers_of_no_frame(&mut self) {
+        let mut ranges: Vec<_> = self.bitmap.geometry().frame_numbers().ranges().collect();
+        ranges.sort_unstable_by_key(|range| range.start);
+        let mut next = 0;
+        for range in ranges {
+            set_bits(&mut self.unavailable, next..range.start);
+            next = range.end;
+        }
+        let end = self.unavailable.len() as u64 * 64;
+        set_bits(&mut self.unavailable, next..end);
+    }
+
+    /// Finds the fresh frames of devices whose frames are granted.
+    fn find_fresh(&mut self) {
+        let frames = self.bitmap.geometry().frame_numbers().ranges();
+        let devices = frames.zip(self.bitmap.used_ranges());
+        let open = devices.filter(|(frames, _)| !self.closed.contains(frames));
+        let fresh = open.map(|(frames, used)| used.end..frames.end);
+        self.fresh = FreshFrames::new(fresh.collect());
     }
 
     /// Adds the frames of a device that joined the pool.
     pub(crate) fn add_device(&mut self, geometry: &Geometry, device: &Device) {
         self.bitmap.set_geometry(geometry);
         self.flash_start = flash_start(geometry);
-        self.unavailable.resize(self.bitmap.words().len(), u64::MAX);
-        open_bits(&mut self.unavailable, self.bitmap.words(), device.frames());
-        self.hold_reserved();
+        let old = std::mem::take(&mut self.unavailable);
+        self.unavailable = vec![0; self.bitmap.words().len().max(old.len())];
+        for words in self.fresh.other_words(old.len()) {
+            self.unavailable[words.clone()].copy_from_slice(&old[words]);
+        }
+        // Numbers of a device that has left. Those behind are new zeroes.
+        let Range { start, end } = device.frames();
+        clear_bits(&mut self.unavailable, start..end.min(old.len() as u64 * 64));
+        self.mark_numbers_of_no_frame();
+        self.fresh.add(device.frames());
+        self.hold_withheld_and_reserved();
         self.count_free();
     }
 
     /// Keeps the frames of a device from being granted.
     pub(crate) fn close_frames(&mut self, frames: Range<u64>) {
         set_bits(&mut self.unavailable, frames.clone());
+        self.fresh.remove(&frames);
         if !self.closed.contains(&frames) {
             self.closed.push(frames);
         }
@@ -100,16 +137,18 @@ impl FrameAllocator {
     /// Lets the frames of a device be granted again.
     pub(crate) fn open_frames(&mut self, frames: Range<u64>) {
         self.closed.retain(|closed| *closed != frames);
+        self.fresh.remove(&frames);
+        let is_its = |used: &Range<u64>| used.start == frames.start;
+        let used_end = self.bitmap.used_ranges().find(is_its).map(|used| used.end);
+        let fresh = used_end.unwrap_or(frames.end)..frames.end;
         open_bits(&mut self.unavailable, self.bitmap.words(), frames);
-        for &frame in &self.withheld {
-            self.unavailable[(frame / 64) as usize] |= 1 << (frame % 64);
-        }
-        self.hold_reserved();
+        self.fresh.add(fresh);
+        self.hold_withheld_and_reserved();
         self.count_free();
     }
 
-    fn hold_reserved(&mut self) {
-        for &frame in &self.reserved {
+    fn hold_withheld_and_reserved(&mut self) {
+        for &frame in self.withheld.iter().chain(&self.reserved) {
             self.unavailable[(frame / 64) as usize] |= 1 << (frame % 64);
         }
     }
@@ -136,8 +175,11 @@ impl FrameAllocator {
     /// Frames of a range that were in use at the last checkpoint, without unreadable ones.
     pub(crate) fn used_in(&self, frames: Range<u64>) -> u64 {
         let bitmap = self.bitmap.words();
-        let used = words_of(frames.clone());
-        let used: u64 = used
+        let parts = self.bitmap.used_ranges();
+        let parts = parts.map(|it| it.start.max(frames.start)..it.end.min(frames.end));
+        let used: u64 = parts
+            .filter(|part| !part.is_empty())
+            .flat_map(words_of)
             .map(|(word, mask)| u64::from((bitmap[word] & mask).count_ones()))
             .sum();
         let is_unreadable =
@@ -160,27 +202,39 @@ impl FrameAllocator {
     }
 
     fn count_free(&mut self) {
-        let zeros = |words: &[u64]| words.iter().map(|word| word.count_zeros()).sum();
-        let groups = self.unavailable.chunks((GROUP_FRAMES / 64) as usize);
-        self.free_per_group = groups.map(zeros).collect();
+        let words = self.unavailable.len() as u64;
+        let groups = (words * 64).div_ceil(GROUP_FRAMES);
+        let frames =
+            |group: u64| group * GROUP_FRAMES..((group + 1) * GROUP_FRAMES).min(words * 64);
+        let free = |group| match self.fresh.contains(&frames(group)) {
+            // Their words are not read, which would take memory.
+            true => GROUP_FRAMES,
+            false => self.free_in(frames(group)),
+        };
+        let mut free: Vec<u32> = (0..groups).map(|group| free(group) as u32).collect();
+        for &frame in &self.withheld {
+            let group = frame / GROUP_FRAMES;
+            free[group as usize] -= u32::from(self.fresh.contains(&frames(group)));
+        }
+        self.free_per_group = free;
         let all = self.free_per_group.iter().map(|&free| u64::from(free));
         let all: u64 = all.sum();
-        let flash = self.free_in_words(self.flash_start);
+        let first_group = self.flash_start.div_ceil(GROUP_FRAMES).min(groups);
+        let flash = &self.free_per_group[first_group as usize..];
+        let in_part = self.flash_start..(first_group * GROUP_FRAMES).min(words * 64);
+        let flash = flash.iter().map(|&free| u64::from(free)).sum::<u64>() + self.free_in(in_part);
         self.free = [all - flash, flash];
+        self.fresh.count(self.flash_start, self.granted_frames());
     }
 
-    /// Free frames from this one on.
-    fn free_in_words(&self, start: u64) -> u64 {
-        let (word, bit) = ((start / 64) as usize, start % 64);
-        let Some((first, rest)) = self
-            .unavailable
-            .get(word..)
-            .and_then(|words| words.split_first())
-        else {
-            return 0;
-        };
-        let behind: u64 = rest.iter().map(|word| u64::from(word.count_zeros())).sum();
-        behind + u64::from((!first >> bit).count_ones())
+    /// Frames of devices that are not draining, of each class.
+    fn granted_frames(&self) -> [u64; 2] {
+        let mut counts = [0; 2];
+        let frames = self.bitmap.geometry().frame_numbers().ranges();
+        for frames in frames.filter(|frames| !self.closed.contains(frames)) {
+            counts[self.class_of(frames.start) as usize] += frames.end - frames.start;
+        }
+        counts
     }
 
     fn class_of(&self, frame: u64) -> FrameClass {
@@ -271,18 +325,25 @@ impl FrameAllocator {
         if self.free_of(class) == 0 || want == 0 {
             return None;
         }
+        self.fresh.open_if_short(class, self.free_of(class));
         let all = self.unavailable.len() as u64 * 64;
         let (first, behind) = match class {
             FrameClass::Memory => (0, self.flash_start.min(all)),
             FrameClass::Flash => (self.flash_start, all),
         };
         let mut cursor = self.cursors[class as usize].max(first);
-        for _ in 0..=self.free_per_group.len() {
+        // Fresh frames are passed over, and split up to two groups for each device.
+        for _ in 0..=self.free_per_group.len() + 3 * DEVICES_MAX {
             if cursor >= behind {
                 cursor = first;
             }
+            let (fresh_end, opened_end) = self.fresh.around(cursor);
+            if let Some(end) = fresh_end {
+                cursor = end;
+                continue;
+            }
             let group = cursor / GROUP_FRAMES;
-            let end = ((group + 1) * GROUP_FRAMES).min(behind);
+            let end = ((group + 1) * GROUP_FRAMES).min(behind).min(opened_end);
             if let Some(run) = self.allocate_in_group(group, cursor..end, want) {
                 self.cursors[class as usize] = run.start + run.len;
                 return Some(run);
@@ -359,7 +420,7 @@ impl FrameAllocator {
 
     /// Lines of the bitmap that the next flush writes.
     pub(crate) fn changed_lines(&self) -> u64 {
-        self.bitmap.changed_lines()
+        self.bitmap.changed_lines().len() as u64
     }
 
     /// Writes every changed line of the bitmap, if there is one.
@@ -400,6 +461,7 @@ fn open_bits(busy: &mut [u64], used: &[u64], frames: Range<u64>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::bitmap_ends::BitmapEnds;
     use pagemesh_pmem::Recorder;
     use proptest::prelude::*;
     use std::collections::BTreeSet;
@@ -411,7 +473,8 @@ mod tests {
         for tables in geometry.device_frames() {
             Bitmap::format(&media, &tables, Uuid::nil());
         }
-        let (bitmap, bad) = Bitmap::load(&media, &geometry, Uuid::nil());
+        let ends = BitmapEnds::of_new(&geometry);
+        let (bitmap, bad) = Bitmap::load(&media, &geometry, Uuid::nil(), ends);
         assert_eq!(bad, []);
         FrameAllocator::new(bitmap)
     }

@@ -18,7 +18,7 @@ use crate::format::device_paths::DevicePaths;
 use crate::format::geometry::{Geometry, OBJECT_BYTES};
 use crate::format::in_flight;
 use crate::format::object::{Object, ObjectState};
-use crate::format::superblock::{Features, Superblock};
+use crate::format::superblock::{BitmapEnds, Features, Superblock};
 use crate::owner::frame_allocator::FrameAllocator;
 use crate::owner::session_table::SessionTable;
 use crate::recovery::{
@@ -151,6 +151,7 @@ pub fn format_as<M: Media>(media: &M, pool: Uuid, options: FormatOptions) -> Res
         epoch: Epoch(1),
         checkpoint: Seq(1),
         used_frames: 0,
+        bitmap_ends: BitmapEnds::of_new(&geometry),
         objects_end: 0,
         journals_end: OWNER_SESSION + 1,
         stated,

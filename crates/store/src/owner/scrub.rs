@@ -119,7 +119,7 @@ impl<M: Media> Pool<M> {
         };
         let steps = |count: u32, of: u32| u64::from(count.div_ceil(of));
         let in_flight = steps(self.in_flight.count(), STEP_IN_FLIGHT);
-        let bitmap = steps(self.frame_allocator.bitmap().lines().end, STEP_LINES);
+        let bitmap = steps(self.frame_allocator.bitmap().used_end(), STEP_LINES);
         let objects = steps(self.superblock.objects_end, STEP_OBJECTS);
         let tables = 2 + in_flight + bitmap + objects;
         let total = tables + leaves_below(u32::MAX).div_ceil(STEP_LEAVES);
@@ -288,7 +288,7 @@ impl<M: Media> Pool<M> {
         from: u32,
         found: &mut ScrubReport,
     ) -> Result<Option<ScrubStage>, PoolError> {
-        let end = self.frame_allocator.bitmap().lines().end;
+        let end = self.frame_allocator.bitmap().used_end();
         let to = end.min(from + STEP_LINES);
         let (corrected, stores) = self
             .frame_allocator

@@ -205,7 +205,8 @@ impl<'m, M: Media> Recovery<'m, M> {
             }
         }
         let is_alone = superblock_copies(media).iter().any(Result::is_err);
-        let (bitmap, torn_lines) = Bitmap::load(media, &block.geometry, block.pool);
+        let (geometry, ends) = (&block.geometry, block.bitmap_ends);
+        let (bitmap, torn_lines) = Bitmap::load(media, geometry, block.pool, ends);
         if has_new_failure {
             // The count of the superblock has frames of these devices.
             block.used_frames = bitmap.used();
@@ -293,6 +294,9 @@ impl<'m, M: Media> Recovery<'m, M> {
         }
         block.objects_end = self.replay.objects_end;
         block.used_frames = self.bitmap.used();
+        if !defect::is(Defect::RecoveredBitmapEndNotStored) {
+            block.bitmap_ends = *self.bitmap.ends();
+        }
         self.stores.append(&mut self.replay.stores);
         self.stores.extend(self.bitmap.flush(self.media));
         if let Some(stores) = self.stores.drain(..).reduce(UnfencedStores::and) {

@@ -11,7 +11,7 @@ use pagemesh_store::journal::Journal;
 use pagemesh_store::pool::{Pool, format};
 use pagemesh_store::pool_mapping::{Handle, StoreError};
 use pagemesh_store::record::RecordAddress;
-use pagemesh_store::recovery::{PoolError, RecoverySummary};
+use pagemesh_store::recovery::{PoolError, RecoverySummary, read_superblock};
 use pagemesh_store::session::{LegFailure, LegSession, Session, clear, write};
 use pagemesh_store::table::{PageTable, SlotLocation};
 use pagemesh_store::test_api::ROOT_AT;
@@ -356,6 +356,15 @@ pub(crate) fn bitmap_of(image: &Image) -> Vec<u64> {
     let start = geometry.bitmap.start as usize;
     let words = (start..start + bitmap_bytes(&geometry) as usize).step_by(8);
     words.map(|at| image.word(at)).collect()
+}
+
+/// The used lines of a pool's bitmap. Bytes of the others mean nothing.
+pub(crate) fn used_bitmap_of(image: &Image) -> Vec<u64> {
+    let mut words = bitmap_of(image);
+    let media = Recorder::from_image(image.clone());
+    let block = read_superblock(&media).expect("a superblock");
+    words.truncate(block.bitmap_ends.lines_of_first() as usize * 8);
+    words
 }
 
 pub(crate) fn with_bitmap(image: &Image, words: &[u64]) -> Image {

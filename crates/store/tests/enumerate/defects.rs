@@ -187,6 +187,17 @@ const DEFECTS: &[(Defect, Workload, &str)] = &[
         Operations(MediumKind::Memory),
         "acknowledged writes",
     ),
+    // In memory the count of frames in use shows it, and the bitmap is made anew.
+    (
+        Defect::BitmapEndNotStored,
+        Devices(MediumKind::File),
+        "maintenance",
+    ),
+    (
+        Defect::RecoveredBitmapEndNotStored,
+        Devices(MediumKind::File),
+        "maintenance",
+    ),
     (
         Defect::DeviceNotNamed,
         Devices(MediumKind::Memory),

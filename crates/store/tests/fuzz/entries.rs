@@ -16,7 +16,7 @@ use pagemesh_store::record::{
     add_checksum, encode_pad, is_pad,
 };
 use pagemesh_store::slot::Slot;
-use pagemesh_store::superblock::{BadSuperblock, Features, Superblock};
+use pagemesh_store::superblock::{BadSuperblock, BitmapEnds, Features, Superblock};
 use std::mem::discriminant;
 use uuid::Uuid;
 
@@ -38,7 +38,8 @@ fn superblock(pool_bytes: u64, devices: u8, stated: Option<StatedClass>) -> Vec<
         incarnation: Incarnation(2),
         epoch: Epoch(1),
         checkpoint: Seq(70),
-        used_frames: 3,
+        used_frames: 0,
+        bitmap_ends: BitmapEnds::of_new(&geometry),
         objects_end: 1,
         journals_end: 2,
         stated,
