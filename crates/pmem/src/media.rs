@@ -163,6 +163,10 @@ pub trait Media {
         true
     }
 
+    /// Loads the pages of these bytes that lie on a device and are not in memory, many at a time, so that reads of them do
+    /// not wait one by one. It reports nothing: a page that cannot be read, or found no room, is loaded by its read.
+    fn load_ahead(&self, _offsets: &[usize]) {}
+
     /// Whether the page of this byte lies on a device below, which [`AsyncIo::reload`](crate::AsyncIo::reload) reads.
     fn is_on_disk(&self, _offset: usize) -> bool {
         false

@@ -253,6 +253,19 @@ impl DiskIo {
 }
 
 impl DiskIo {
+    /// Loads pages, and returns when all loads have ended.
+    pub(super) fn load_and_wait(&mut self, offsets: &[usize]) {
+        self.start_runs(0, offsets, false);
+        while !self.runs_left.is_empty() {
+            if let Err(cause) = self.ring.wait() {
+                tracing::warn!(%cause, "cannot wait for reads of the disk; pages are loaded one by one");
+                return;
+            }
+            self.reap();
+            self.push_loads();
+        }
+    }
+
     fn start_runs(&mut self, tag: u64, offsets: &[usize], replaces_clean: bool) {
         let mut pages: Vec<usize> = offsets.iter().map(|offset| offset / PAGE_BYTES).collect();
         pages.sort_unstable();

@@ -319,6 +319,23 @@ impl Media for DiskMedia {
             }
     }
 
+    fn load_ahead(&self, offsets: &[usize]) {
+        let parts = self.parts();
+        let is_missing = |offset: &usize| match parts.devices.place(*offset) {
+            ByteLocation::Frame(_) => !parts.cache.contains(offset / PAGE_BYTES),
+            ByteLocation::Head(..) | ByteLocation::Left => false,
+        };
+        let missing: Vec<usize> = offsets.iter().copied().filter(is_missing).collect();
+        // A simulated device takes its time only from requests that the simulation drives.
+        if missing.len() < 2 || parts.devices.is_simulated() {
+            return;
+        }
+        match DiskIo::new(self.disk.clone()) {
+            Ok(mut io) => io.load_and_wait(&missing),
+            Err(cause) => tracing::debug!(%cause, "pages are loaded one by one"),
+        }
+    }
+
     fn is_on_disk(&self, _offset: usize) -> bool {
         true
     }

@@ -42,6 +42,7 @@
 //!   record shows that it was committed. On a file recovery keeps it, so that a read of the page
 //!   fails instead of returning the older page.
 
+mod ahead;
 mod device_headers;
 mod error;
 mod repair;

@@ -1,5 +1,6 @@
 //! The replay of records in seq order, on a pool that is not in use.
 
+use super::ahead::{self, EntriesAhead};
 use super::error::PoolError;
 use crate::defect::{self, Defect};
 use crate::format::geometry::{Geometry, frame_at};
@@ -46,7 +47,11 @@ impl<'m, M: Media> Replay<'m, M> {
         ordered: bool,
     ) -> Result<(), PoolError> {
         let moved = frame_moves(entries);
+        let mut ahead = EntriesAhead::new(entries);
         for group in entries.chunk_by(|one, next| one.seq() == next.seq()) {
+            if let Some(next) = ahead.before(group) {
+                ahead::load_nodes(self.media, &self.geometry, next);
+            }
             let seq = group[0].seq();
             if seq.0 >= COUNT_MAX {
                 return Err(PoolError::Record(seq));

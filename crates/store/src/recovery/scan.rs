@@ -3,6 +3,7 @@
 //! Invariant: a group counts if its data is there, or if something proves that it was committed: its
 //! slot, or a record that replaced the slot.
 
+use super::ahead::{self, ENTRIES_AHEAD, EntriesAhead};
 use super::error::PoolError;
 use super::replay::Replay;
 use super::{Recovery, repair};
@@ -68,12 +69,18 @@ impl<M: Media> Recovery<'_, M> {
 
     /// Corrects the slots above those that the records change.
     pub(super) fn correct_slots(&mut self, journals: &JournalScans) {
-        let read = journals.whole.iter().flat_map(|(entries, _)| entries);
-        let read = read.chain(journals.torn.iter().flatten());
-        let needed = read.filter(|entry| entry.seq() >= self.block.checkpoint);
+        let read = journals.whole.iter().map(|(entries, _)| entries);
+        let read = read.chain(&journals.torn);
         let (geometry, bitmap) = (&self.block.geometry, &self.bitmap);
-        self.corrected_slots =
-            repair::correct_slots(self.media, geometry, bitmap, needed, &mut self.stores);
+        for entries in read.flat_map(|entries| entries.chunks(ENTRIES_AHEAD)) {
+            let needed = entries
+                .iter()
+                .filter(|entry| entry.seq() >= self.block.checkpoint);
+            ahead::load_nodes(self.media, geometry, entries);
+            let corrected =
+                repair::correct_slots(self.media, geometry, bitmap, needed, &mut self.stores);
+            self.corrected_slots.extend(corrected);
+        }
         self.summary.corrected += self.corrected_slots.len() as u64;
     }
 
@@ -132,7 +139,16 @@ impl<M: Media> Recovery<'_, M> {
         let ordered = self.ordered;
         let last = entries.last().map(JournalEntry::seq);
         let mut kept = Vec::with_capacity(entries.len());
+        let mut ahead = EntriesAhead::new(entries);
         for group in entries.chunk_by(|one, next| one.seq() == next.seq()) {
+            if let (false, Some(next)) = (ordered, ahead.before(group)) {
+                ahead::load_data(
+                    self.media,
+                    &self.block.geometry,
+                    next,
+                    self.block.checkpoint,
+                );
+            }
             let seq = group[0].seq();
             let suspect = seq >= self.block.checkpoint && (!ordered || Some(seq) == last);
             let replay = &self.replay;
