@@ -76,6 +76,7 @@ pub(crate) fn start(
         file,
         bytes: 0..len,
         head_len: block.geometry.frames.start as usize,
+        frame_table: block.geometry.frame_table.bytes(),
     };
     let disk = start_disk(path, Some(first), options)?;
     for device in &found {

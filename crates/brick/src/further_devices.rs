@@ -46,6 +46,7 @@ impl FoundDevice {
             file,
             bytes: self.device.bytes(),
             head_len: self.device.head_len(),
+            frame_table: self.device.frame_table_bytes(),
         };
         media.attach_device(new).map_err(|cause| FileError::Map {
             path: path.clone(),

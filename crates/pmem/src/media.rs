@@ -17,6 +17,8 @@ pub struct NewDevice {
     pub bytes: Range<usize>,
     /// Bytes at its start that stay in memory: all before its frames.
     pub head_len: usize,
+    /// Bytes of them, from its start on, that may leave memory as frames do: the frame table, which grows with the device.
+    pub frame_table: Range<usize>,
 }
 
 /// Stores that the next fence of this thread makes persistent.

@@ -16,6 +16,8 @@ use tempfile::TempDir;
 const MEGABYTE: usize = 1 << 20;
 /// Bytes before the frames of each device.
 const HEAD: usize = 8 * PAGE_BYTES;
+/// Bytes of the head that may leave memory.
+const TABLE: Range<usize> = 3 * PAGE_BYTES..6 * PAGE_BYTES;
 /// The second device begins behind a gap, the third at the second's end.
 const PLACES: [Range<usize>; 3] = [
     0..MEGABYTE,
@@ -58,6 +60,7 @@ impl Files {
             file: self.create(name, bytes.len()),
             bytes,
             head_len: HEAD,
+            frame_table: TABLE,
         }
     }
 }
@@ -356,4 +359,81 @@ fn panic_of_a_thread_fails_the_disk() {
             assert!(cause.contains("panicked"), "{cause}");
         }
     }
+}
+
+/// Reads more frames than the cache has pages.
+fn read_other_frames(data: &DiskMedia) {
+    for place in &PLACES {
+        for page in pages(place).skip(HEAD / PAGE_BYTES + 64).take(32) {
+            read(data, page);
+        }
+    }
+}
+
+#[test]
+fn pages_loaded_ahead_are_cached() {
+    for refuses_io_uring in [false, true] {
+        let files = Files::new();
+        let plans = [(); 3].map(|()| DevicePlan::of_next_device());
+        if refuses_io_uring {
+            plans.iter().for_each(|plan| plan.refuse_io_uring());
+        }
+        let data = disk(&files);
+        let first = |device: usize| PLACES[device].start / PAGE_BYTES + HEAD / PAGE_BYTES;
+        let wanted = [first(0), first(0) + 1, first(1) + 5, first(2)];
+        for page in wanted {
+            write(&data, page, &content(page));
+        }
+        data.sync().expect("synced");
+        read_other_frames(&data);
+        let offsets = wanted.map(|page| page * PAGE_BYTES);
+        assert!(!offsets.iter().any(|&at| data.is_cached(at)));
+        // It cannot be read once, and then it can.
+        plans[1].add(PlannedRequest::Read, 0..u64::MAX, 1, DeviceFault::Error(5));
+        data.load_ahead(&offsets);
+        assert!(offsets.iter().all(|&at| data.is_cached(at)));
+        assert!(
+            wanted
+                .iter()
+                .all(|&page| read(&data, page) == content(page))
+        );
+        assert_eq!(data.unreadable_pages(), []);
+    }
+}
+
+#[test]
+fn frame_table_leaves_memory_and_comes_back() {
+    let files = Files::new();
+    let data = disk(&files);
+    let overlay = data.disk().overlay();
+    let words = || PLACES.iter().map(|place| place.start + TABLE.start + 800);
+    for at in words() {
+        overlay.store(at, 5);
+        data.store(at, at as u64);
+    }
+    data.sync().expect("synced");
+    for (name, word) in ["0", "1", "2"].into_iter().zip(words()) {
+        let at = TABLE.start + 800;
+        assert_eq!(files.bytes(name)[at..at + 8], word.to_le_bytes());
+    }
+    read_other_frames(&data);
+    assert!(!words().any(|at| data.is_cached(at)));
+    assert!(words().all(|at| data.load(at) == at as u64 && overlay.load(at) == 5));
+    // The head around it stays.
+    let around = [TABLE.start - 8, TABLE.end].into_iter();
+    let mut around = around.flat_map(|at| PLACES.iter().map(move |place| place.start + at));
+    assert!(around.all(|at| data.load(at) == 0 && data.is_cached(at)));
+}
+
+#[test]
+fn unreadable_frame_table_fails_the_disk() {
+    let files = Files::new();
+    let plan = DevicePlan::of_next_device();
+    let data = disk(&files);
+    let table = TABLE.start as u64..TABLE.end as u64;
+    plan.add(PlannedRequest::Read, table, 1, DeviceFault::Error(5));
+    data.load(TABLE.start);
+    let cause = data.disk().failure().expect("a failed disk");
+    assert!(cause.contains("journals or tables"), "{cause}");
+    assert_eq!(data.unreadable_pages(), []);
 }

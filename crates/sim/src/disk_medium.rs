@@ -43,7 +43,9 @@ impl DiskMedium {
             cache_bytes: cache_pages * PAGE_BYTES,
             limits: RequestLimits::default(),
         };
-        let disk = Disk::simulated(device, head_len, options).expect("memory and descriptors");
+        let table = plan.frame_table.bytes();
+        let disk =
+            Disk::simulated(device, head_len, table, options).expect("memory and descriptors");
         let disk = Arc::new(disk);
         let fuse = Arc::new(Fuse {
             accesses: AtomicI64::new(-1),

@@ -202,6 +202,7 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
             file: device.file().map_err(DeviceFileError::from)?,
             bytes: planned.bytes(),
             head_len: planned.head_len(),
+            frame_table: planned.frame_table_bytes(),
         };
         let attached = media.attach_device(new);
         attached.map_err(|cause| attach_refused(path, cause))?;

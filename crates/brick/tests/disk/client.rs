@@ -105,6 +105,7 @@ impl Pool {
             file: opened(&path),
             bytes: 0..geometry.pool_bytes as usize,
             head_len: geometry.frames.start as usize,
+            frame_table: geometry.frame_table.bytes(),
         };
         let options = DiskOptions {
             cache_bytes: CACHE_BYTES,
@@ -139,6 +140,7 @@ pub fn add_device<M: Media>(pool: &mut store::pool::Pool<M>, media: &M, path: &P
         file,
         bytes: planned.bytes(),
         head_len: planned.head_len(),
+        frame_table: planned.frame_table_bytes(),
     };
     media.attach_device(new).expect("attached");
     assert!(pool.set_device_path(id, path), "room for the path");

@@ -104,6 +104,7 @@ impl TieredFiles {
             file: file.expect("the file"),
             bytes: planned.bytes(),
             head_len: planned.head_len(),
+            frame_table: planned.frame_table_bytes(),
         };
         media.attach_device(new).expect("attached");
         assert!(pool.set_device_path(id, &self.disk), "room for the path");

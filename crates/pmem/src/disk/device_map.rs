@@ -29,6 +29,8 @@ pub(super) struct DiskDevice {
     pub(super) device: Device,
     /// Its first bytes, in memory as a whole.
     pub(super) head: Head,
+    /// Its bytes of the head that are in the cache: the frame table. Only checkpoints store there, and sessions have the overlay.
+    cached_table: Range<usize>,
     /// Its pages in the overlay.
     pub(super) overlay: LoadedPages,
     /// Written since its last FLUSH, or never flushed by this process.
@@ -42,8 +44,8 @@ pub(super) struct DiskDevice {
 pub(super) enum ByteLocation<'d> {
     /// In the head of a device, at this byte of the device.
     Head(&'d DiskDevice, usize),
-    /// In the frames of a device.
-    Frame(&'d DiskDevice),
+    /// In the frames of a device, or in a part of its head that the cache has.
+    Cached(&'d DiskDevice),
     /// On a device that has left.
     Left,
     /// On a device that has failed before the disk was opened, and is not there.
@@ -56,6 +58,7 @@ impl DiskDevice {
             file,
             bytes,
             head_len,
+            frame_table,
         } = place;
         let len = bytes.len();
         let is_whole = |bytes: usize| bytes.is_multiple_of(PAGE_BYTES);
@@ -76,6 +79,8 @@ impl DiskDevice {
             bytes,
             device,
             head: Head::new(head_len.min(len))?,
+            cached_table: frame_table.start / PAGE_BYTES * PAGE_BYTES
+                ..frame_table.end.next_multiple_of(PAGE_BYTES).min(head_len),
             overlay: LoadedPages::new(len, 1)?,
             is_unflushed: AtomicBool::new(true),
             has_left: AtomicBool::new(false),
@@ -86,10 +91,22 @@ impl DiskDevice {
     #[inline]
     fn place(&self, offset: usize) -> ByteLocation<'_> {
         let at = offset - self.bytes.start;
-        match at < self.head.len() {
+        match self.is_resident(at) {
             true => ByteLocation::Head(self, at),
-            false => ByteLocation::Frame(self),
+            false => ByteLocation::Cached(self),
         }
+    }
+
+    /// Whether one of its bytes stays in memory.
+    #[inline]
+    fn is_resident(&self, at: usize) -> bool {
+        at < self.head.len() && !self.cached_table.contains(&at)
+    }
+
+    /// The same of a page, by its number in the disk.
+    #[inline]
+    pub(super) fn is_page_resident(&self, page: usize) -> bool {
+        self.is_resident(page * PAGE_BYTES - self.bytes.start)
     }
 
     /// The number of its first page.
@@ -278,7 +295,7 @@ impl DeviceMap {
     #[track_caller]
     pub(super) fn device_of(&self, offset: usize) -> Option<&DiskDevice> {
         match self.place(offset) {
-            ByteLocation::Head(device, _) | ByteLocation::Frame(device) => Some(device),
+            ByteLocation::Head(device, _) | ByteLocation::Cached(device) => Some(device),
             ByteLocation::Left | ByteLocation::Absent => None,
         }
     }

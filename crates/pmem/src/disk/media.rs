@@ -314,7 +314,7 @@ impl Media for DiskMedia {
         let parts = self.parts();
         self.is_overlay
             || match parts.devices.place(offset) {
-                ByteLocation::Frame(_) => parts.cache.contains(offset / PAGE_BYTES),
+                ByteLocation::Cached(_) => parts.cache.contains(offset / PAGE_BYTES),
                 ByteLocation::Head(..) | ByteLocation::Left | ByteLocation::Absent => true,
             }
     }
@@ -322,7 +322,7 @@ impl Media for DiskMedia {
     fn load_ahead(&self, offsets: &[usize]) {
         let parts = self.parts();
         let is_missing = |offset: &usize| match parts.devices.place(*offset) {
-            ByteLocation::Frame(_) => !parts.cache.contains(offset / PAGE_BYTES),
+            ByteLocation::Cached(_) => !parts.cache.contains(offset / PAGE_BYTES),
             ByteLocation::Head(..) | ByteLocation::Left => false,
         };
         let missing: Vec<usize> = offsets.iter().copied().filter(is_missing).collect();

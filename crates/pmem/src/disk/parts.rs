@@ -60,7 +60,11 @@ impl DiskParts {
     }
 
     /// Adds a device behind all others.
-    pub(super) fn attach(&self, new: NewDevice) -> Result<(), MapError> {
+    pub(super) fn attach(&self, mut new: NewDevice) -> Result<(), MapError> {
+        if self.devices.first().is_none() {
+            // Behind memory there is no overlay: sessions read the checksums of pages here.
+            new.frame_table = 0..0;
+        }
         let device = super::device::Device::open(&new.file)?;
         let device = device.placed_at(new.bytes.start, &self.watched);
         let device = DiskDevice::new(device, new)?;
@@ -225,7 +229,7 @@ impl DiskParts {
     ) -> Option<T> {
         match self.devices.place(offset) {
             ByteLocation::Head(device, at) => Some(look(self.head(device, at, len), at)),
-            ByteLocation::Frame(_) => {
+            ByteLocation::Cached(_) => {
                 let (page, within) = (offset / PAGE_BYTES, offset % PAGE_BYTES);
                 self.with_cached(page, |cache| {
                     cache.access(page, |memory, slot_at| look(memory, slot_at + within))
@@ -249,7 +253,7 @@ impl DiskParts {
                 device.head.mark_dirty(at, len);
                 Some(changed)
             }
-            ByteLocation::Frame(_) => {
+            ByteLocation::Cached(_) => {
                 let (page, within) = (offset / PAGE_BYTES, offset % PAGE_BYTES);
                 self.with_cached(page, |cache| {
                     cache.change(page, |memory, slot_at| {
@@ -298,7 +302,7 @@ impl DiskParts {
 
     pub(super) fn replace_page(&self, offset: usize, page: &[u8; PAGE_BYTES]) -> PageChecksums {
         check_range(self.devices.len(), offset, PAGE_BYTES, PAGE_BYTES);
-        if !matches!(self.devices.place(offset), ByteLocation::Frame(_)) {
+        if !matches!(self.devices.place(offset), ByteLocation::Cached(_)) {
             let stream = |memory: &Memory, at| memory.stream_page(at, page);
             let sums = self.change(offset, PAGE_BYTES, stream);
             return sums.unwrap_or_else(|| PageChecksums::of(page));

@@ -20,11 +20,12 @@ use crate::mapped_media::system;
 use crate::media::NewDevice;
 use pagemesh_base::poison::lock;
 use std::fs::File;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 impl Disk {
-    /// A disk over a simulated device, of which `head_len` bytes stay in memory. [`Disk::step_writer`] and
+    /// A disk over a simulated device, of which `head_len` bytes stay in memory, but for `frame_table`. [`Disk::step_writer`] and
     /// [`Disk::step_flusher`] take the place of its threads.
     ///
     /// # Errors
@@ -32,6 +33,7 @@ impl Disk {
     pub fn simulated(
         device: &Arc<SimulatedDevice>,
         head_len: usize,
+        frame_table: Range<usize>,
         options: DiskOptions,
     ) -> Result<Disk, MapError> {
         let watched = Arc::new(WatchedRequests::new());
@@ -39,6 +41,7 @@ impl Disk {
             file: File::open("/dev/null").map_err(system("open a file"))?,
             bytes: 0..device.len_bytes() as usize,
             head_len,
+            frame_table,
         };
         let device = Device::simulated(device)?.placed_at(0, &watched);
         Disk::without_threads(Some(DiskDevice::new(device, place)?), watched, options)

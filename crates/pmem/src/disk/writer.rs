@@ -140,7 +140,7 @@ impl Writer {
         let mut buffer = self.take_buffer(target)?;
         for page in run.first..run.first + run.pages {
             let at = (buffer * REQUEST_PAGES_MAX + copied.pages) * PAGE_BYTES;
-            let is_dirty = match device.is_in_head(page) {
+            let is_dirty = match device.is_page_resident(page) {
                 true => {
                     let own_page = page - device.first_page();
                     device.head.copy_page(own_page, &self.buffers, at);
@@ -240,7 +240,7 @@ impl Writer {
                 continue;
             }
             for page in run.first..run.first + run.pages {
-                if !device.is_in_head(page) {
+                if !device.is_page_resident(page) {
                     target.cache.end_write(page);
                 }
             }

@@ -12,7 +12,7 @@ use crate::format::slot::Slot;
 use crate::format::table::SlotLocation;
 use crate::recovery::PoolError;
 use pagemesh_base::ids::FrameNo;
-use pagemesh_base::units::LINE_BYTES;
+use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_pmem::Media;
 use std::sync::atomic::Ordering;
 
@@ -254,6 +254,20 @@ impl<M: Media> Pool<M> {
         Ok(())
     }
 
+    /// Loads the pages of the frame table that records change, many at a time.
+    fn load_frame_table(&self, records: &[Record]) {
+        let data = records.iter().filter(|record| record.level == 0);
+        let changes = data.flat_map(|record| &record.changes);
+        let frames = changes.filter_map(|change| change.new.frame());
+        let geometry = self.mapping.geometry();
+        let mut pages: Vec<usize> = frames
+            .map(|frame| geometry.frame_entry_at(frame) / PAGE_BYTES * PAGE_BYTES)
+            .collect();
+        pages.sort_unstable();
+        pages.dedup();
+        self.mapping.data.load_ahead(&pages);
+    }
+
     /// `file-sync` pools: stores the slots and entries of the records to the file, in seq order.
     pub(super) fn apply_to_file(&mut self, pass: &mut CheckpointPass) -> Result<(), PoolError> {
         let data = &*self.mapping.data;
@@ -261,6 +275,7 @@ impl<M: Media> Pool<M> {
         if !defect::is(Defect::AppliedOutOfOrder) {
             records.sort_unstable_by_key(|record| record.seq);
         }
+        self.load_frame_table(&records);
         for record in &records {
             let found = (self.mapping).locate_on(data, record.object, record.level, record.page)?;
             let SlotLocation::At(at) = found else {

@@ -57,6 +57,7 @@ impl TieredHost {
                 file,
                 bytes: planned.bytes(),
                 head_len: planned.head_len(),
+                frame_table: planned.frame_table_bytes(),
             })
         });
         added.expect("a disk");

@@ -172,6 +172,7 @@ fn open_tiered(pools: &Path, dir: &Path, memory: u64) -> anyhow::Result<OpenBric
             file,
             bytes: planned.bytes(),
             head_len: planned.head_len(),
+            frame_table: planned.frame_table_bytes(),
         })
     })?;
     for slice in [SLICE, SCANNED] {
