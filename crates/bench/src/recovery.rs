@@ -56,6 +56,9 @@ pub struct RecoverySample {
     pub records: u64,
     /// Bytes in the pool when its brick was killed.
     pub held_bytes: u64,
+    /// Memory of the brick before it was killed, beyond that of a brick with an empty pool and the budget of its cache: tables,
+    /// journals and buffers of the connection.
+    pub table_bytes: u64,
 }
 
 fn as_ns<S: serde::Serializer>(wall: &Duration, to: S) -> Result<S::Ok, S::Error> {
@@ -139,6 +142,7 @@ fn report(found: &[Vec<RecoverySample>], options: &RecoveryOptions) -> Report {
         ("to the first", "×"),
         ("records replayed", "median"),
         ("held", "MiB, median"),
+        ("memory for tables", "% of held, max"),
     ];
     let mut report = Report::new("recovery", &title, &options.class, &columns);
     let first = walls_ms(&found[0]);
@@ -164,6 +168,8 @@ fn walls_ms(rounds: &[RecoverySample]) -> Vec<f64> {
 
 fn row(size_bytes: u64, rounds: &[RecoverySample], first_ms: &[f64]) -> Vec<ReportCell> {
     let walls = walls_ms(rounds);
+    let share = |r: &RecoverySample| r.table_bytes as f64 * 100.0 / r.held_bytes.max(1) as f64;
+    let shares = rounds.iter().map(share);
     let middle =
         |of: fn(&RecoverySample) -> f64| median(&rounds.iter().map(of).collect::<Vec<_>>());
     vec![
@@ -174,6 +180,7 @@ fn row(size_bytes: u64, rounds: &[RecoverySample], first_ms: &[f64]) -> Vec<Repo
         median_ratio(&walls, first_ms).into(),
         middle(|r| r.records as f64).into(),
         middle(|r| r.held_bytes as f64 / 1_048_576.0).into(),
+        shares.reduce(f64::max).into(),
     ]
 }
 

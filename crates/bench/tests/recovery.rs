@@ -16,6 +16,7 @@ fn recovered(ms: u64, records: u64) -> RecoveryResult {
         wall: Duration::from_millis(ms),
         records,
         held_bytes: 3 << 20,
+        table_bytes: (3 << 20) / 200 * records,
     })
 }
 
@@ -58,6 +59,8 @@ fn sizes_alternate_and_ratios_are_per_round() {
     assert_eq!(row("8 GiB"), [10.0, 10.0, 100.0, 1.0, 3.0]);
     assert_eq!(row("64 GiB"), [30.0, 30.0, 300.0, 3.0, 3.0]);
     assert_eq!(number(&report, "8 GiB", "held"), 3.0);
+    let share = number(&report, "8 GiB", "memory for tables");
+    assert!((2.49..2.51).contains(&share), "{share}");
     let rounds = &report.raw["recoveries_by_size_round"][1];
     assert_eq!(rounds.as_array().map(Vec::len), Some(5));
     assert_eq!(rounds[0]["wall_ns"], 30_000_000);

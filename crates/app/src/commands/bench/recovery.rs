@@ -19,7 +19,7 @@ use pagemesh_base::units::Size;
 use pagemesh_bench::recovery::{RecoveryOptions, RecoverySample, run_recovery};
 use pagemesh_bench::report::Report;
 use pagemesh_brick::brick::{OpenedBrick, OpenedPool};
-use pagemesh_brick::disk_file::OpenOptions;
+use pagemesh_brick::disk_file::{MEMORY_BUDGET_MIN, OpenOptions};
 use pagemesh_brick::{file, resource_limits};
 use pagemesh_fabric::brick_client::BrickClient;
 use pagemesh_fabric::limits::Timeouts;
@@ -36,6 +36,8 @@ use uuid::Uuid;
 const SLICE: SliceId = SliceId(Uuid::from_u128(1));
 /// The smallest pool, and the fewest bytes written to it.
 const SIZE_MIN: u64 = 256 << 20;
+/// Memory for the data pages of a brick.
+const CACHE_BYTES: u64 = MEMORY_BUDGET_MIN as u64;
 /// Requests in flight.
 const DEPTH: u64 = 32;
 
@@ -57,7 +59,8 @@ struct RecoveryBench {
     dir: PathBuf,
     key_path: PathBuf,
     key: Key,
-    pools: HashMap<u64, PathBuf>,
+    /// The pools by their sizes, with the memory of the brick of each while it was empty.
+    pools: HashMap<u64, (PathBuf, u64)>,
     seconds: u64,
     op: u64,
 }
@@ -118,19 +121,30 @@ fn close<M: Media + Send + Sync + 'static>(
     Ok((held_bytes, recovered))
 }
 
+/// Memory of a process that no file has.
+fn anonymous_bytes(process: u32) -> anyhow::Result<u64> {
+    let path = format!("/proc/{process}/status");
+    let status = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+    let line = status.lines().find_map(|it| it.strip_prefix("RssAnon:"));
+    let kibibytes = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    Ok(kibibytes.with_context(|| format!("{path} has no RssAnon"))? << 10)
+}
+
 impl RecoveryBench {
     fn recover(&mut self, size_bytes: u64, round: usize) -> anyhow::Result<RecoverySample> {
         let is_new = !self.pools.contains_key(&size_bytes);
         let path = match self.pools.get(&size_bytes) {
-            Some(path) => path.clone(),
+            Some((path, _)) => path.clone(),
             None => {
                 let path = self.dir.join(format!("{}.pool", size_bytes >> 20));
                 file::create_sparse(&path, size_bytes)?;
-                self.pools.insert(size_bytes, path.clone());
                 path
             }
         };
         let (mut brick, address) = self.start_brick(&path)?;
+        let memory_bytes = anonymous_bytes(brick.0.id())?;
+        let empty_pool = (path.clone(), memory_bytes);
+        let empty_bytes = self.pools.entry(size_bytes).or_insert(empty_pool).1;
         let timeouts = Timeouts::default();
         if is_new {
             let remote = BrickClient::connect(address, &self.key, timeouts)?;
@@ -143,6 +157,7 @@ impl RecoveryBench {
         }
         let until = Instant::now() + Duration::from_secs(self.seconds);
         self.write_blocks(&mut leg, epoch, 4096, u64::MAX, Some(until))?;
+        let memory_bytes = anonymous_bytes(brick.0.id())?;
         brick.0.kill()?;
         brick.0.wait()?;
         drop(leg);
@@ -162,6 +177,7 @@ impl RecoveryBench {
             wall,
             records: recovered.records,
             held_bytes,
+            table_bytes: memory_bytes.saturating_sub(empty_bytes + CACHE_BYTES),
         })
     }
 
@@ -173,6 +189,7 @@ impl RecoveryBench {
             .arg(pool)
             .arg("--key")
             .arg(&self.key_path)
+            .args(["--memory-budget", &CACHE_BYTES.to_string()])
             .stderr(Stdio::null());
         let (brick, ready) = ChildDaemon::start(command)?;
         let address = ready.rsplit(' ').next().unwrap_or_default();
