@@ -56,8 +56,8 @@ pub struct BrickArgs {
     #[arg(long, hide = true)]
     pub sparse: bool,
     /// Memory for the data pages of a pool of class `file-sync`, at least 16M; by default an eighth of the
-    /// machine's memory, at least 16M and at most 4G. Journals and tables take memory besides: up to 0.65 % of the
-    /// pool's size. So do the buffers of connections: up to 16 MiB for each. A pool of another class ignores it.
+    /// machine's memory, at least 16M and at most 4G. Tables take memory besides: up to 0.41 % of the pool's
+    /// size. So do journals, up to 2 MiB for each session, and the buffers of connections, up to 16 MiB for each. A pool of another class ignores it.
     #[arg(long, value_name = "SIZE")]
     pub memory_budget: Option<MemoryBudget>,
     /// Interval of pool scrubs, as `12h` or `7d`, or `never`. A scrub compares the metadata of the

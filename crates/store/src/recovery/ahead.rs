@@ -10,8 +10,9 @@ use pagemesh_base::ids::Seq;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
 
-/// Entries whose pages are loaded together. Their pages fit into the smallest memory of a pool on a disk.
-pub(super) const ENTRIES_AHEAD: usize = 1024;
+/// Entries whose pages are loaded together. The smallest cache of a pool on a disk has 409 places for pages that were not
+/// read yet, and evicts them first.
+pub(super) const ENTRIES_AHEAD: usize = 256;
 
 /// The next entries of a list that is read in order, group by group.
 pub(super) struct EntriesAhead<'e> {

@@ -191,12 +191,12 @@ const DEFECTS: &[(Defect, Workload, &str)] = &[
     (
         Defect::BitmapEndNotStored,
         Devices(MediumKind::File),
-        "maintenance",
+        "opening",
     ),
     (
         Defect::RecoveredBitmapEndNotStored,
         Devices(MediumKind::File),
-        "maintenance",
+        "ending a session",
     ),
     (
         Defect::DeviceNotNamed,
