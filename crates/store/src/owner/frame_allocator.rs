@@ -97,7 +97,7 @@ impl FrameAllocator {
         set_bits(&mut self.unavailable, next..end);
     }
 
-    /// Finds the fresh frames of devices whose frames are granted.
+    /// Finds the fresh frames of devices that are not draining.
     fn find_fresh(&mut self) {
         let frames = self.bitmap.geometry().frame_numbers().ranges();
         let devices = frames.zip(self.bitmap.used_ranges());

@@ -3,7 +3,7 @@
 use super::FrameClass;
 use std::ops::Range;
 
-/// Frames that are opened at a time: 64 GiB, whose bitmap has 2.3 MiB.
+/// Frames that are opened at a time: 64 GiB, with 2.3 MiB of the bitmap.
 pub(super) const OPENED_FRAMES: u64 = 1 << 24;
 
 /// The fresh frames of each device. Each range ends with the device's frames.
