@@ -285,13 +285,8 @@ impl Superblock {
                 "it counts more frames, objects or journals than the pool has",
             ));
         }
-        let bitmap_ends = BitmapEnds::decode(&page[DEVICES_END..BITMAP_ENDS_END], &geometry)
+        let bitmap_ends = decode_bitmap_ends(page, &geometry, used_frames)
             .map_err(BadSuperblock::Inconsistent)?;
-        if used_frames > bitmap_ends.frames(&geometry) {
-            return Err(BadSuperblock::Inconsistent(
-                "more frames are in use than the used part of its bitmap has",
-            ));
-        }
         let in_page = geometry.journals.min(PAGE_HEADS) as usize;
         let heads = (HEADS_AT..).step_by(8).take(in_page);
         let mut heads: Vec<u64> = heads.map(|at| get_u64(page, at)).collect();
@@ -372,6 +367,18 @@ fn decode_geometry(page: &[u8; PAGE_BYTES]) -> Result<Geometry, &'static str> {
     let entries = &page[HEADS_END..DEVICES_END];
     geometry.devices = DeviceTable::decode(entries, geometry.pool_bytes / PAGE)?;
     Ok(geometry)
+}
+
+fn decode_bitmap_ends(
+    page: &[u8; PAGE_BYTES],
+    geometry: &Geometry,
+    used_frames: u64,
+) -> Result<BitmapEnds, &'static str> {
+    let ends = BitmapEnds::decode(&page[DEVICES_END..BITMAP_ENDS_END], geometry)?;
+    match used_frames <= ends.frames(geometry) {
+        true => Ok(ends),
+        false => Err("more frames are in use than the used part of its bitmap has"),
+    }
 }
 
 /// The byte of a class; zero stands for none.
