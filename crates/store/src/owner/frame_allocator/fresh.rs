@@ -23,8 +23,10 @@ impl FreshFrames {
         fresh
     }
 
-    /// Adds the fresh frames of a device. The caller counts afterwards.
-    pub(super) fn add(&mut self, range: Range<u64>) {
+    /// Adds the frames of a device that were never used, and opens the first of them, so that each device takes
+    /// its part of the data. The caller counts afterwards.
+    pub(super) fn add(&mut self, unused: Range<u64>) {
+        let range = unused.start.saturating_add(OPENED_FRAMES)..unused.end;
         if !range.is_empty() {
             self.ranges.push(range);
         }
@@ -161,12 +163,19 @@ mod tests {
     fn overwrites_use_no_more_of_the_bitmap() {
         let (mut frames, geometry) = frames();
         let start = geometry.first_frames().start;
+        let starts: Vec<_> = geometry
+            .frame_numbers()
+            .ranges()
+            .map(|it| it.start)
+            .collect();
         let mut used = VecDeque::new();
         let mut granted = 0;
-        while granted < 2 * OPENED_FRAMES {
+        while granted < 4 * OPENED_FRAMES {
             let run = frames.allocate(4096).expect("a free frame");
             granted += run.len;
-            assert!(run.start + run.len <= start + OPENED_FRAMES, "{run:?}");
+            let first = starts.iter().copied().filter(|&it| it <= run.start).max();
+            let opened_end = first.expect("a device") + OPENED_FRAMES;
+            assert!(run.start + run.len <= opened_end, "{run:?}");
             frames.write(run.start + run.len - 1, true);
             used.push_back(run);
             if used.len() > 8 {
