@@ -39,7 +39,8 @@ impl DiskParts {
             // No group runs, so a page without mark is on the device.
             let _no_group = self.lock_writer();
             for _ in 0..LOCKED_PAGES.min(end - page) {
-                if device.head.is_resident_clean(page - first) {
+                // A run of the head may have loaded pages that the cache has since changed.
+                if device.is_page_resident(page) && device.head.is_resident_clean(page - first) {
                     self.compare_page(device, page, &mut suspects);
                     compared += 1;
                 }
