@@ -285,8 +285,7 @@ impl Superblock {
                 "it counts more frames, objects or journals than the pool has",
             ));
         }
-        let bitmap_ends = decode_bitmap_ends(page, &geometry, used_frames)
-            .map_err(BadSuperblock::Inconsistent)?;
+        let bitmap_ends = decode_bitmap_ends(page, &geometry, used_frames)?;
         let in_page = geometry.journals.min(PAGE_HEADS) as usize;
         let heads = (HEADS_AT..).step_by(8).take(in_page);
         let mut heads: Vec<u64> = heads.map(|at| get_u64(page, at)).collect();
@@ -373,11 +372,14 @@ fn decode_bitmap_ends(
     page: &[u8; PAGE_BYTES],
     geometry: &Geometry,
     used_frames: u64,
-) -> Result<BitmapEnds, &'static str> {
-    let ends = BitmapEnds::decode(&page[DEVICES_END..BITMAP_ENDS_END], geometry)?;
+) -> Result<BitmapEnds, BadSuperblock> {
+    let ends = BitmapEnds::decode(&page[DEVICES_END..BITMAP_ENDS_END], geometry);
+    let ends = ends.map_err(BadSuperblock::Inconsistent)?;
     match used_frames <= ends.frames(geometry) {
         true => Ok(ends),
-        false => Err("more frames are in use than the used part of its bitmap has"),
+        false => Err(BadSuperblock::Inconsistent(
+            "more frames are in use than the used part of its bitmap has",
+        )),
     }
 }
 
