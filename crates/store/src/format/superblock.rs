@@ -51,11 +51,13 @@ pub struct Features {
 const DRAFT: u64 = 1 << 63;
 /// Slots, objects and frame words have births. The drafts before had rounds in their place.
 const BIRTHS: u64 = 1 << 62;
+/// The superblock has the used lines of bitmaps, and headers of devices have the number of the opening.
+const USED_LINES: u64 = 1 << 61;
 
 impl Features {
     /// The features of a new pool.
     pub const NEW: Features = Features {
-        incompatible: DRAFT | BIRTHS,
+        incompatible: DRAFT | BIRTHS | USED_LINES,
         read_compatible: 0,
         compatible: 0,
     };
