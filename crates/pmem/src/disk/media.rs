@@ -323,7 +323,7 @@ impl Media for DiskMedia {
         let parts = self.parts();
         let is_missing = |offset: &usize| match parts.devices.place(*offset) {
             ByteLocation::Cached(_) => !parts.cache.contains(offset / PAGE_BYTES),
-            ByteLocation::Head(..) | ByteLocation::Left => false,
+            ByteLocation::Head(..) | ByteLocation::Left | ByteLocation::Absent => false,
         };
         let missing: Vec<usize> = offsets.iter().copied().filter(is_missing).collect();
         // A simulated device takes its time only from requests that the simulation drives.
