@@ -181,15 +181,14 @@ impl<'a> Connection<'a> {
             }
         }
         let began = Instant::now();
-        let budget = self.spin.budget();
+        // The end of a deferred request takes as long as a device: polling for it costs more than the wake-up.
+        let budget = match self.exchange.deferred.is_empty() {
+            true => self.spin.budget(),
+            false => Duration::ZERO,
+        };
         let permit = (!budget.is_zero()).then(SpinPermit::take).flatten();
         while permit.is_some() && began.elapsed() < budget {
-            let has_finished = self.exchange.has_finished_deferred();
             match self.exchange.inflow.receive(self.stream)? {
-                ReceiveResult::WouldBlock if has_finished => {
-                    self.spin.record_wait(began.elapsed());
-                    return Ok(true);
-                }
                 // The sender of the next request may need this core.
                 ReceiveResult::WouldBlock => std::thread::yield_now(),
                 received => {
@@ -423,14 +422,6 @@ impl Exchange {
         }
         let (header, body) = reply::encode(kind, tag, result.map(Reply::Slice));
         self.outflow.push(&header.with_service(service), body);
-    }
-
-    /// Whether a deferred request has finished.
-    fn has_finished_deferred(&mut self) -> bool {
-        if let (Some(handler), false) = (&mut self.handler, self.deferred.is_empty()) {
-            handler.poll(&mut self.done);
-        }
-        !self.done.is_empty()
     }
 
     fn finish_deferred(&mut self, wire: &impl Wire) {
