@@ -127,8 +127,8 @@ pub(crate) fn system<'p>(
 pub enum FindDeviceError {
     /// A device of the pool is missing.
     #[error(
-        "device {device} of {pool} is missing: {cause}; connect it, or name its path with --device; if it is lost for ever, \
-         start the brick with --failed-device {device}: its pages are damaged then"
+        "device {device} of {pool} is missing: {cause}; connect it, or name its path with --device; if the device is lost \
+         for ever, start the brick with --failed-device {device}: its pages are damaged then"
     )]
     Missing {
         /// The pool's path.
@@ -141,7 +141,8 @@ pub enum FindDeviceError {
     /// An old copy of a device.
     #[error(
         "{path} is a stale copy of device {device} of {pool}: the pool was opened without it since; connect the device \
-         itself, or name its path with --device"
+         itself, or name its path with --device; if the device is lost for ever, start the brick with \
+         --failed-device {device}: its pages are damaged then"
     )]
     Stale {
         /// The pool's path.

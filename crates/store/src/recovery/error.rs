@@ -37,13 +37,12 @@ pub enum PoolError {
     },
     /// A device without a header of its own.
     #[error(
-        "device {0} has no sound header; connect the right device, or name its path with --device; {remedy} if it is lost",
-        remedy = REPLACE_POOL
+        "device {0} has no sound header; connect the right device, or name its path with --device; if the device is lost for ever, start the brick with --failed-device {0}: its pages are damaged then"
     )]
     NoDeviceHeader(Uuid),
     /// An old copy of a further device.
     #[error(
-        "device {device} is a stale copy: it was last used at opening {found} of the pool, and the last one was {wanted}; connect the device itself, or name its path with --device"
+        "device {device} is a stale copy: it was last used at opening {found} of the pool, and the last one was {wanted}; connect the device itself, or name its path with --device; if the device is lost for ever, start the brick with --failed-device {device}: its pages are damaged then"
     )]
     StaleDevice {
         /// The device.
