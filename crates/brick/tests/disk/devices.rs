@@ -127,6 +127,42 @@ fn stale_copy_of_a_device_is_refused_by_its_path() {
 }
 
 #[test]
+fn unreadable_copy_of_a_header_is_written_again() {
+    for bad in 0..2 {
+        let (home, model) = filled_pool(2);
+        let header = || {
+            let mut image = home.images().remove(1);
+            image.truncate(2 * PAGE as usize);
+            image
+        };
+        let before = header();
+        let plans = [DevicePlan::of_next_device(), DevicePlan::of_next_device()];
+        let bytes = bad * PAGE..(bad + 1) * PAGE;
+        plans[1].add(PlannedRequest::Read, bytes, u64::MAX, DeviceFault::Error(5));
+        let (brick, maintenance) = open(&home.path());
+        assert!(Client::new(&brick, 2).read_all() == model);
+        assert!(!brick.has_failed() && plans[1].befallen() > 0);
+        let after = header();
+        let (one, other) = after.split_at(PAGE as usize);
+        assert!(one == other && before != after, "copy {bad} is not new");
+        maintenance.stop();
+    }
+}
+
+#[test]
+fn device_without_a_readable_header_is_refused() {
+    let (home, model) = filled_pool(2);
+    let plans = [DevicePlan::of_next_device(), DevicePlan::of_next_device()];
+    let both = 0..2 * PAGE;
+    plans[1].add(PlannedRequest::Read, both, u64::MAX, DeviceFault::Error(5));
+    let refused = Brick::open_disk(&home.path(), options()).err();
+    let said = refused.expect("a refusal").to_string();
+    assert!(said.contains("--failed-device"), "{said}");
+    let (brick, _maintenance) = open(&home.path());
+    assert!(Client::new(&brick, 2).read_all() == model);
+}
+
+#[test]
 fn devices_of_running_brick_are_locked() {
     let (home, _) = filled_pool(2);
     let (brick, maintenance) = open(&home.path());

@@ -21,6 +21,8 @@ use std::sync::{Mutex, OnceLock};
 
 /// Further devices that join while a disk is open, with those that leave.
 const JOINS_MAX: usize = 64;
+/// Pages of a further device with a copy of its header each.
+const HEADER_PAGES: usize = 2;
 
 /// A device and its range.
 pub(super) struct DiskDevice {
@@ -123,6 +125,12 @@ impl DiskDevice {
     #[inline]
     pub(super) fn is_in_head(&self, page: usize) -> bool {
         page * PAGE_BYTES - self.bytes.start < self.head.len()
+    }
+
+    /// Whether a page of it, by its number in the disk, is one of the two copies of a further device's header. The other
+    /// copy is enough.
+    pub(super) fn is_page_of_header(&self, page: usize) -> bool {
+        self.bytes.start > 0 && page - self.first_page() < HEADER_PAGES
     }
 
     /// Its byte of a byte of the disk.

@@ -54,7 +54,7 @@ impl DiskParts {
             return;
         };
         let (at, name) = (device.byte_of(page * PAGE_BYTES), device.device.name());
-        if device.is_in_head(page) {
+        if device.is_in_head(page) && !device.is_page_of_header(page) {
             self.fail(format!(
                 "byte {at} of {name} cannot be read: {cause}; it is of the pool's journals or tables, so replace the brick; \
                  other copies go on"

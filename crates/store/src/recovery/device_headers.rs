@@ -45,24 +45,42 @@ fn present(block: &Superblock) -> impl Iterator<Item = &Device> {
 }
 
 fn identity_of<M: Media>(media: &M, device: &Device) -> Option<DeviceIdentity> {
-    let mut copies = [[0; PAGE_BYTES]; 2];
-    for (page, at) in copies.iter_mut().zip(places_of(device)) {
-        media.read(at, page);
-    }
-    let [one, other] = &copies;
+    let [one, other] = &copies_of(media, device);
     DeviceIdentity::of_copies([one, other])
 }
 
-/// Writes the number of an opening to all headers: first to one copy of each, then to the other.
+/// Both copies of a header. One that cannot be read has the bytes of a pattern.
+fn copies_of<M: Media>(media: &M, device: &Device) -> [[u8; PAGE_BYTES]; 2] {
+    places_of(device).map(|at| {
+        let mut page = [0; PAGE_BYTES];
+        media.read(at, &mut page);
+        page
+    })
+}
+
+/// The places of both copies, the one to write first at the front: a damaged one, so that the sound one stays meanwhile.
+fn places_to_write<M: Media>(media: &M, device: &Device) -> [usize; 2] {
+    let [one, other] = places_of(device);
+    let [_, second] = copies_of(media, device);
+    match Device::identify(&second) {
+        Some(_) => [one, other],
+        None => [other, one],
+    }
+}
+
+/// Writes the number of an opening to all headers: first to one copy of each, then to the other. A write of a copy that
+/// cannot be read lets the device replace the sector.
 pub(super) fn write<M: Media>(media: &M, block: &Superblock) -> Result<(), MapError> {
-    if present(block).next().is_none() {
+    let places = present(block).map(|device| (device, places_to_write(media, device)));
+    let places: Vec<_> = places.collect();
+    if places.is_empty() {
         return Ok(());
     }
     for copy in 0..2 {
         let mut all = None;
-        for device in present(block) {
+        for (device, places) in &places {
             let header = device.header(block.pool, block.incarnation);
-            let (_, stores) = M::stream_page(&[(media, places_of(device)[copy])], &header);
+            let (_, stores) = M::stream_page(&[(media, places[copy])], &header);
             all = Some(stores.after(all.take()));
         }
         if copy == 0 && defect::is(Defect::DeviceHeadersTogether) {
