@@ -10,10 +10,11 @@ use crate::format::object::store_entry;
 use crate::format::record::{ObjectRecord, PAGES_MAX, Record};
 use crate::format::slot::Slot;
 use crate::format::table::SlotLocation;
-use crate::recovery::PoolError;
+use crate::recovery::{PAGES_AHEAD, PoolError};
 use pagemesh_base::ids::FrameNo;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_pmem::Media;
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
 /// Lines read at once. The longest entry fits into them, and they fit into a first-level cache.
@@ -254,18 +255,23 @@ impl<M: Media> Pool<M> {
         Ok(())
     }
 
-    /// Loads the pages of the frame table that records change, many at a time.
-    fn load_frame_table(&self, records: &[Record]) {
-        let data = records.iter().filter(|record| record.level == 0);
-        let changes = data.flat_map(|record| &record.changes);
-        let frames = changes.filter_map(|change| change.new.frame());
+    /// The first of some records that change at most [`PAGES_AHEAD`] pages of the frame table, or one record; with these
+    /// pages.
+    fn next_to_apply<'r>(&self, records: &'r [Record]) -> (&'r [Record], Vec<usize>) {
         let geometry = self.mapping.geometry();
-        let mut pages: Vec<usize> = frames
-            .map(|frame| geometry.frame_entry_at(frame) / PAGE_BYTES * PAGE_BYTES)
-            .collect();
-        pages.sort_unstable();
-        pages.dedup();
-        self.mapping.data.load_ahead(&pages);
+        let mut pages = BTreeSet::new();
+        let mut count = 0;
+        for record in records {
+            if count > 0 && pages.len() + record.changes.len() > PAGES_AHEAD {
+                break;
+            }
+            count += 1;
+            if record.level == 0 {
+                let frames = record.changes.iter().filter_map(|it| it.new.frame());
+                pages.extend(frames.map(|it| geometry.frame_entry_at(it) / PAGE_BYTES * PAGE_BYTES));
+            }
+        }
+        (&records[..count], pages.into_iter().take(PAGES_AHEAD).collect())
     }
 
     /// `file-sync` pools: stores the slots and entries of the records to the file, in seq order.
@@ -275,31 +281,46 @@ impl<M: Media> Pool<M> {
         if !defect::is(Defect::AppliedOutOfOrder) {
             records.sort_unstable_by_key(|record| record.seq);
         }
-        self.load_frame_table(&records);
-        for record in &records {
-            let found = (self.mapping).locate_on(data, record.object, record.level, record.page)?;
-            let SlotLocation::At(at) = found else {
-                return Err(PoolError::Data(record.seq));
-            };
-            if !data.can_read(at) {
-                return Err(PoolError::Unreadable(at));
+        let mut rest = &records[..];
+        while !rest.is_empty() {
+            let (next, pages) = self.next_to_apply(rest);
+            data.load_ahead(&pages);
+            for record in next {
+                self.apply_record_to_file(record, pass)?;
             }
-            pass.written.add_slots(record);
-            for (i, change) in record.changes.iter().enumerate() {
-                data.store(at + i * 8, change.new.encode());
-                if let (0, Some(frame)) = (record.level, change.new.frame()) {
-                    let at = self.mapping.geometry().frame_entry_at(frame);
-                    pass.written.add_checksum_at(at);
-                    data.store(at, record.frame_word(change));
-                }
-            }
-            pass.add(data.flush(at, record.changes.len() * 8));
+            rest = &rest[next.len()..];
         }
         for object in std::mem::take(&mut pass.objects) {
             let at = self.mapping.entry_at(object.object);
             pass.written.add_object();
             pass.add(store_entry(data, at, &object.entry));
         }
+        Ok(())
+    }
+
+    fn apply_record_to_file(
+        &self,
+        record: &Record,
+        pass: &mut CheckpointPass,
+    ) -> Result<(), PoolError> {
+        let data = &*self.mapping.data;
+        let found = (self.mapping).locate_on(data, record.object, record.level, record.page)?;
+        let SlotLocation::At(at) = found else {
+            return Err(PoolError::Data(record.seq));
+        };
+        if !data.can_read(at) {
+            return Err(PoolError::Unreadable(at));
+        }
+        pass.written.add_slots(record);
+        for (i, change) in record.changes.iter().enumerate() {
+            data.store(at + i * 8, change.new.encode());
+            if let (0, Some(frame)) = (record.level, change.new.frame()) {
+                let at = self.mapping.geometry().frame_entry_at(frame);
+                pass.written.add_checksum_at(at);
+                data.store(at, record.frame_word(change));
+            }
+        }
+        pass.add(data.flush(at, record.changes.len() * 8));
         Ok(())
     }
 }

@@ -10,9 +10,9 @@ use pagemesh_base::ids::Seq;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
 
-/// Entries whose pages are loaded together. The smallest cache of a pool on a disk has 409 places for pages that were not
+/// Pages that are loaded together, at most. The smallest cache of a pool on a disk has 409 places for pages that were not
 /// read yet, and evicts them first.
-pub(super) const ENTRIES_AHEAD: usize = 256;
+pub(crate) const PAGES_AHEAD: usize = 256;
 
 /// The next entries of a list that is read in order, group by group.
 pub(super) struct EntriesAhead<'e> {
@@ -31,15 +31,29 @@ impl<'e> EntriesAhead<'e> {
 
     /// The entries to load before the next group is read.
     pub(super) fn before(&mut self, group: &[JournalEntry]) -> Option<&'e [JournalEntry]> {
-        let count = self.rest.len().min(ENTRIES_AHEAD.max(group.len()));
-        let next = (self.returned < group.len()).then_some(&self.rest[..count]);
-        if next.is_some() {
+        let mut next = None;
+        if self.returned < group.len() {
+            let count = first_entries(self.rest).max(group.len());
+            next = Some(&self.rest[..count]);
             self.returned = count;
         }
         self.rest = &self.rest[group.len()..];
         self.returned -= group.len();
         next
     }
+}
+
+/// The number of the first entries that change at most [`PAGES_AHEAD`] pages, or 1.
+pub(super) fn first_entries(entries: &[JournalEntry]) -> usize {
+    let mut pages = 0;
+    let fitting = entries.iter().take_while(|entry| {
+        pages += match entry {
+            JournalEntry::Map(record) => record.changes.len(),
+            JournalEntry::Object(_) => 1,
+        };
+        pages <= PAGES_AHEAD
+    });
+    fitting.count().max(1).min(entries.len())
 }
 
 fn records<'e>(
@@ -68,7 +82,12 @@ pub(super) fn load_data<M: Media>(
     let data = records.filter(|record| record.level == 0 && record.seq >= from);
     let frames = data.flat_map(|record| record.changes.iter().filter_map(|it| it.new.frame()));
     let frames = frames.filter(|&frame| numbers.contains(frame));
-    media.load_ahead(&frames.map(frame_at).collect::<Vec<_>>());
+    let mut pages: Vec<usize> = frames.map(frame_at).collect();
+    pages.sort_unstable();
+    pages.dedup();
+    // Only a group may have more.
+    pages.truncate(PAGES_AHEAD);
+    media.load_ahead(&pages);
 }
 
 /// Loads the nodes of page tables with the slots that records change.
@@ -76,6 +95,7 @@ pub(super) fn load_nodes<M: Media>(media: &M, geometry: &Geometry, entries: &[Jo
     if !media.is_on_disk(0) {
         return;
     }
+    let mut left = PAGES_AHEAD;
     for level in (0..HEIGHT).rev() {
         let records = records(entries, geometry).filter(|record| record.level <= level);
         let locations = records.filter_map(|record| {
@@ -89,6 +109,8 @@ pub(super) fn load_nodes<M: Media>(media: &M, geometry: &Geometry, entries: &[Jo
         let mut nodes: Vec<usize> = locations.collect();
         nodes.sort_unstable();
         nodes.dedup();
+        nodes.truncate(left);
+        left -= nodes.len();
         media.load_ahead(&nodes);
     }
 }

@@ -59,6 +59,7 @@ use crate::format::in_flight;
 use crate::format::object::Object;
 use crate::format::record::JournalEntry;
 use crate::format::superblock::Superblock;
+pub(crate) use ahead::PAGES_AHEAD;
 pub use error::PoolError;
 use pagemesh_base::ids::{Incarnation, ObjectId, Seq};
 use pagemesh_base::units::PAGE_BYTES;

@@ -3,7 +3,7 @@
 //! Invariant: a group counts if its data is there, or if something proves that it was committed: its
 //! slot, or a record that replaced the slot.
 
-use super::ahead::{self, ENTRIES_AHEAD, EntriesAhead};
+use super::ahead::{self, EntriesAhead, PAGES_AHEAD};
 use super::error::PoolError;
 use super::replay::Replay;
 use super::{Recovery, repair};
@@ -72,7 +72,7 @@ impl<M: Media> Recovery<'_, M> {
         let read = journals.whole.iter().map(|(entries, _)| entries);
         let read = read.chain(&journals.torn);
         let (geometry, bitmap) = (&self.block.geometry, &self.bitmap);
-        for entries in read.flat_map(|entries| entries.chunks(ENTRIES_AHEAD)) {
+        for entries in read.flat_map(|entries| entries.chunks(PAGES_AHEAD)) {
             let needed = entries
                 .iter()
                 .filter(|entry| entry.seq() >= self.block.checkpoint);
