@@ -75,9 +75,13 @@ fn options() -> DiskOptions {
 
 /// A disk with the devices "0", "1" and "2".
 fn disk(files: &Files) -> DiskMedia {
+    disk_with(files, options())
+}
+
+fn disk_with(files: &Files, options: DiskOptions) -> DiskMedia {
     let [first, others @ ..] = PLACES;
     let first = files.device("0", first);
-    let disk = Disk::start(Some(first), options()).expect("a disk");
+    let disk = Disk::start(Some(first), options).expect("a disk");
     let data = Arc::new(disk).data();
     for (name, place) in ["1", "2"].into_iter().zip(others) {
         let device = files.device(name, place);
@@ -436,4 +440,37 @@ fn unreadable_frame_table_fails_the_disk() {
     let cause = data.disk().failure().expect("a failed disk");
     assert!(cause.contains("journals or tables"), "{cause}");
     assert_eq!(data.unreadable_pages(), []);
+}
+
+#[test]
+fn overlay_loads_runs_of_the_frame_table() {
+    let files = Files::new();
+    let plans = [(); 3].map(|()| DevicePlan::of_next_device());
+    // The cache has 64 pages, and a run three.
+    let cache_bytes = 64 * PAGE_BYTES;
+    let data = disk_with(
+        &files,
+        DiskOptions {
+            cache_bytes,
+            ..options()
+        },
+    );
+    let words =
+        |device: usize| [0, 1, 2].map(|it| PLACES[device].start + TABLE.start + it * PAGE_BYTES);
+    let overlay = data.disk().overlay();
+    for device in 0..2 {
+        let [first, second, third] = words(device);
+        assert_eq!(overlay.load(second), 0);
+        assert!([first, third].iter().all(|&at| data.is_cached(at)));
+        data.store(third, 7);
+        assert_eq!(overlay.load(third), 7, "a store is lost");
+    }
+    // A neighbour that cannot be read does not fail the disk.
+    let [first, second, _] = words(2);
+    let bad = (TABLE.start + PAGE_BYTES) as u64..(TABLE.start + 2 * PAGE_BYTES) as u64;
+    plans[2].add(PlannedRequest::Read, bad, 1, DeviceFault::Error(5));
+    assert_eq!(overlay.load(first), 0);
+    assert!(plans[2].befallen() == 1 && !data.is_cached(second));
+    assert_eq!(data.disk().failure(), None);
+    assert_eq!(overlay.load(second), 0);
 }

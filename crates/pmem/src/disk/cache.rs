@@ -26,6 +26,9 @@ const PARTS_MAX: usize = 64;
 const DIRTY_PAGES_MAX: usize = 8192;
 /// Loads reserve at most this part of the slots (one quarter).
 const RESERVED_DIVISOR: usize = 4;
+/// Pages of a run that is loaded for one of them, at most, and as a part of all pages: half of those that are not used yet.
+const RUN_PAGES_MAX: usize = 64;
+const RUN_DIVISOR: usize = 20;
 /// Fewest pages of a part.
 const PART_PAGES_MIN: usize = 16;
 
@@ -121,6 +124,11 @@ impl PageCache {
     /// Pages that the cache holds at most.
     fn capacity(&self) -> usize {
         self.memory.len() / PAGE_BYTES
+    }
+
+    /// Pages that one load may bring before they are used, of which most stay until then.
+    pub(super) fn run_pages(&self) -> usize {
+        (self.capacity() / RUN_DIVISOR).clamp(1, RUN_PAGES_MAX)
     }
 
     /// Whether the writer should begin to write without a sync.

@@ -111,6 +111,19 @@ impl DiskDevice {
         self.is_resident(page * PAGE_BYTES - self.bytes.start)
     }
 
+    /// The pages of the frame table that are loaded together with one of them, all by their numbers in the disk. None of
+    /// another page.
+    pub(super) fn table_run(&self, page: usize, pages_max: usize) -> Option<Range<usize>> {
+        let table = self.cached_table.start / PAGE_BYTES..self.cached_table.end / PAGE_BYTES;
+        let first = self.first_page();
+        let own_page = page - first;
+        if !table.contains(&own_page) {
+            return None;
+        }
+        let start = own_page - (own_page - table.start) % pages_max;
+        Some(first + start..first + table.end.min(start + pages_max))
+    }
+
     /// The number of its first page.
     pub(super) fn first_page(&self) -> usize {
         self.bytes.start / PAGE_BYTES

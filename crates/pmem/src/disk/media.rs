@@ -191,7 +191,9 @@ impl DiskMedia {
         let device = parts.devices.device_of(offset)?;
         let at = device.byte_of(offset) as usize;
         let load = |page: usize, into: &mut [u8; PAGE_BYTES]| {
-            parts.read(device.bytes.start + page * PAGE_BYTES, into);
+            let page = device.first_page() + page;
+            parts.load_table_run(device, page);
+            parts.read(page * PAGE_BYTES, into);
         };
         Some(look(device.overlay.loaded(at, len, &load), at))
     }

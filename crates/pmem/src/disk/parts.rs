@@ -212,6 +212,32 @@ impl DiskParts {
         }
     }
 
+    /// Loads a page of the frame table, with those around it, into the cache by one request. Nothing is reported: a page
+    /// that is not in the cache afterwards is loaded alone.
+    pub(super) fn load_table_run(&self, device: &DiskDevice, page: usize) {
+        let Some(run) = device.table_run(page, self.cache.run_pages()) else {
+            return;
+        };
+        let len = run.len() * PAGE_BYTES;
+        if run.len() < 2 || self.cache.contains(page) || self.failure.cause().is_some() {
+            return;
+        }
+        let Ok(memory) = Memory::new(len) else {
+            return;
+        };
+        run.clone().for_each(|page| self.cache.begin_load(page));
+        // SAFETY: in range, and nobody else has this memory.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(memory.address(0, len), len) };
+        let at = device.byte_of(run.start * PAGE_BYTES);
+        let is_read = device.device.read_at(bytes, at).is_ok() && !device.has_left();
+        for (page, bytes) in run.zip(bytes.as_chunks::<PAGE_BYTES>().0) {
+            match is_read {
+                true => drop(self.cache.end_load(page, bytes, false)),
+                false => self.cache.cancel_load(page),
+            }
+        }
+    }
+
     fn wait_for_room(&self) {
         if !self.wait_for_cleaning() {
             // The pool ends at the next sync. Slots that are reserved for loads come back.

@@ -268,10 +268,14 @@ impl<M: Media> Pool<M> {
             count += 1;
             if record.level == 0 {
                 let frames = record.changes.iter().filter_map(|it| it.new.frame());
-                pages.extend(frames.map(|it| geometry.frame_entry_at(it) / PAGE_BYTES * PAGE_BYTES));
+                pages
+                    .extend(frames.map(|it| geometry.frame_entry_at(it) / PAGE_BYTES * PAGE_BYTES));
             }
         }
-        (&records[..count], pages.into_iter().take(PAGES_AHEAD).collect())
+        (
+            &records[..count],
+            pages.into_iter().take(PAGES_AHEAD).collect(),
+        )
     }
 
     /// `file-sync` pools: stores the slots and entries of the records to the file, in seq order.
