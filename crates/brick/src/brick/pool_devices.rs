@@ -41,8 +41,10 @@ const QUEUE_MAX: usize = 8;
 const RESULTS_MAX: usize = 8;
 /// The pause between two passes of a drain.
 const PASS_PAUSE: Duration = Duration::from_millis(200);
-/// The pause between two looks whether pages of a failed device are left.
+/// The first pause between two looks whether pages of a failed device are left. It doubles while the reason is the same.
 const FAILED_PAUSE: Duration = Duration::from_secs(10);
+/// The longest one.
+const FAILED_PAUSE_MAX: Duration = Duration::from_mins(10);
 /// The pause of a drain that does not proceed.
 const RETRY_PAUSE: Duration = Duration::from_secs(2);
 
@@ -258,9 +260,9 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
         tracing::info!(device = %id, "the drain of a device has started");
         let now = Instant::now();
         let mut work = self.pool_devices.work();
-        work.drains
-            .entry(id)
-            .or_insert_with(|| DrainRecord::new(now));
+        let record = work.drains.entry(id);
+        let record = record.or_insert_with(|| DrainRecord::new(now));
+        record.reset_pause();
         drop(work);
         self.ensure_device_thread();
         self.pool_devices.wake();
@@ -435,11 +437,9 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
                 Some(pause)
             }
             Ok(DrainStep::Blocked(problem)) => {
-                record.block(device.id, problem);
-                drop(work);
                 // A new pass finds pages that were repaired meanwhile.
                 *mover = None;
-                Some(retry_pause(&device))
+                Some(record.block(device.id, device.state, problem))
             }
             Ok(DrainStep::Empty) => {
                 drop(work);
@@ -447,11 +447,11 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
                 Some(self.finish_drain(&device))
             }
             Err(cause) => {
-                record.block(device.id, cause.to_string());
+                let pause = record.block(device.id, device.state, cause.to_string());
                 drop(work);
                 *mover = None;
                 self.device_error(cause);
-                Some(retry_pause(&device))
+                Some(pause)
             }
         }
     }
@@ -465,10 +465,13 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
         pause
     }
 
-    fn block_drain(&self, device: Uuid, problem: &str) {
-        if let Some(record) = self.pool_devices.work().drains.get_mut(&device) {
-            record.block(device, problem.to_owned());
-        }
+    /// Records why a device stays. Returns the pause before the next look.
+    fn block_drain(&self, device: &Device, problem: &str) -> Duration {
+        let mut work = self.pool_devices.work();
+        let record = work.drains.get_mut(&device.id);
+        record.map_or(FAILED_PAUSE, |record| {
+            record.block(device.id, device.state, problem.into())
+        })
     }
 
     fn remove_drained(&self, device: &Device) -> Duration {
@@ -477,8 +480,7 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
             Ok(true) => {}
             // Records after the last pass have named frames of it, or the drain was cancelled.
             Ok(false) if device.state == DeviceState::Failed => {
-                self.block_drain(device.id, LOST_TABLES);
-                return FAILED_PAUSE;
+                return self.block_drain(device, LOST_TABLES);
             }
             Ok(false) | Err(ObjectError::NotDraining(_)) => return PASS_PAUSE,
             Err(cause) => {
@@ -508,14 +510,6 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
 /// The reason why a failed device without a known page stays.
 const LOST_TABLES: &str = "page tables of volumes were on it, and these volumes are damaged: find them with a scrub, attach \
      copies of them to other bricks and detach the ones here, or delete them";
-
-/// The pause before the next pass over the pages of a device. A failed one waits for repairs by scrubs.
-fn retry_pause(device: &Device) -> Duration {
-    match device.state {
-        DeviceState::Failed => FAILED_PAUSE,
-        _ => RETRY_PAUSE,
-    }
-}
 
 fn attach_refused(path: &Path, cause: MapError) -> DeviceError {
     DeviceError::Attach {

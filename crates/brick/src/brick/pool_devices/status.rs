@@ -1,6 +1,7 @@
 //! The devices of a pool, as reported, and the progress of drains.
 
 use super::rate::MoveRate;
+use super::{FAILED_PAUSE, FAILED_PAUSE_MAX, RETRY_PAUSE};
 use crate::brick::Brick;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
@@ -46,6 +47,8 @@ pub(super) struct DrainRecord {
     began: Instant,
     pub(super) rate: MoveRate,
     pub(super) problem: Option<String>,
+    /// The last pause of a failed device with this problem.
+    last_pause: Option<Duration>,
 }
 
 impl DrainRecord {
@@ -54,6 +57,7 @@ impl DrainRecord {
             began: now,
             rate: MoveRate::new(now),
             problem: None,
+            last_pause: None,
         }
     }
 
@@ -66,11 +70,24 @@ impl DrainRecord {
         }
     }
 
-    pub(super) fn block(&mut self, device: Uuid, problem: String) {
+    /// Records why the drain does not proceed. Returns the pause before the next pass. A failed device waits for repairs by
+    /// scrubs, and a look at it pauses the sessions: while the reason is the same, the pause doubles.
+    pub(super) fn block(&mut self, device: Uuid, state: DeviceState, problem: String) -> Duration {
         if self.problem.as_ref() != Some(&problem) {
             tracing::warn!(%device, %problem, "the drain of a device does not proceed");
+            self.reset_pause();
         }
         self.problem = Some(problem);
+        if state != DeviceState::Failed {
+            return RETRY_PAUSE;
+        }
+        let doubled = self.last_pause.map(|it| (it * 2).min(FAILED_PAUSE_MAX));
+        *self.last_pause.insert(doubled.unwrap_or(FAILED_PAUSE))
+    }
+
+    /// The next pause of a failed device is the shortest again.
+    pub(super) fn reset_pause(&mut self) {
+        self.last_pause = None;
     }
 }
 
@@ -121,5 +138,27 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
             }
         }));
         devices
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pause_of_failed_device_doubles_up_to_a_limit() {
+        let now = Instant::now();
+        let mut record = DrainRecord::new(now);
+        let mut block = |state, problem: &str| record.block(Uuid::nil(), state, problem.into());
+        assert_eq!(block(DeviceState::Draining, "draining"), RETRY_PAUSE);
+        let mut pauses =
+            |problem: &str| [(); 3].map(|()| block(DeviceState::Failed, problem).as_secs());
+        assert_eq!(pauses("one"), [10, 20, 40]);
+        assert_eq!(pauses("one"), [80, 160, 320]);
+        assert_eq!(pauses("one"), [600, 600, 600]);
+        assert_eq!(pauses("another"), [10, 20, 40]);
+        record.reset_pause();
+        let pause = record.block(Uuid::nil(), DeviceState::Failed, "another".into());
+        assert_eq!(pause, FAILED_PAUSE);
     }
 }
