@@ -70,7 +70,7 @@ pub(crate) fn start(
     // A mapping would hold pages of the kernel's cache that requests to the disk change below it.
     drop(mapped);
     let block = read_superblock_of(path, &file)?;
-    let failed = further_devices::failed(path, &file, &options.failed_devices)?;
+    let failed = further_devices::failed(path, &file, &options.failed_devices, &options.devices)?;
     let found = further_devices::find(path, &file, &options.devices, &failed, BRICK_PATIENCE)?;
     let first = NewDevice {
         file,
@@ -96,7 +96,7 @@ pub(crate) fn start_behind(
     options: &OpenOptions,
 ) -> Result<Option<StartedDisk>, FileError> {
     let (file, named) = (mapped.file(), &options.devices);
-    let failed = further_devices::failed(path, file, &options.failed_devices)?;
+    let failed = further_devices::failed(path, file, &options.failed_devices, named)?;
     let found = further_devices::find(path, file, named, &failed, BRICK_PATIENCE)?;
     if found.is_empty() && failed.is_empty() && !options.takes_disks {
         return Ok(None);

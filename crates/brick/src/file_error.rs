@@ -165,6 +165,19 @@ pub enum FindDeviceError {
         /// Its path.
         path: PathBuf,
     },
+    /// A device that the operator calls failed is there.
+    #[error(
+        "device {device} of {pool} is not taken for failed: it is present at {path}, and its header is current; start the \
+         brick without --failed-device {device}; if the device does not work all the same, disconnect it first"
+    )]
+    NotFailed {
+        /// The pool's path.
+        pool: PathBuf,
+        /// The device.
+        device: Uuid,
+        /// Its path.
+        path: PathBuf,
+    },
     /// A path that the operator named is none of the pool.
     #[error(
         "{path} is no device of {pool}; name the devices that `pagemesh pool device list` shows"

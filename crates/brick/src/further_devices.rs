@@ -55,11 +55,17 @@ impl FoundDevice {
     }
 }
 
-/// The further devices of a pool that have failed, by its superblocks, with those that the operator `named`.
+/// The further devices of a pool that have failed, by its superblocks, with those that the operator `named`. `paths` are
+/// those of devices that the operator knows.
 ///
 /// # Errors
-/// When the pool's file cannot be read.
-pub(crate) fn failed(pool: &Path, file: &File, named: &[Uuid]) -> Result<Vec<Uuid>, FileError> {
+/// When the pool's file cannot be read, or a named device is present and current, and no superblock calls it failed.
+pub(crate) fn failed(
+    pool: &Path,
+    file: &File,
+    named: &[Uuid],
+    paths: &[PathBuf],
+) -> Result<Vec<Uuid>, FileError> {
     let blocks = superblocks_of(pool, file)?;
     let has = |id: &Uuid| {
         let mut devices = blocks.iter().flat_map(|it| it.geometry.devices.iter());
@@ -71,10 +77,29 @@ pub(crate) fn failed(pool: &Path, file: &File, named: &[Uuid]) -> Result<Vec<Uui
     }
     let known = blocks.iter().flat_map(|it| it.geometry.devices.failed());
     let mut failed: Vec<Uuid> = known.map(|device| device.id).collect();
-    failed.extend(named.iter().filter(|id| has(id)));
+    for &device in named.iter().filter(|id| has(id)) {
+        let is_known = failed.contains(&device);
+        if let (false, Some(path)) = (is_known, present_path(&blocks, device, paths)) {
+            let pool = pool.to_owned();
+            return Err(FindDeviceError::NotFailed { pool, device, path }.into());
+        }
+        failed.push(device);
+    }
     failed.sort_unstable();
     failed.dedup();
     Ok(failed)
+}
+
+/// The path at which a device has a current header, of those that the superblock or the operator names.
+fn present_path(blocks: &[Superblock], device: Uuid, paths: &[PathBuf]) -> Option<PathBuf> {
+    let newest = blocks.iter().max_by_key(|block| block.generation)?;
+    let known = newest.device_paths.of(device);
+    let mut paths = known.into_iter().chain(paths.iter().map(PathBuf::as_path));
+    let path = paths.find(|path| {
+        let file = open_device(path);
+        file.is_ok_and(|file| check_header(path, &file, newest, device).is_ok())
+    });
+    path.map(Path::to_owned)
 }
 
 /// Finds and locks the further devices of a pool with an open and locked file, by `named` paths and by the paths in its

@@ -34,7 +34,7 @@ pub fn open_offline(path: &Path, devices: &[PathBuf]) -> Result<OfflinePool, Fil
         Err(cause) => return Err(system("lock", path)(cause.into())),
     }
     let block = read_superblock_of(path, &file)?;
-    let failed = further_devices::failed(path, &file, &[])?;
+    let failed = further_devices::failed(path, &file, &[], devices)?;
     let found = further_devices::find(path, &file, devices, &failed, Duration::ZERO)?;
     let media = map_pool(path, file, &block)?;
     if needs_sync(media.durability()) {

@@ -156,6 +156,33 @@ fn pool_goes_on_without_a_lost_device() {
 }
 
 #[test]
+fn present_device_is_not_taken_for_failed() {
+    let home = Pool::with_devices(2);
+    let path = home.path();
+    let block = file::read_superblock(&path).expect("a pool");
+    let device = block.geometry.devices.iter().next().expect("a device").id;
+    let refused = Brick::open_disk(&path, without(device)).err();
+    let said = refused.expect("a refusal").to_string();
+    let second = home.paths().remove(1);
+    assert!(said.contains(&second.display().to_string()), "{said}");
+    // At another path, the operator may name it.
+    let moved = home.directory.path().join("moved");
+    std::fs::rename(&second, &moved).expect("moved");
+    let named = OpenOptions {
+        devices: vec![moved.clone()],
+        ..without(device)
+    };
+    let refused = Brick::open_disk(&path, named).err();
+    let said = refused.expect("a refusal").to_string();
+    assert!(said.contains(&moved.display().to_string()), "{said}");
+    let opened = Brick::open_disk(&path, without(device));
+    drop(opened.expect("a brick"));
+    // The pool calls it failed now.
+    std::fs::rename(&moved, &second).expect("back");
+    drop(Brick::open_disk(&path, without(device)).expect("a brick"));
+}
+
+#[test]
 fn failed_device_with_pages_stays_and_says_why() {
     let lost = lose_second_device();
     let opened = Brick::open_disk(&lost.home.path(), without(lost.device));
