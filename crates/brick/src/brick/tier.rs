@@ -49,6 +49,8 @@ const DEMOTION_POLL: Duration = Duration::from_millis(50);
 const WORK_WAIT_MAX: Duration = Duration::from_secs(3600);
 /// The pause after a search that found no page to demote.
 const SEARCH_PAUSE: Duration = Duration::from_secs(1);
+/// The longest pause between such searches while no session waits.
+const IDLE_SEARCH_PAUSE_MAX: Duration = Duration::from_secs(30);
 /// Batches in a row without a moved page, before the search counts as without result.
 const UNMOVED_BATCHES_MAX: u32 = 4;
 /// The pause after a batch without a moved page, and after demotions until their frames are free.
@@ -125,6 +127,14 @@ pub(crate) struct Tier {
 impl Tier {
     fn take_policy_change(&self) -> bool {
         self.policies_changed.swap(false, Ordering::AcqRel)
+    }
+
+    fn has_policy_change(&self) -> bool {
+        self.policies_changed.load(Ordering::Acquire)
+    }
+
+    fn has_waiting_session(&self) -> bool {
+        lock(&self.work).is_session_waiting
     }
 }
 
@@ -366,7 +376,16 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
         let mut mover = Mover::new(self.clone(), number, heat);
         self.wake_tier();
         let mut census = Census::new(Instant::now());
-        while self.wait_for_tier_work(census.wait(Instant::now())) {
+        loop {
+            let now = Instant::now();
+            let limit = census.wait(now);
+            let limit = mover.pause_left(now).map_or(limit, |left| limit.min(left));
+            if !self.wait_for_tier_work(limit) {
+                break;
+            }
+            if mover.take_pause_end(Instant::now()) {
+                self.wake_tier();
+            }
             self.tier_step(&mut mover);
             if let Some(counts) = mover.count_some(&mut census) {
                 let mut counted = lock(&self.tier().counted);
@@ -398,7 +417,8 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
             let is_low = std::mem::take(&mut work.is_memory_low);
             (is_low, std::mem::take(&mut work.is_session_waiting))
         };
-        if is_low {
+        // After a pause the thread looks again whether memory is short.
+        if is_low && !mover.is_paused(Instant::now(), is_waiting) {
             self.demote(mover, is_waiting);
         }
         let promotions = {
@@ -427,9 +447,11 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
             }
             // Pinned pages move only for a session that waits, one batch each time.
             let moved = mover.demote(wanted, is_session_waiting);
-            if moved.is_none() && !is_session_waiting && mover.has_pinned() {
+            if moved.is_none() && !is_session_waiting {
+                if !mover.was_interrupted() {
+                    mover.pause_searches(Instant::now());
+                }
                 self.end_demotion_step();
-                self.pause_for_session();
                 return;
             }
             unmoved = if moved == Some(0) { unmoved + 1 } else { 0 };
@@ -464,20 +486,6 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
         self.maintain();
         lock(&self.tier().work).steps += 1;
         self.tier().freed.notify_all();
-    }
-
-    /// Pauses a search without result until a session waits for frames: it may move pinned pages.
-    fn pause_for_session(&self) {
-        let work = lock(&self.tier().work);
-        let is_idle = |work: &mut TierWork| {
-            !self.is_ending() && !work.is_session_waiting && work.promotions.is_empty()
-        };
-        let wake = &self.tier().wake;
-        drop(recover(wake.wait_timeout_while(
-            work,
-            SEARCH_PAUSE,
-            is_idle,
-        )));
     }
 
     fn pause_search(&self) {

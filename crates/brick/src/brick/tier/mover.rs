@@ -5,7 +5,7 @@
 
 use super::census::{Census, SlicePages};
 use super::heat::{HEAT_MAX, Heat};
-use super::{Promotion, TierCounters};
+use super::{IDLE_SEARCH_PAUSE_MAX, Promotion, SEARCH_PAUSE, TierCounters};
 use crate::brick::Brick;
 use pagemesh_base::ids::{Epoch, FrameNo};
 use pagemesh_base::layout::SliceId;
@@ -26,9 +26,11 @@ const BATCH_PAGES: u64 = 512;
 const STEP_PAGES: u64 = 512;
 /// Passes over the tables of a class without a page to take, before its hand gives up.
 const PASSES_MAX: u32 = HEAT_MAX as u32 + 2;
-/// Steps of the hand over objects that prefer flash in one demotion, so that others are not delayed.
+/// Steps of the first walk over objects that prefer flash, so that the pages of others are not delayed.
 const FLASH_STEPS_MAX: u32 = 256;
-/// For this long after a search without result, the next ones are short: pinned objects may fill memory.
+/// Passes over the tables of objects that prefer flash: each page there may go at once.
+const FLASH_PASSES_MAX: u32 = 2;
+/// For this long after a full search without result, those for sessions are short: pinned objects may fill memory.
 const SHORT_SEARCHES: Duration = Duration::from_secs(1);
 /// Steps of a short search.
 const SHORT_STEPS_MAX: u32 = 4096;
@@ -49,6 +51,32 @@ struct WalkLimits {
     passes: u32,
 }
 
+/// The pause between searches without result that no session waits for.
+struct SearchPause {
+    /// The next one.
+    len: Duration,
+    end: Option<Instant>,
+}
+
+impl SearchPause {
+    const NONE: SearchPause = SearchPause {
+        len: SEARCH_PAUSE,
+        end: None,
+    };
+
+    fn start(&mut self, now: Instant) {
+        if !self.is_over(now) {
+            return;
+        }
+        self.end = Some(now + self.len);
+        self.len = (2 * self.len).min(IDLE_SEARCH_PAUSE_MAX);
+    }
+
+    fn is_over(&self, now: Instant) -> bool {
+        self.end.is_none_or(|end| now >= end)
+    }
+}
+
 pub(super) struct Mover<M: Media> {
     brick: Arc<Brick<M>>,
     session: Session<M>,
@@ -57,8 +85,11 @@ pub(super) struct Mover<M: Media> {
     hands: [Hand; 3],
     /// Whether objects had the policy when policies changed last. New ones are automatic.
     is_used: [bool; 3],
-    /// When the last search of objects that are not pinned found nothing.
+    /// When the last full search of objects that are not pinned found nothing.
     found_none_at: Option<Instant>,
+    pause: SearchPause,
+    /// Whether the last search ended early for a session that waits.
+    is_interrupted: bool,
     /// Whether the last batch had pages of pinned objects.
     took_pinned: bool,
 }
@@ -74,6 +105,8 @@ impl<M: Media + Send + Sync + 'static> Mover<M> {
             hands: Default::default(),
             is_used: [false; 3],
             found_none_at: None,
+            pause: SearchPause::NONE,
+            is_interrupted: false,
             took_pinned: false,
         }
     }
@@ -82,12 +115,12 @@ impl<M: Media + Send + Sync + 'static> Mover<M> {
         &self.brick.tier().counters
     }
 
-    /// Demotes up to so many pages, those of pinned objects only if there are no others and `takes_pinned`. Returns the
-    /// number of moved pages; none if no page can be demoted.
-    pub(super) fn demote(&mut self, want: u64, takes_pinned: bool) -> Option<u64> {
+    /// Demotes up to so many pages, those of pinned objects only if there are no others and a session waits. Returns the
+    /// number of moved pages; none if no page can be demoted, or if the search was interrupted.
+    pub(super) fn demote(&mut self, want: u64, is_session_waiting: bool) -> Option<u64> {
         let want = want.min(BATCH_PAGES);
         let frames = self.brick.pool().reserve_flash(want);
-        let mut batch = self.collect(frames.len() as u64, takes_pinned);
+        let mut batch = self.collect(frames.len() as u64, is_session_waiting);
         let mapping = self.session.mapping().clone();
         let mut free = frames.into_iter();
         for (copy, frame) in batch.iter_mut().flat_map(|(_, moves)| moves).zip(&mut free) {
@@ -97,6 +130,10 @@ impl<M: Media + Send + Sync + 'static> Mover<M> {
         if batch.is_empty() {
             self.brick.pool().end_moves(&[], &unused);
             return None;
+        }
+        match self.took_pinned {
+            true => self.pause_searches(Instant::now()),
+            false => self.pause = SearchPause::NONE,
         }
         match self.session.sync_moves() {
             Ok(()) => self.commit(&mut batch),
@@ -131,8 +168,39 @@ impl<M: Media + Send + Sync + 'static> Mover<M> {
     }
 
     /// Whether the pool has pinned objects.
-    pub(super) fn has_pinned(&self) -> bool {
+    fn has_pinned(&self) -> bool {
         self.is_used[TierPolicy::Memory as usize]
+    }
+
+    /// Whether the last search ended early, because a session began to wait.
+    pub(super) fn was_interrupted(&self) -> bool {
+        self.is_interrupted
+    }
+
+    /// Pauses searches for which no session waits. Each pause is twice as long as the last one.
+    pub(super) fn pause_searches(&mut self, now: Instant) {
+        self.pause.start(now);
+    }
+
+    /// Whether searches pause. After a session that waits, and after a change of policies, pauses are short again.
+    pub(super) fn is_paused(&mut self, now: Instant, is_session_waiting: bool) -> bool {
+        if self.brick.tier().has_policy_change() {
+            self.pause = SearchPause::NONE;
+        } else if is_session_waiting {
+            self.pause.len = SEARCH_PAUSE;
+        }
+        !is_session_waiting && !self.pause.is_over(now)
+    }
+
+    /// The time until the pause is over. None if there is no pause.
+    pub(super) fn pause_left(&self, now: Instant) -> Option<Duration> {
+        let end = self.pause.end?;
+        Some(end.saturating_duration_since(now))
+    }
+
+    /// Ends a pause that is over. True if there was one.
+    pub(super) fn take_pause_end(&mut self, now: Instant) -> bool {
+        self.pause.is_over(now) && self.pause.end.take().is_some()
     }
 
     /// Lists the objects anew after a change of policies.
@@ -153,48 +221,80 @@ impl<M: Media + Send + Sync + 'static> Mover<M> {
         self.took_pinned
     }
 
-    /// Copies pages, up to so many: first of objects that prefer flash, then cold ones of others.
-    fn collect(&mut self, want: u64, takes_pinned: bool) -> Batch {
+    /// Copies pages, up to so many: first of objects that prefer flash, then cold ones of others. Pinned ones follow if
+    /// a session waits.
+    fn collect(&mut self, want: u64, is_session_waiting: bool) -> Batch {
         self.note_policies();
+        self.is_interrupted = false;
         let mut batch = Batch::new();
+        let takes_pinned = is_session_waiting && self.has_pinned();
+        let is_recent = |at: Instant| at.elapsed() < SHORT_SEARCHES;
+        let is_short = takes_pinned && self.found_none_at.is_some_and(is_recent);
+        self.search(want, is_short, is_session_waiting, &mut batch);
+        let has_none = batch.is_empty();
+        if takes_pinned && has_none {
+            let pinned = WalkLimits {
+                pages: want,
+                steps: u32::MAX,
+                passes: PASSES_MAX,
+            };
+            self.walk(TierPolicy::Memory, &pinned, true, &mut batch);
+        }
+        self.took_pinned = has_none && !batch.is_empty();
+        if is_short && batch.is_empty() {
+            self.search(want, false, is_session_waiting, &mut batch);
+        }
+        batch
+    }
+
+    /// Copies pages of objects that are not pinned. Only a search that is not short can tell that there is none.
+    fn search(&mut self, want: u64, is_short: bool, is_session_waiting: bool, batch: &mut Batch) {
         let limits = |pages: u64, steps, passes| WalkLimits {
             pages,
             steps,
             passes,
         };
-        let first = limits(want, FLASH_STEPS_MAX, 2);
-        let found = match self.is_used[TierPolicy::Flash as usize] {
-            true => self.walk(TierPolicy::Flash, &first, &mut batch),
+        let has_flash = self.is_used[TierPolicy::Flash as usize];
+        let first = limits(want, FLASH_STEPS_MAX, FLASH_PASSES_MAX);
+        let found = match has_flash {
+            true => self.walk(TierPolicy::Flash, &first, is_session_waiting, batch),
             false => 0,
         };
-        let is_short = |at: Instant| at.elapsed() < SHORT_SEARCHES;
-        let steps = match self.found_none_at.is_some_and(is_short) {
-            true => SHORT_STEPS_MAX,
-            false => u32::MAX,
-        };
+        let steps = if is_short { SHORT_STEPS_MAX } else { u32::MAX };
         let more = limits(want - found, steps, PASSES_MAX);
-        self.walk(TierPolicy::Automatic, &more, &mut batch);
-        let has_none = batch.is_empty() && self.has_pinned();
-        self.found_none_at = has_none.then(Instant::now);
-        self.took_pinned = has_none && takes_pinned;
-        if self.took_pinned {
-            let pinned = limits(want, u32::MAX, PASSES_MAX);
-            self.walk(TierPolicy::Memory, &pinned, &mut batch);
+        self.walk(TierPolicy::Automatic, &more, is_session_waiting, batch);
+        // The first walk may have ended in a part without pages.
+        if has_flash && !is_short && batch.is_empty() {
+            let all = limits(want, u32::MAX, FLASH_PASSES_MAX);
+            self.walk(TierPolicy::Flash, &all, is_session_waiting, batch);
         }
-        batch
+        if !batch.is_empty() {
+            self.found_none_at = None;
+        } else if !is_short && !self.is_interrupted {
+            self.found_none_at = Some(Instant::now());
+        }
     }
 
-    /// Copies pages of objects with a policy. Ends with the tables if it has some: a next pass would find them again.
-    fn walk(&mut self, policy: TierPolicy, limits: &WalkLimits, batch: &mut Batch) -> u64 {
+    /// Copies pages of objects with a policy. Ends with the tables if it has some: a next pass would find them again. A
+    /// pass without a page in memory is the last one. Ends at once if a session waits that it is not for.
+    fn walk(
+        &mut self,
+        policy: TierPolicy,
+        limits: &WalkLimits,
+        is_session_waiting: bool,
+        batch: &mut Batch,
+    ) -> u64 {
         let mut hand = std::mem::take(&mut self.hands[policy as usize]);
         let (mut found, mut steps, mut passes) = (0, 0, 0);
+        let saw_memory = Cell::new(false);
         while found < limits.pages
             && steps < limits.steps
             && passes < limits.passes
-            && !self.brick.is_ending()
+            && !self.must_end_walk(is_session_waiting)
         {
             let Some(&(slice, pages)) = hand.objects.get(hand.at) else {
-                if found > 0 {
+                let was_useless = passes > 0 && !saw_memory.replace(false);
+                if found > 0 || was_useless {
                     break;
                 }
                 hand = Hand::default();
@@ -215,7 +315,8 @@ impl<M: Media + Send + Sync + 'static> Mover<M> {
             let end = ((first / STEP_PAGES + 1) * STEP_PAGES).min(pages);
             hand.page = end;
             let wanted = limits.pages - found;
-            let Some((handle, moves)) = self.copy_cold(slice, first..end, policy, wanted) else {
+            let copied = self.copy_cold(slice, first..end, policy, wanted, &saw_memory);
+            let Some((handle, moves)) = copied else {
                 hand.page = pages;
                 continue;
             };
@@ -230,6 +331,12 @@ impl<M: Media + Send + Sync + 'static> Mover<M> {
         }
         self.hands[policy as usize] = hand;
         found
+    }
+
+    /// Whether the brick ends, or a session waits that the walk is not for.
+    fn must_end_walk(&mut self, is_session_waiting: bool) -> bool {
+        self.is_interrupted |= !is_session_waiting && self.brick.tier().has_waiting_session();
+        self.is_interrupted || self.brick.is_ending()
     }
 
     /// The objects with a policy, and their sizes in pages.
@@ -249,6 +356,7 @@ impl<M: Media + Send + Sync + 'static> Mover<M> {
         pages: std::ops::Range<u64>,
         policy: TierPolicy,
         most: u64,
+        saw_memory: &Cell<bool>,
     ) -> Option<(Handle, Vec<PageMove>)> {
         let handle = self.brick.pool().handle(slice).ok()?;
         if self.session.mapping().tier_policy(&handle) != policy {
@@ -257,9 +365,11 @@ impl<M: Media + Send + Sync + 'static> Mover<M> {
         let heat = self.heat.clone();
         let taken = Cell::new(0);
         let is_wanted = |frame: FrameNo| {
-            let is_cold = taken.get() < most
-                && !heat.is_on_flash(frame)
-                && (policy == TierPolicy::Flash || heat.cool(frame));
+            if heat.is_on_flash(frame) {
+                return false;
+            }
+            saw_memory.set(true);
+            let is_cold = taken.get() < most && (policy == TierPolicy::Flash || heat.cool(frame));
             taken.set(taken.get() + u64::from(is_cold));
             is_cold
         };
