@@ -153,7 +153,10 @@ impl<M: Media + Send + Sync + 'static> OwnerHandler<M> {
             none => {
                 let pid = std::process::id();
                 match Worker::open(&self.brick, pid, start_time(pid).unwrap_or(0)) {
-                    Ok(worker) => none.insert(worker),
+                    Ok(mut worker) => {
+                        worker.leave_out_reads();
+                        none.insert(worker)
+                    }
                     Err(cause) => return Outcome::Done(Err(cause)),
                 }
             }

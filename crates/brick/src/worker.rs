@@ -32,6 +32,8 @@ pub struct Worker<M: Media = MappedMedia> {
     meter: OpenMeter,
     /// Pages that reads found in memory, and on disks behind it.
     touches: (u64, u64),
+    /// Whether reads count as hits and misses of the tier.
+    counts_reads: bool,
     /// For a medium with a device below.
     device: Option<DeviceRequests>,
 }
@@ -71,6 +73,7 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
             session: brick.session(number),
             meter: brick.meters().open(),
             touches: (0, 0),
+            counts_reads: true,
             attached: Vec::new(),
         })
     }
@@ -286,9 +289,15 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
             return;
         };
         let brick = self.brick.clone();
-        let (hits, misses) = brick.touch_pages(&mut self.session, &handle, pages, epoch, is_read);
+        let counts = is_read && self.counts_reads;
+        let (hits, misses) = brick.touch_pages(&mut self.session, &handle, pages, epoch, counts);
         self.touches.0 += hits;
         self.touches.1 += misses;
+    }
+
+    /// Leaves reads out of the hits and misses of the tier: the client reads pages in memory itself.
+    pub(crate) fn leave_out_reads(&mut self) {
+        self.counts_reads = false;
     }
 
     /// Pages that reads of this session found in memory, and on disks behind it.
