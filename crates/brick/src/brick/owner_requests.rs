@@ -160,9 +160,9 @@ fn whole_pages(size_bytes: u64) -> u64 {
 
 impl<M: Media + Send + Sync> BrickControl for Brick<M> {
     fn create(&self, slice: SliceId, size_bytes: u64) -> Result<(), SliceError> {
-        self.pool()
-            .create(slice, whole_pages(size_bytes))
-            .map_err(|cause| self.report_error(cause))
+        let created = self.pool().create(slice, whole_pages(size_bytes));
+        self.reset_reported_policies();
+        created.map_err(|cause| self.report_error(cause))
     }
 
     fn resize(&self, slice: SliceId, size_bytes: u64) -> Result<(), SliceError> {
@@ -176,6 +176,7 @@ impl<M: Media + Send + Sync> BrickControl for Brick<M> {
             .retry_while_stuck(|pool| pool.delete(slice))
             .map_err(|cause| self.report_error(cause));
         self.mapping.control().ring_doorbell();
+        self.reset_reported_policies();
         deleted
     }
 

@@ -15,10 +15,11 @@ mod recent;
 use crate::brick::Brick;
 use census::Census;
 pub use census::SlicePages;
+pub use policies::POLICY_CHANGES_MAX;
 use heat::{Heat, Touch};
 use mover::Mover;
+use policies::ReportedPolicies;
 use pagemesh_base::ids::{Epoch, PageNo};
-use pagemesh_base::layout::SliceId;
 use pagemesh_base::poison::{lock, recover};
 use pagemesh_pmem::{MapError, Media};
 use pagemesh_store::devices::Device;
@@ -117,8 +118,8 @@ pub(crate) struct Tier {
     counters: TierCounters,
     /// Whether a policy changed since the thread listed the objects.
     policies_changed: AtomicBool,
-    /// The policies other than the automatic one. Locked before the pool.
-    chosen: Mutex<Option<Vec<(SliceId, TierPolicy)>>>,
+    /// Locked before the pool.
+    reported: Mutex<ReportedPolicies>,
     recent: Mutex<RecentTouches>,
     /// The pages of slices, by the last walk, and the number of walks.
     counted: Mutex<(Arc<Vec<SlicePages>>, u64)>,

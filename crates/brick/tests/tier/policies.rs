@@ -5,7 +5,7 @@ use crate::{MEMORY_PAGES, is_sound, read_page, write_page};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::BrickControl;
 use pagemesh_brick::brick::Brick;
-use pagemesh_brick::tier::SlicePages;
+use pagemesh_brick::tier::{POLICY_CHANGES_MAX, SlicePages};
 use pagemesh_pmem::TieredMedia;
 use pagemesh_store::object::TierPolicy;
 use std::collections::HashMap;
@@ -121,6 +121,61 @@ fn slice_that_prefers_flash_is_demoted_first() {
     let pages = MEMORY_PAGES / 2;
     assert_eq!(read_pages(&mut auto, pages, 1), (pages, 0));
     assert!(read_pages(&mut flash, pages, 1).1 > 0);
+}
+
+/// One walk over the empty part must not count as a search without result.
+#[test]
+fn sparse_slice_that_prefers_flash_is_demoted() {
+    const FIRST: u64 = (32 << 30) / PAGE;
+    let Some(files) = TieredFiles::new() else {
+        return;
+    };
+    let (brick, _maintenance) = files.open();
+    let pages = 2 * MEMORY_PAGES;
+    brick.create(SLICE, (FIRST + pages) * PAGE).expect("room");
+    set(&brick, &[(SLICE, TierPolicy::Flash)]);
+    let mut client = Client::new(&brick, 1);
+    // An empty flash refuses no write.
+    (FIRST..FIRST + pages).for_each(|page| write_page(&mut client, page, 1));
+    let figures = brick.tier_figures().expect("a tier");
+    assert!(figures.demoted > MEMORY_PAGES / 2, "{figures:?}");
+    for page in FIRST..FIRST + pages {
+        assert!(is_sound(page, 1, &read_page(&mut client, page)));
+    }
+}
+
+#[test]
+fn policy_of_a_missing_slice_is_reported() {
+    let Some(files) = TieredFiles::new() else {
+        return;
+    };
+    let (brick, _maintenance) = files.open();
+    let wanted = [(OTHER, TierPolicy::Memory)];
+    set(&brick, &wanted);
+    assert_eq!(brick.tier_policies(), wanted);
+    brick.create(OTHER, PAGE).expect("room");
+    assert_eq!(brick.tier_policies(), [], "it is automatic yet");
+    set(&brick, &wanted);
+    assert_eq!(brick.tier_policies(), wanted);
+    brick.delete(OTHER).expect("deleted");
+    assert_eq!(brick.tier_policies(), []);
+}
+
+#[test]
+fn many_policies_are_set_in_several_calls() {
+    let Some(files) = TieredFiles::new() else {
+        return;
+    };
+    let (brick, _maintenance) = files.open();
+    let slices = (0..POLICY_CHANGES_MAX as u128 + 1).map(|it| SliceId(Uuid::from_u128(100 + it)));
+    let wanted: Vec<_> = slices.map(|it| (it, TierPolicy::Flash)).collect();
+    for (slice, _) in &wanted {
+        brick.create(*slice, PAGE).expect("room");
+    }
+    set(&brick, &wanted);
+    assert_eq!(brick.tier_policies().len(), POLICY_CHANGES_MAX);
+    set(&brick, &wanted);
+    assert_eq!(brick.tier_policies().len(), wanted.len());
 }
 
 /// The brick must neither refuse writes nor wait for ever, and must keep an unpinned slice working.
