@@ -10,7 +10,7 @@ use crate::fault::Fault;
 use crate::manager::{BrickState, Manager, ManagerState};
 use crate::records::VolumeRecord;
 use crate::slices::slice_locations;
-use crate::tier_policy::{TierPolicy, digest_policies};
+use crate::tier_policy::digest_policies;
 use crate::wire::{
     BrickRegistration, BrickTier, COUNTED_SLICES_MAX, NamedVolumeTier, SetTier, SlicePages,
     SliceTier, TierBytes, TierEffect, VolumeTier, VolumeTierBrick,
@@ -50,26 +50,40 @@ impl Manager {
     #[must_use]
     pub fn volume_tiers(&self) -> Vec<NamedVolumeTier> {
         let book = self.state();
-        let entries = book.volumes.entries().iter();
-        let all = entries.map(|(name, entry)| NamedVolumeTier {
-            volume: name.clone(),
-            tier: self.tier_of(&book, &entry.record),
-        });
-        let has_tier = |it: &NamedVolumeTier| {
-            let mut bricks = it.tier.bricks.iter();
-            let is_tiered = |id: &BrickId| book.bricks.get(id).is_some_and(|it| it.tier.is_some());
-            it.tier.policy != TierPolicy::Auto || bricks.any(|brick| is_tiered(&brick.brick))
+        let is_tiered = |id: &BrickId| book.bricks.get(id).is_some_and(|it| it.tier.is_some());
+        let has_tier = |record: &VolumeRecord| {
+            let mut slices = slice_locations(&record.layout_state.layout.segments);
+            !record.tier.is_auto() || slices.any(|it| is_tiered(&it.brick))
         };
-        all.filter(has_tier).collect()
+        let mut effects = BTreeMap::new();
+        let entries = book.volumes.entries().iter();
+        let shown = entries.filter(|(_, entry)| has_tier(&entry.record));
+        let tiers = shown.map(|(name, entry)| NamedVolumeTier {
+            volume: name.clone(),
+            tier: self.tier_with(&book, &entry.record, &mut effects),
+        });
+        tiers.collect()
     }
 
     fn tier_of(&self, book: &ManagerState, record: &VolumeRecord) -> VolumeTier {
+        self.tier_with(book, record, &mut BTreeMap::new())
+    }
+
+    /// The tier of a volume. The effect on a brick costs its slices, so that `effects` keeps it.
+    fn tier_with(
+        &self,
+        book: &ManagerState,
+        record: &VolumeRecord,
+        effects: &mut BTreeMap<BrickId, TierEffect>,
+    ) -> VolumeTier {
         let slices = slice_locations(&record.layout_state.layout.segments);
         let bricks: BTreeSet<BrickId> = slices.map(|it| it.brick).collect();
         let bricks = bricks.into_iter().map(|id| VolumeTierBrick {
             brick: id,
             name: book.label(id).name,
-            effect: self.tier_effect(book, id),
+            effect: *effects
+                .entry(id)
+                .or_insert_with(|| self.tier_effect(book, id)),
         });
         let mut bricks: Vec<VolumeTierBrick> = bricks.collect();
         bricks.sort_by(|one, other| one.name.cmp(&other.name));
@@ -84,12 +98,17 @@ impl Manager {
         match book.bricks.get(&id) {
             Some(brick) if self.is_alive(brick) => match &brick.tier {
                 None => TierEffect::NoTier,
-                Some(tier) if policies_to_send(book, id, tier).is_none() => TierEffect::Applied,
+                Some(tier) if obeys(book, id, tier) => TierEffect::Applied,
                 Some(_) => TierEffect::Pending,
             },
             _ => TierEffect::Away,
         }
     }
+}
+
+/// Whether a brick obeys the policies of its slices.
+fn obeys(book: &ManagerState, brick: BrickId, reported: &BrickTier) -> bool {
+    reported.policies == digest_policies(book.volumes.tier_policies(brick))
 }
 
 /// The policies of a brick's slices, if the brick obeys others.
@@ -98,10 +117,9 @@ pub(crate) fn policies_to_send(
     brick: BrickId,
     reported: &BrickTier,
 ) -> Option<Vec<SliceTier>> {
-    let policies = book.volumes.tier_policies(brick);
-    let is_same = reported.policies == digest_policies(policies.clone());
     let send = |(slice, policy)| SliceTier { slice, policy };
-    (!is_same).then(|| policies.map(send).collect())
+    let policies = || book.volumes.tier_policies(brick).map(send).collect();
+    (!obeys(book, brick, reported)).then(policies)
 }
 
 /// The bytes of the volume's slices that bricks have counted.

@@ -118,7 +118,7 @@ impl VolumeTable {
     pub(crate) fn tier_policies(
         &self,
         brick: BrickId,
-    ) -> impl Iterator<Item = (SliceId, TierPolicy)> + Clone {
+    ) -> impl Iterator<Item = (SliceId, TierPolicy)> {
         let slices = self.tiers.get(&brick).into_iter().flatten();
         slices.map(|(slice, policy)| (*slice, *policy))
     }
