@@ -172,9 +172,14 @@ fn tier_stat_has_its_fields_and_names_errors() {
     let bricks = stat["bricks"].as_array().unwrap();
     assert_eq!(bricks.len(), 1, "only those with a tier: {stat}");
     assert_eq!(
-        (&bricks[0]["brick"], &bricks[0]["alive"]),
+        (&bricks[0]["name"], &bricks[0]["alive"]),
         (&"brick-0".into(), &true.into())
     );
+    let id = &bricks[0]["brick"];
+    let legs = stat["volumes"][0]["bricks"].as_array().unwrap();
+    assert!(legs.iter().any(|leg| leg["brick"] == *id), "{stat}");
+    let short = &id.as_str().unwrap()[..8];
+    assert_eq!(tiers.stat(&[short])["bricks"][0]["brick"], *id);
     let tier = bricks[0]["tier"].as_object().unwrap();
     let fields: Vec<&str> = tier.keys().map(String::as_str).collect();
     let wanted = [

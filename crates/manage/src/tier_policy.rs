@@ -1,7 +1,8 @@
 //! The policy of a volume in pools with disks behind memory.
 
 use pagemesh_base::layout::SliceId;
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
 /// Where a volume's pages lie, in pools with disks behind memory.
@@ -28,6 +29,9 @@ pub enum TierPolicy {
     Memory,
     /// Pages leave memory first, and only writes return them.
     Flash,
+    /// A policy of a later version. It acts as `auto`, and no request may have it.
+    #[serde(other)]
+    Other,
 }
 
 impl TierPolicy {
@@ -38,11 +42,23 @@ impl TierPolicy {
             TierPolicy::Auto => "auto",
             TierPolicy::Memory => "memory",
             TierPolicy::Flash => "flash",
+            TierPolicy::Other => "other",
         }
     }
 
+    /// Whether it acts as the automatic one.
     pub(crate) fn is_auto(&self) -> bool {
-        *self == TierPolicy::Auto
+        matches!(self, TierPolicy::Auto | TierPolicy::Other)
+    }
+
+    /// Deserializes the policy of a request.
+    pub(crate) fn known<'d, D: Deserializer<'d>>(from: D) -> Result<TierPolicy, D::Error> {
+        match TierPolicy::deserialize(from)? {
+            TierPolicy::Other => Err(D::Error::custom(
+                "the policy of a tier is not known; use `auto`, `memory` or `flash`",
+            )),
+            known => Ok(known),
+        }
     }
 }
 
@@ -78,7 +94,10 @@ mod tests {
         let pinned = |number| (slice(number), TierPolicy::Memory);
         let of = |list: &[(SliceId, TierPolicy)]| digest_policies(list.iter().copied());
         assert_eq!(of(&[]), 0);
-        assert_eq!(of(&[(slice(1), TierPolicy::Auto)]), 0);
+        let unknown = serde_json::from_str("\"of-later\"").expect("a policy");
+        for automatic in [TierPolicy::Auto, unknown] {
+            assert_eq!(of(&[(slice(1), automatic)]), 0);
+        }
         assert_eq!(
             of(&[pinned(1), pinned(2)]),
             of(&[pinned(2), (slice(3), TierPolicy::Auto), pinned(1)])

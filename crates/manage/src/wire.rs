@@ -94,7 +94,11 @@ pub struct CreateVolume {
     #[serde(default)]
     pub content: VolumeContent,
     /// Where its pages lie in pools with disks behind memory: `auto` if missing.
-    #[serde(default, skip_serializing_if = "TierPolicy::is_auto")]
+    #[serde(
+        default,
+        skip_serializing_if = "TierPolicy::is_auto",
+        deserialize_with = "TierPolicy::known"
+    )]
     pub tier: TierPolicy,
 }
 

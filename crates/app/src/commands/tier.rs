@@ -24,7 +24,7 @@ pub enum TierCommand {
     Prefer(PreferArgs),
     /// Show the tiers of bricks, and the policies of volumes.
     Stat {
-        /// Names of volumes, and names or UUIDs of bricks; all if none is named.
+        /// Names of volumes; names, UUIDs or shortened UUIDs of bricks; all if none is named.
         names: Vec<String>,
         #[command(flatten)]
         client: ManagerArgs,
@@ -99,7 +99,7 @@ fn prefer(volume: &VolumeName, policy: TierPolicy, args: &ManagerArgs) -> anyhow
 
 fn change_text(NamedVolumeTier { volume, tier }: &NamedVolumeTier) -> String {
     let rest = match tier.policy {
-        TierPolicy::Auto => "the use of its pages decides where they lie",
+        TierPolicy::Auto | TierPolicy::Other => "the use of its pages decides where they lie",
         TierPolicy::Memory => "its pages stay in memory",
         TierPolicy::Flash => "its pages leave memory first",
     };

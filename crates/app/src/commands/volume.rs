@@ -218,7 +218,7 @@ pub fn show(detail: &VolumeDetail) -> String {
         .iter()
         .map(|note| format!("\n{}", json_word(note)));
     let tier = match info.tier {
-        TierPolicy::Auto => String::new(),
+        TierPolicy::Auto | TierPolicy::Other => String::new(),
         chosen => format!("\ntier: {}", chosen.name()),
     };
     format!(

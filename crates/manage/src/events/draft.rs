@@ -415,7 +415,9 @@ impl EventDraft {
 
     pub(crate) fn tier_changed(volume: &VolumeName, actor: &str, policy: TierPolicy) -> EventDraft {
         let rest = match policy {
-            TierPolicy::Auto => "are in memory while they are in use, and cold ones on flash",
+            TierPolicy::Auto | TierPolicy::Other => {
+                "are in memory while they are in use, and cold ones on flash"
+            }
             TierPolicy::Memory => "stay in memory",
             TierPolicy::Flash => "leave memory first",
         };

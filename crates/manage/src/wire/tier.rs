@@ -82,6 +82,7 @@ pub struct SliceTier {
 #[serde(deny_unknown_fields)]
 pub struct SetTier {
     /// Where its pages shall lie.
+    #[serde(deserialize_with = "TierPolicy::known")]
     pub policy: TierPolicy,
 }
 
@@ -97,6 +98,9 @@ pub enum TierEffect {
     Away,
     /// Its pool has no disk behind memory, so policies have no effect there.
     NoTier,
+    /// An effect of a later version.
+    #[serde(other)]
+    Other,
 }
 
 impl TierEffect {
@@ -108,6 +112,7 @@ impl TierEffect {
             TierEffect::Pending => "pending",
             TierEffect::Away => "away",
             TierEffect::NoTier => "no-tier",
+            TierEffect::Other => "other",
         }
     }
 }

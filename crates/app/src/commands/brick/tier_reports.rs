@@ -91,7 +91,7 @@ fn wire_policy(policy: PoolPolicy) -> TierPolicy {
 
 fn pool_policy(policy: TierPolicy) -> PoolPolicy {
     match policy {
-        TierPolicy::Auto => PoolPolicy::Automatic,
+        TierPolicy::Auto | TierPolicy::Other => PoolPolicy::Automatic,
         TierPolicy::Memory => PoolPolicy::Memory,
         TierPolicy::Flash => PoolPolicy::Flash,
     }

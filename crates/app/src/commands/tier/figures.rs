@@ -3,7 +3,8 @@
 use super::brick_label;
 use crate::output::{bytes, table};
 use anyhow::bail;
-use pagemesh_base::layout::VolumeName;
+use pagemesh_base::brick_name::{BrickLabel, BrickName, BrickRef};
+use pagemesh_base::layout::{BrickId, VolumeName};
 use pagemesh_manage::wire::{BrickInfo, BrickTier, ErrorCode, NamedVolumeTier, TierBytes};
 use pagemesh_manage::{ManagerClient, ManagerError};
 use serde::Serialize;
@@ -25,7 +26,8 @@ pub struct TierStat<'f> {
 /// A brick. The figures are missing if its pool has no disk behind memory.
 #[derive(Serialize)]
 struct BrickStat<'f> {
-    brick: String,
+    brick: BrickId,
+    name: Option<&'f BrickName>,
     alive: bool,
     tier: Option<TierFigures<'f>>,
 }
@@ -52,11 +54,7 @@ pub fn find(manager: &ManagerClient, names: &[String]) -> anyhow::Result<TierSub
             Ok(volume) => find_volume(manager, volume)?,
             Err(_) => None,
         };
-        let is_named = |brick: &&BrickInfo| {
-            let own = brick.name.as_ref().map(ToString::to_string);
-            own.as_ref() == Some(name) || brick.brick.to_string() == *name
-        };
-        let brick = bricks.iter().find(is_named).cloned();
+        let brick = find_brick(&bricks, name)?.cloned();
         if volume.is_none() && brick.is_none() {
             bail!(
                 "there is no volume and no brick {name}; list what there is with: pagemesh status"
@@ -66,6 +64,27 @@ pub fn find(manager: &ManagerClient, names: &[String]) -> anyhow::Result<TierSub
         found.bricks.extend(brick);
     }
     Ok(found)
+}
+
+/// Finds a brick by its name, its UUID or the first digits of the UUID. A name takes precedence.
+fn find_brick<'b>(bricks: &'b [BrickInfo], text: &str) -> anyhow::Result<Option<&'b BrickInfo>> {
+    let Ok(asked) = text.parse::<BrickRef>() else {
+        return Ok(None);
+    };
+    let is_named = |it: &&BrickInfo| match &asked {
+        BrickRef::Id(id) => it.brick == *id,
+        BrickRef::Name(name) => it.name.as_ref() == Some(name),
+    };
+    if let Some(named) = bricks.iter().find(is_named) {
+        return Ok(Some(named));
+    }
+    let mut similar = bricks.iter().filter(|it| asked.is_short_id_of(it.brick));
+    match (similar.next(), similar.next()) {
+        (Some(_), Some(_)) => {
+            bail!("several bricks have UUIDs that begin with {text}; name more digits")
+        }
+        (found, _) => Ok(found),
+    }
 }
 
 fn find_volume(
@@ -85,7 +104,8 @@ fn find_volume(
 impl<'f> TierStat<'f> {
     pub fn new(found: &'f TierSubjects) -> TierStat<'f> {
         let bricks = found.bricks.iter().map(|brick| BrickStat {
-            brick: brick.label().to_string(),
+            brick: brick.brick,
+            name: brick.name.as_ref(),
             alive: brick.alive,
             tier: brick.tier.as_ref().map(|tier| TierFigures {
                 tier,
@@ -129,9 +149,13 @@ fn brick_table(bricks: &[BrickStat<'_>]) -> String {
         ">WAITS",
     ];
     let rows = bricks.iter().map(|brick| {
+        let label = BrickLabel {
+            id: brick.brick,
+            name: brick.name.cloned(),
+        };
         let name = match brick.alive {
-            true => brick.brick.clone(),
-            false => format!("{}, dead", brick.brick),
+            true => label.to_string(),
+            false => format!("{label}, dead"),
         };
         let Some(TierFigures { tier, hit_ratio }) = &brick.tier else {
             let mut row = vec![name, "no tier".into()];
