@@ -1,11 +1,13 @@
 //! When a brick scrubs its pool, and its reports.
 
+use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
-use pagemesh_base::slice::BrickControl;
+use pagemesh_base::slice::{BrickControl, SliceReply, SliceRequest, Stamp};
 use pagemesh_brick::brick::{Brick, OpenedBrick, OpenedPool};
 use pagemesh_brick::disk_file::OpenOptions;
 use pagemesh_brick::file;
 use pagemesh_brick::scrub::{SCRUB_DELAY, SCRUB_PAUSE, ScrubState};
+use pagemesh_brick::worker::Worker;
 use pagemesh_pmem::{Durability, Media, Recorder};
 use pagemesh_store::pool::{Pool, format};
 use std::fs::File;
@@ -110,13 +112,40 @@ fn scrub_corrects_served_pool() {
     }
 }
 
+/// Frames of a line of the bitmap.
+const LINE_FRAMES: u64 = 448;
+
+/// Uses frames of the first line of the bitmap with frames, and of the next one. A scrub reads used lines only.
+fn write_two_lines_of_frames<M: Media + Send + Sync + 'static>(brick: &Arc<Brick<M>>) {
+    let slice = SliceId(Uuid::from_u128(5));
+    brick.create(slice, 4 << 20).expect("a slice");
+    let mut worker = Worker::open(brick, std::process::id(), 0).expect("a session");
+    let (number, _) = worker.attach(slice, Epoch(1)).expect("the slice");
+    for part in 0..4 {
+        let write = SliceRequest::Write {
+            offset: part << 20,
+            data: vec![7; 1 << 20].into(),
+            stamp: Stamp {
+                epoch: Epoch(1),
+                op: part + 1,
+                open_ops: 0,
+            },
+        };
+        let written = worker.execute(number, write);
+        assert_eq!(written, Ok(SliceReply::Done));
+    }
+    // The end of the session is a checkpoint, which marks the frames.
+    drop(worker);
+    while brick.maintain() {}
+}
+
 fn check_scrub<M: Media + Send + Sync + 'static>(path: &Path, (brick, keeper, _): OpenedBrick<M>) {
-    brick
-        .create(SliceId(Uuid::from_u128(5)), 1 << 20)
-        .expect("a slice");
+    write_two_lines_of_frames(&brick);
     // A checkpoint would rewrite a superblock, too.
     assert!(!brick.maintain());
-    let bitmap = brick.mapping().geometry().bitmap.start;
+    let geometry = brick.mapping().geometry();
+    let first_line = geometry.first_frames().start / LINE_FRAMES;
+    let bitmap = geometry.bitmap.start + first_line * 64;
     let file = File::options()
         .read(true)
         .write(true)

@@ -37,7 +37,7 @@ pub(crate) const SECTOR: u64 = 512;
 /// Maximum of operations open at once on a sector; the search skips a sector with more.
 const OPEN_OPS_MAX: usize = 63;
 /// Maximum of states of a sector; the search skips a sector with more.
-const STATES_MAX: usize = 5_000;
+const STATES_MAX: usize = 20_000;
 
 /// The kind of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use std::thread;
 
 /// A defect counts as not caught after this many histories.
-const SEEDS_MAX: u64 = 1000;
+const SEEDS_MAX: u64 = 3000;
 
 /// Distinctive parts of the checks' errors.
 const LEGS_DIFFER_ERROR: &str = " differs: ";
@@ -66,7 +66,15 @@ const BLOCK_DEFECTS: &[(Defect, &[&str])] = &[
     (Defect::RecoveredFromSyncing, DIVERGENCE_ERRORS),
     (Defect::InFlightLost, DIVERGENCE_ERRORS),
     (Defect::InFlightOfDeadLost, DIVERGENCE_ERRORS),
-    (Defect::RecoveredPageSkipped, DIVERGENCE_ERRORS),
+    (
+        Defect::RecoveredPageSkipped,
+        &[
+            LEGS_DIFFER_ERROR,
+            LINEARIZABILITY_ERROR,
+            TORN_TRANSACTION_ERROR,
+            NOT_QUIESCENT_ERROR,
+        ],
+    ),
     (Defect::NotRecovered, DIVERGENCE_ERRORS),
     (
         Defect::OneLegAcknowledged,

@@ -134,7 +134,7 @@ fn run_rounds(
             }
         }
         let (done, all) = (round + 1, options.rounds);
-        eprintln!("round {done} of {all} of {count} rows is done");
+        eprintln!("round {done} of {all} is done: {count} rows");
     }
     Ok(())
 }

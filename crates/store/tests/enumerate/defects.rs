@@ -196,7 +196,7 @@ const DEFECTS: &[(Defect, Workload, &str)] = &[
     (
         Defect::RecoveredBitmapEndNotStored,
         Devices(MediumKind::File),
-        "ending a session",
+        "opening",
     ),
     (
         Defect::DeviceNotNamed,
@@ -233,7 +233,7 @@ const DEFECTS: &[(Defect, Workload, &str)] = &[
         Devices(MediumKind::Memory),
         "frames in use",
     ),
-    (Defect::DemotedBeforeSync, Tier, "damage"),
+    (Defect::DemotedBeforeSync, Tier, "reading"),
     (Defect::MovedWithoutCompare, Tier, "acknowledged writes"),
     (Defect::FlashFrameKept, Tier, "counting frames"),
     (Defect::FlashFrameFreedTwice, Tier, "operations"),

@@ -147,5 +147,7 @@ fn mapped_leg_reads_and_changes_pages_on_disk() {
             "at {offset}"
         );
     }
-    assert!(host.brick.tier_figures().expect("a tier").misses > 0);
+    // The brick does not know the hits of a program that maps the pool, so it does not count its misses.
+    let figures = host.brick.tier_figures().expect("a tier");
+    assert_eq!((figures.hits, figures.misses), (0, 0), "{figures:?}");
 }
