@@ -95,7 +95,7 @@ impl Default for WriterState {
     }
 }
 
-/// What a caller that waits for nothing else does about its flush.
+/// The way of a flush of a caller without other requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum InlineFlush {
     /// Nothing: no write has ended since the last FLUSH began.
@@ -123,7 +123,7 @@ impl WriterQueue {
         group
     }
 
-    /// Asks for a FLUSH after all writes that have ended, and after those of `earlier`. Signals `ended` at its end.
+    /// Asks for a FLUSH after all ended writes and the writes of `earlier`. Signals `ended` at its end.
     pub(super) fn request_flush_of_written(
         &self,
         earlier: Option<GroupNo>,
@@ -374,7 +374,7 @@ impl WriterState {
         GroupNo { number, end }
     }
 
-    /// Asks for a FLUSH after all writes that have ended, and after those of a group that was asked for.
+    /// Asks for a FLUSH after all ended writes and the writes of a requested group.
     fn want_flush_of_written(&mut self, earlier: Option<GroupNo>) -> GroupNo {
         let earlier = earlier.map_or(0, |group| group.number);
         let number = self.written.max(earlier);

@@ -174,7 +174,7 @@ impl DiskIo {
         if let Err(cause) = self.ring.submit() {
             tracing::warn!(%cause, "cannot submit reads of the disk; trying again");
         }
-        if self.ring.has_unsubmitted() {
+        if self.ring.unsubmitted() > 0 {
             self.written.signal();
         }
     }
@@ -383,11 +383,11 @@ impl AsyncIo for DiskIo {
         ended.extend(self.ended.drain(..).map(|tag| (tag, Ok(()))));
         let failed = self.failed.drain(..);
         ended.extend(failed.map(|tag| (tag, Err(MapError::SyncFailed))));
-        if self.groups.is_empty() && self.rooms.is_empty() && !self.ring.has_unsubmitted() {
+        if self.groups.is_empty() && self.rooms.is_empty() && self.ring.unsubmitted() == 0 {
             return;
         }
         self.written.drain();
-        if self.ring.has_unsubmitted() {
+        if self.ring.unsubmitted() > 0 {
             self.written.signal();
         }
         let parts = self.disk.parts();
@@ -413,7 +413,7 @@ impl AsyncIo for DiskIo {
         if !self.runs_left.is_empty() {
             fds.extend(self.ring.poll_fd());
         }
-        if !self.groups.is_empty() || !self.rooms.is_empty() || self.ring.has_unsubmitted() {
+        if !self.groups.is_empty() || !self.rooms.is_empty() || self.ring.unsubmitted() > 0 {
             fds.push(self.written.as_fd());
         }
     }

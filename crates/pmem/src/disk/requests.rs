@@ -143,11 +143,6 @@ impl RequestRing {
         self.unsubmitted
     }
 
-    /// Whether requests wait for another [`RequestRing::submit`].
-    pub(super) fn has_unsubmitted(&self) -> bool {
-        self.unsubmitted > 0
-    }
-
     /// Waits until a request has ended. One must be in flight.
     ///
     /// # Errors

@@ -45,7 +45,7 @@ mod tests {
         assert_eq!(recent.since_minute(at(60), [100, 2]), [93, 1]);
         assert_eq!(recent.since_minute(at(100), [100, 2]), [100 - 47, 1]);
         assert!(recent.samples.len() <= 62);
-        // Nobody asked for an hour: the last sample is all that is known.
+        // Without a call for an hour the last sample is the base.
         assert_eq!(recent.since_minute(at(4000), [300, 2]), [200, 0]);
         assert_eq!(recent.since_minute(at(4002), [300, 2]), [0, 0]);
     }

@@ -2,7 +2,7 @@
 
 use super::{REQUESTS_MAX, WriteFailure, Writer, WriterTarget};
 
-/// The first error of a group whose writes are in flight.
+/// The first error of the group in flight.
 pub(super) type SteppedGroup = Result<(), WriteFailure>;
 
 /// What a step did.
