@@ -12,6 +12,7 @@ use crate::media::{FenceProof, Media, NewDevice, UnfencedStores};
 use pagemesh_base::checksum::PageChecksums;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Most targets of one streamed page.
 const TARGETS_MAX: usize = 8;
@@ -21,6 +22,10 @@ pub struct TieredMedia {
     memory: MappedMedia,
     memory_len: usize,
     disk: DiskMedia,
+    /// Stores to the disk so far, each counted after it was made.
+    disk_stores: AtomicU64,
+    /// Of these, the ones that a sync has made durable.
+    synced_stores: AtomicU64,
 }
 
 impl TieredMedia {
@@ -31,6 +36,9 @@ impl TieredMedia {
             memory_len: memory.len_bytes(),
             memory,
             disk,
+            // What an earlier process left is unknown: the first sync is a real one.
+            disk_stores: AtomicU64::new(1),
+            synced_stores: AtomicU64::new(0),
         }
     }
 
@@ -50,6 +58,28 @@ impl TieredMedia {
     fn is_in_memory(&self, offset: usize) -> bool {
         offset < self.memory_len
     }
+}
+
+/// Counts a store to the disk as a change, when it is dropped after it.
+struct DiskStore<'m>(&'m AtomicU64);
+
+impl Drop for DiskStore<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::Release);
+    }
+}
+
+/// Calls a method that stores, as `route` does.
+macro_rules! route_store {
+    ($self:ident, $offset:expr, $method:ident($($arg:expr),*)) => {
+        match $self.is_in_memory($offset) {
+            true => $self.memory.$method($($arg),*),
+            false => {
+                let _counted = DiskStore(&$self.disk_stores);
+                $self.disk.$method($($arg),*)
+            }
+        }
+    };
 }
 
 /// Calls a method of the mapping or of the disk, by the offset.
@@ -84,11 +114,11 @@ impl Media for TieredMedia {
 
     #[inline]
     fn store(&self, offset: usize, word: u64) {
-        route!(self, offset, store(offset, word));
+        route_store!(self, offset, store(offset, word));
     }
 
     fn write(&self, offset: usize, bytes: &[u8]) {
-        route!(self, offset, write(offset, bytes));
+        route_store!(self, offset, write(offset, bytes));
     }
 
     #[inline]
@@ -108,12 +138,12 @@ impl Media for TieredMedia {
 
     #[inline]
     fn compare_exchange(&self, offset: usize, old: u64, new: u64) -> Result<(), u64> {
-        route!(self, offset, compare_exchange(offset, old, new))
+        route_store!(self, offset, compare_exchange(offset, old, new))
     }
 
     #[inline]
     fn stream_line(&self, offset: usize, line: &[u8; LINE_BYTES]) -> UnfencedStores {
-        route!(self, offset, stream_line(offset, line))
+        route_store!(self, offset, stream_line(offset, line))
     }
 
     fn stream_page(
@@ -137,7 +167,10 @@ impl Media for TieredMedia {
         let copy = *page;
         let on_disk = targets.iter().filter(|(it, at)| !it.is_in_memory(*at));
         let on_disk: Vec<_> = on_disk.map(|(it, at)| (&it.disk, *at)).collect();
+        let counted = targets.iter().filter(|(it, at)| !it.is_in_memory(*at));
+        let counted: Vec<_> = counted.map(|(it, _)| DiskStore(&it.disk_stores)).collect();
         let (sums, stores) = DiskMedia::stream_page(&on_disk, &copy);
+        drop(counted);
         match count {
             0 => (sums, stores),
             _ => {
@@ -225,6 +258,13 @@ impl Media for TieredMedia {
 
     fn sync(&self) -> Result<(), MapError> {
         self.memory.sync()?;
-        self.disk.sync()
+        let stores = self.disk_stores.load(Ordering::Acquire);
+        // A checkpoint of memory alone waits for no disk.
+        if stores == self.synced_stores.load(Ordering::Acquire) {
+            return self.disk.check_sound();
+        }
+        self.disk.sync()?;
+        self.synced_stores.fetch_max(stores, Ordering::AcqRel);
+        Ok(())
     }
 }

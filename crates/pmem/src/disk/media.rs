@@ -176,6 +176,14 @@ impl DiskMedia {
         &self.disk.parts
     }
 
+    /// Whether the disk can still make stores durable.
+    pub(crate) fn check_sound(&self) -> Result<(), MapError> {
+        match self.parts().queue.has_failed() {
+            true => Err(MapError::SyncFailed),
+            false => Ok(()),
+        }
+    }
+
     /// Calls `look` with the memory of a range within one page, and its byte there.
     #[inline]
     fn look<T>(
