@@ -158,18 +158,8 @@ pub(crate) fn pages_to_read(request: &SliceRequest) -> Vec<Range<u64>> {
     pages
 }
 
-/// The pages that a client's request touches.
-pub(crate) fn touched_pages(request: &SliceRequest) -> Option<Range<u64>> {
-    match request {
-        SliceRequest::Read { offset, len } if *len <= SLICE_IO_BYTES_MAX => {
-            Some(pages_of(*offset, u64::from(*len)))
-        }
-        SliceRequest::Write { offset, data, .. } => Some(pages_of(*offset, data.len() as u64)),
-        _ => None,
-    }
-}
-
-fn pages_of(offset: u64, len: u64) -> Range<u64> {
+/// The pages of a range of bytes.
+pub(crate) fn pages_of(offset: u64, len: u64) -> Range<u64> {
     const PAGE: u64 = PAGE_BYTES as u64;
     offset / PAGE..offset.saturating_add(len).div_ceil(PAGE)
 }

@@ -4,8 +4,9 @@
 //! the in-flight table.
 
 use crate::brick::Brick;
+use crate::brick::tier::ReadCounts;
 use crate::device_requests::{
-    DeviceRequests, LOADS_MAX, SliceResult, Step, WaitingRequest, pages_to_read, touched_pages,
+    DeviceRequests, LOADS_MAX, SliceResult, Step, WaitingRequest, pages_of, pages_to_read,
 };
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::Epoch;
@@ -15,9 +16,10 @@ use pagemesh_fabric::message::MessageKind;
 use pagemesh_fabric::service::{FinishedTicket, Outcome, Ticket};
 use pagemesh_pmem::{MapError, MappedMedia, Media};
 use pagemesh_store::pool_mapping::Handle;
-use pagemesh_store::requests::{ExecuteOutcome, execute};
+use pagemesh_store::requests::{ExecuteOutcome, execute, read_in_memory};
 use pagemesh_store::session::Session;
 use pagemesh_telemetry::{OpKind, OpenMeter, StageTimes};
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -30,10 +32,8 @@ pub struct Worker<M: Media = MappedMedia> {
     session: Session<M>,
     attached: Vec<WorkerAttachment>,
     meter: OpenMeter,
-    /// Pages that reads found in memory, and on disks behind it.
-    touches: (u64, u64),
-    /// Whether reads count as hits and misses of the tier.
-    counts_reads: bool,
+    /// Pages that reads found in memory, and on disks behind it. None if they do not count.
+    reads: Option<Arc<ReadCounts>>,
     /// For a medium with a device below.
     device: Option<DeviceRequests>,
 }
@@ -72,8 +72,7 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
             brick: brick.clone(),
             session: brick.session(number),
             meter: brick.meters().open(),
-            touches: (0, 0),
-            counts_reads: true,
+            reads: Some(brick.open_read_counts()),
             attached: Vec::new(),
         })
     }
@@ -239,11 +238,13 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
                 false => Ok(Ok(SliceReply::Done)),
             };
         }
-        let is_change = request.is_change();
-        let touched = touched_pages(&request).filter(|_| !is_buffered && loads == 0);
-        if let (Some(pages), false) = (touched.clone(), is_change) {
-            self.touch(number, pages, true);
+        if let (SliceRequest::Read { offset, len }, false, 0) = (&request, is_buffered, loads) {
+            if let Some(reply) = self.read_in_memory(number, *offset, *len) {
+                return Ok(Ok(reply));
+            }
+            self.touch(number, pages_of(*offset, u64::from(*len)));
         }
+        let is_change = request.is_change();
         if !is_change || !self.keeps_order(number) {
             let step = |request, loads| WaitingRequest {
                 number,
@@ -254,22 +255,17 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
             }
             // Checksums tell of the device, not of the memory in front of it.
             if matches!(request, SliceRequest::Checksums { .. }) && loads == 0 {
-                let media = self.session.mapping().media().clone();
-                let places = self.places_of_pages(number, &request, |at| media.is_on_disk(at));
+                let places = self.places_of_pages(number, &request, M::is_on_disk);
                 if !places.is_empty() {
                     return Err(device.reload(step(request, 1), &places));
                 }
             }
-            let media = self.session.mapping().media().clone();
-            let missing = self.places_of_pages(number, &request, |at| !media.is_cached(at));
+            let missing = self.places_of_pages(number, &request, |media, at| !media.is_cached(at));
             if !missing.is_empty() && loads < LOADS_MAX {
                 return Err(device.load(step(request, loads + 1), &missing));
             }
         }
         let result = self.execute(number, request);
-        if let (Some(pages), true) = (touched, is_change) {
-            self.touch(number, pages, false);
-        }
         // Also after an error: a part of the change may be visible.
         match is_change && is_buffered && !defect::is(Defect::ChangeNotWritten) {
             true => Err(device.answer_written(number, result)),
@@ -284,26 +280,40 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
         }
     }
 
-    fn touch(&mut self, number: u32, pages: std::ops::Range<u64>, is_read: bool) {
-        let Ok(&mut WorkerAttachment { handle, epoch, .. }) = self.attached(number) else {
+    /// Reads pages of a pool with disks behind its memory. None if one is on a disk, or if the read fails.
+    fn read_in_memory(&mut self, number: u32, offset: u64, len: u32) -> Option<SliceReply> {
+        let attached = self.attached.get(number as usize)?;
+        let WorkerAttachment { handle, epoch, .. } = *attached;
+        let read = read_in_memory(&mut self.session, handle, epoch, (offset, len))?.ok()?;
+        if let Some(reads) = &self.reads {
+            let pages = pages_of(offset, u64::from(len));
+            reads.add(pages.end - pages.start, 0);
+        }
+        Some(read)
+    }
+
+    /// Counts a read of pages, of which some are on flash.
+    fn touch(&mut self, number: u32, pages: Range<u64>) {
+        let Some(&WorkerAttachment { handle, epoch, .. }) = self.attached.get(number as usize)
+        else {
             return;
         };
-        let brick = self.brick.clone();
-        let counts = is_read && self.counts_reads;
-        let (hits, misses) = brick.touch_pages(&mut self.session, &handle, pages, epoch, counts);
-        self.touches.0 += hits;
-        self.touches.1 += misses;
+        let session = &mut self.session;
+        let touched = self.brick.touch_pages(session, &handle, pages, epoch);
+        if let Some(reads) = &self.reads {
+            reads.add(touched.0, touched.1);
+        }
     }
 
     /// Leaves reads out of the hits and misses of the tier: the client reads pages in memory itself.
     pub(crate) fn leave_out_reads(&mut self) {
-        self.counts_reads = false;
+        self.reads = None;
     }
 
     /// Pages that reads of this session found in memory, and on disks behind it.
     #[must_use]
-    pub fn tier_touches(&self) -> (u64, u64) {
-        self.touches
+    pub fn tier_reads(&self) -> (u64, u64) {
+        self.reads.as_ref().map_or((0, 0), |reads| reads.get())
     }
 
     fn keeps_order(&mut self, number: u32) -> bool {
@@ -316,17 +326,22 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
         &mut self,
         number: u32,
         request: &SliceRequest,
-        is_wanted: impl Fn(usize) -> bool,
+        is_wanted: impl Fn(&M, usize) -> bool,
     ) -> Vec<usize> {
         let mut places = Vec::new();
+        let read = pages_to_read(request);
+        if read.is_empty() {
+            return places;
+        }
         let Ok(attached) = self.attached(number) else {
             return places;
         };
         let WorkerAttachment { handle, epoch, .. } = *attached;
         let epoch = request.epoch().map_or(epoch, |it| it.max(epoch));
-        for pages in pages_to_read(request) {
+        let media = self.session.mapping().media().clone();
+        for pages in read {
             let found = self.session.places_of(&handle, pages, epoch, |at| {
-                if is_wanted(at) {
+                if is_wanted(&media, at) {
                     places.push(at);
                 }
             });

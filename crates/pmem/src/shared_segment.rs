@@ -11,7 +11,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 use std::time::Duration;
 
 /// A memfd mapped shared and writable. It is not inherited by fork.
@@ -162,6 +162,17 @@ impl SharedSegment {
         );
         // SAFETY: aligned, and in range since the length is whole pages.
         unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(at).cast()) }
+    }
+
+    /// A byte.
+    ///
+    /// # Panics
+    /// When it does not lie within the segment.
+    #[inline]
+    pub fn byte(&self, at: usize) -> &AtomicU8 {
+        assert!(at < self.len, "byte {at} of {}", self.len);
+        // SAFETY: in range; a byte is always aligned.
+        unsafe { AtomicU8::from_ptr(self.base.as_ptr().add(at)) }
     }
 
     /// Copies bytes to an offset, in no order: the caller publishes to readers when they are

@@ -7,15 +7,16 @@
 //! finds it full waits for its next touch.
 
 mod census;
-mod heat;
+mod flash_touches;
 mod mover;
 mod policies;
+mod read_counts;
 mod recent;
 
 use crate::brick::Brick;
 use census::Census;
 pub use census::SlicePages;
-use heat::{Heat, Touch};
+use flash_touches::{FlashTouch, FlashTouches};
 use mover::Mover;
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::poison::{lock, recover};
@@ -28,6 +29,8 @@ use pagemesh_store::recovery::PoolError;
 use pagemesh_store::session::{DEMOTION_WAIT_MAX, RECORD_PAGES_MAX, Session};
 pub use policies::POLICY_CHANGES_MAX;
 use policies::ReportedPolicies;
+use read_counts::ReadCounters;
+pub(crate) use read_counts::ReadCounts;
 use recent::RecentTouches;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -63,8 +66,6 @@ pub(crate) struct TierCounters {
     pub(crate) demoted: AtomicU64,
     pub(crate) promoted: AtomicU64,
     pub(crate) abandoned: AtomicU64,
-    hits: AtomicU64,
-    misses: AtomicU64,
     waits: AtomicU64,
 }
 
@@ -109,13 +110,14 @@ struct TierWork {
 #[derive(Default)]
 pub(crate) struct Tier {
     /// Set once the pool has flash.
-    heat: OnceLock<Arc<Heat>>,
+    touches: OnceLock<Arc<FlashTouches>>,
     work: Mutex<TierWork>,
     /// Wakes the thread.
     wake: Condvar,
     /// Wakes sessions that wait for frames.
     freed: Condvar,
     counters: TierCounters,
+    reads: ReadCounters,
     /// Whether a policy changed since the thread listed the objects.
     policies_changed: AtomicBool,
     /// Locked before the pool.
@@ -175,10 +177,10 @@ impl<M: Media> Drop for TierThread<M> {
 }
 
 /// Whether a page that was touched on flash moves to memory.
-fn is_promoted(policy: TierPolicy, touch: Touch) -> bool {
+fn is_promoted(policy: TierPolicy, touch: FlashTouch) -> bool {
     match policy {
         TierPolicy::Memory => true,
-        TierPolicy::Automatic => touch == Touch::Again,
+        TierPolicy::Automatic => touch == FlashTouch::Again,
         TierPolicy::Flash => false,
     }
 }
@@ -197,13 +199,14 @@ impl<M: Media> Brick<M> {
         let usage = self.pool().tier_usage();
         let counters = &self.tier().counters;
         let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let (hits, misses) = self.tier().reads.sum();
         Some(TierFigures {
             usage,
             demoted: count(&counters.demoted),
             promoted: count(&counters.promoted),
             abandoned: count(&counters.abandoned),
-            hits: count(&counters.hits),
-            misses: count(&counters.misses),
+            hits,
+            misses,
             waits: count(&counters.waits),
         })
     }
@@ -211,9 +214,8 @@ impl<M: Media> Brick<M> {
     /// The hits and misses of the last minute before `now`, as far as earlier calls within it have seen the counts.
     #[must_use]
     pub fn recent_tier_touches(&self, now: Instant) -> (u64, u64) {
-        let counters = &self.tier().counters;
-        let counts = [&counters.hits, &counters.misses].map(|it| it.load(Ordering::Relaxed));
-        let [hits, misses] = lock(&self.tier().recent).since_minute(now, counts);
+        let (hits, misses) = self.tier().reads.sum();
+        let [hits, misses] = lock(&self.tier().recent).since_minute(now, [hits, misses]);
         (hits, misses)
     }
 
@@ -258,7 +260,7 @@ impl<M: Media> Brick<M> {
         drop(pool);
         // Without room on flash there is nothing to do.
         let is_low = usage.memory_free < watermarks(usage).0 && usage.flash_free > 0;
-        if is_low || is_waiting || self.tier().heat.get().is_none() {
+        if is_low || is_waiting || self.tier().touches.get().is_none() {
             let mut work = lock(&self.tier().work);
             work.is_memory_low = true;
             work.is_session_waiting |= is_waiting;
@@ -273,7 +275,7 @@ impl<M: Media> Brick<M> {
         self.maintain();
         let end = Instant::now() + DEMOTION_WAIT_MAX;
         let mut has_waited = false;
-        while self.tier().heat.get().is_some()
+        while self.tier().touches.get().is_some()
             && self.pool().is_unanswered(number)
             && !self.is_ending()
             && Instant::now() < end
@@ -293,31 +295,35 @@ impl<M: Media> Brick<M> {
         }
     }
 
-    /// Counts a client's touch of pages. Returns the hits and misses of a read.
+    /// The counts of the reads of a connection.
+    pub(crate) fn open_read_counts(&self) -> Arc<ReadCounts> {
+        self.tier().reads.open()
+    }
+
+    /// Counts a read's touches of pages on flash, and promotes pages. Pages in memory are warmed by the read itself.
+    /// Returns the numbers of pages in memory and on flash.
     pub(crate) fn touch_pages(
         &self,
         session: &mut Session<M>,
         handle: &Handle,
         pages: Range<u64>,
         epoch: Epoch,
-        is_read: bool,
     ) -> (u64, u64) {
         let tier = self.tier();
-        let Some(heat) = tier.heat.get() else {
+        let Some(touches) = tier.touches.get() else {
             return (0, 0);
         };
         let policy = session.mapping().tier_policy(handle);
-        let mut again = Vec::new();
+        let mut promoted = Vec::new();
         let (mut hits, mut misses) = (0, 0);
         let mut touch = |page: PageNo, frame| {
-            let touch = heat.touch(frame);
-            if touch == Touch::Hit {
+            if !touches.is_on_flash(frame) {
                 hits += 1;
                 return;
             }
             misses += 1;
-            if is_promoted(policy, touch) {
-                again.push(Promotion {
+            if is_promoted(policy, touches.touch(frame)) {
+                promoted.push(Promotion {
                     handle: *handle,
                     page: page.0,
                 });
@@ -333,21 +339,14 @@ impl<M: Media> Brick<M> {
             // The request itself will tell.
             return (0, 0);
         }
-        if !again.is_empty() {
+        if !promoted.is_empty() {
             let mut work = lock(&tier.work);
             let room = PROMOTIONS_MAX - work.promotions.len();
-            work.promotions.extend(again.into_iter().take(room));
+            work.promotions.extend(promoted.into_iter().take(room));
             drop(work);
             tier.wake.notify_all();
         }
-        match is_read {
-            false => (0, 0),
-            true => {
-                tier.counters.hits.fetch_add(hits, Ordering::Relaxed);
-                tier.counters.misses.fetch_add(misses, Ordering::Relaxed);
-                (hits, misses)
-            }
-        }
+        (hits, misses)
     }
 }
 
@@ -370,11 +369,12 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
         };
         let geometry = *self.mapping().geometry();
         let flash_start = geometry.flash_start().unwrap_or(u64::MAX);
-        let heat = Arc::new(Heat::new(geometry.first_frames().end, flash_start));
-        let heat = self.tier().heat.get_or_init(|| heat).clone();
+        let memory_frames = geometry.first_frames().end;
+        let touches = Arc::new(FlashTouches::new(memory_frames, flash_start));
+        let touches = self.tier().touches.get_or_init(|| touches).clone();
         self.tier().policies_changed.store(true, Ordering::Release);
         self.pool().set_tier_mover(Some(number));
-        let mut mover = Mover::new(self.clone(), number, heat);
+        let mut mover = Mover::new(self.clone(), number, touches);
         self.wake_tier();
         let mut census = Census::new(Instant::now());
         loop {

@@ -141,8 +141,8 @@ impl<M: Media + Send + Sync + 'static> Client<M> {
     }
 
     /// Pages that reads found in memory, and on flash.
-    pub fn tier_touches(&self) -> (u64, u64) {
-        self.worker.tier_touches()
+    pub fn tier_reads(&self) -> (u64, u64) {
+        self.worker.tier_reads()
     }
 
     pub fn stamp(&mut self) -> Stamp {

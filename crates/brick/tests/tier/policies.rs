@@ -24,12 +24,12 @@ fn set(brick: &Brick<TieredMedia>, policies: &[(SliceId, TierPolicy)]) {
 
 /// Reads pages, and returns how many were in memory and on flash.
 fn read_pages(client: &mut Client<TieredMedia>, pages: u64, version: u64) -> (u64, u64) {
-    let before = client.tier_touches();
+    let before = client.tier_reads();
     for page in 0..pages {
         let found = read_page(client, page);
         assert!(is_sound(page, version, &found), "page {page}");
     }
-    let after = client.tier_touches();
+    let after = client.tier_reads();
     (after.0 - before.0, after.1 - before.1)
 }
 

@@ -206,7 +206,11 @@ impl<M: Media> Pool<M> {
             ..
         } = recover(&*media, ordered, trial, failed)?;
         let geometry = block.geometry;
-        let control = Control::create(geometry.journals, block.incarnation, block.checkpoint)?;
+        let heat_frames = media
+            .buffers_from()
+            .map_or(0, |_| geometry.first_frames().end);
+        let (journals, opening) = (geometry.journals, block.incarnation);
+        let control = Control::create(journals, heat_frames, opening, block.checkpoint)?;
         let mapping = PoolMapping::new(
             media,
             overlay,

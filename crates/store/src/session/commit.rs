@@ -61,6 +61,8 @@ impl<M: Media> Session<M> {
         self.take_frames(count as u64);
         for (change, &frame) in self.record.changes.iter_mut().zip(&self.frames) {
             change.new = change.old.map(frame);
+            let control = &self.mapping.control;
+            control.warm_replaced(change.old.frame(), frame);
             // Without the prefetch the swap of the slot would wait for the store to that entry.
             self.mapping
                 .meta

@@ -188,6 +188,8 @@ impl<M: Media> Session<M> {
                 // The slots must not be loaded again before the copy.
                 fence(Ordering::Acquire);
                 if are_slots_unchanged(&session.mapping, seq, found) {
+                    let control = &session.mapping.control;
+                    found.iter().for_each(|it| control.warm_frame(it.frame));
                     return copied.map(|()| true);
                 }
             }

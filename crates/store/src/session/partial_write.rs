@@ -9,7 +9,7 @@ use super::operation::{self, FirstSlots, OpRequirements, abort_all, unlock_and_e
 use super::partial_pages::{PageBytes, PageKey};
 use super::{LegFailure, LegSession, Session, defects, patch};
 use crate::shared::error::StoreError;
-use crate::shared::pool_mapping::Handle;
+use crate::shared::pool_mapping::{Handle, Reach};
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::slice::Stamp;
 use pagemesh_base::units::PAGE_BYTES;
@@ -169,7 +169,7 @@ impl<M: Media> Session<M> {
         });
         if !is_cached {
             self.mapping
-                .read_slot(at, (handle.object, page), &mut bytes)?;
+                .read_slot(at, (handle.object, page), &mut bytes, Reach::All)?;
         }
         bytes[within..within + part.len()].copy_from_slice(part);
         Ok(bytes)

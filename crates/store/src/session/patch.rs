@@ -120,6 +120,7 @@ impl<M: Media> PoolMapping<M> {
         let entry_at = self.geometry().frame_entry_at(frame);
         self.meta.store(entry_at, record.frame_word(change));
         self.meta.store(at, change.new.encode());
+        self.control.warm_frame(frame);
     }
 }
 

@@ -5,7 +5,7 @@ use crate::format::geometry::frame_at;
 use crate::format::slot::Slot;
 use crate::format::table::NODE_SLOTS;
 use crate::shared::error::StoreError;
-use crate::shared::pool_mapping::Handle;
+use crate::shared::pool_mapping::{Handle, Reach};
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
@@ -23,10 +23,36 @@ impl<M: Media> Session<M> {
         into: &mut [u8],
         epoch: Epoch,
     ) -> Result<(), StoreError> {
+        self.read_within(handle, offset, into, epoch, Reach::All)
+    }
+
+    /// As [`Session::read`], if all pages are in memory.
+    ///
+    /// # Errors
+    /// As [`Session::read`], and [`StoreError::OnFlash`] when a page is on flash.
+    pub(crate) fn read_in_memory(
+        &mut self,
+        handle: &Handle,
+        offset: u64,
+        into: &mut [u8],
+        epoch: Epoch,
+    ) -> Result<(), StoreError> {
+        self.read_within(handle, offset, into, epoch, Reach::Memory)
+    }
+
+    #[inline]
+    fn read_within(
+        &mut self,
+        handle: &Handle,
+        offset: u64,
+        into: &mut [u8],
+        epoch: Epoch,
+        reach: Reach,
+    ) -> Result<(), StoreError> {
         self.mapping
             .check_range(handle, offset, into.len() as u64)?;
         self.with_op(handle, epoch, |session| {
-            session.read_pages(handle, offset, into)
+            session.read_pages(handle, offset, into, reach)
         })
     }
 
@@ -35,6 +61,7 @@ impl<M: Media> Session<M> {
         handle: &Handle,
         offset: u64,
         into: &mut [u8],
+        reach: Reach,
     ) -> Result<(), StoreError> {
         let mut at = offset;
         let mut rest = into;
@@ -46,14 +73,21 @@ impl<M: Media> Session<M> {
             let of_object = (handle.object, page);
             match self.slot_at(handle, page)? {
                 None => part.fill(0),
-                Some(slot_at) => match <&mut Page>::try_from(&mut *part) {
-                    Ok(whole) => drop(self.mapping.read_slot(slot_at, of_object, whole)?),
-                    Err(_) => {
-                        let mut whole = [0; PAGE_BYTES];
-                        self.mapping.read_slot(slot_at, of_object, &mut whole)?;
-                        part.copy_from_slice(&whole[within..within + count]);
+                Some(slot_at) => {
+                    let mapping = &*self.mapping;
+                    let read = match <&mut Page>::try_from(&mut *part) {
+                        Ok(whole) => mapping.read_slot(slot_at, of_object, whole, reach)?,
+                        Err(_) => {
+                            let mut whole = [0; PAGE_BYTES];
+                            let read = mapping.read_slot(slot_at, of_object, &mut whole, reach)?;
+                            part.copy_from_slice(&whole[within..within + count]);
+                            read
+                        }
+                    };
+                    if let Some(read) = read {
+                        mapping.control.warm_frame(read.frame);
                     }
-                },
+                }
             }
             at += count as u64;
             rest = after;
@@ -107,13 +141,14 @@ impl<M: Media> Session<M> {
             for page in pages {
                 let sum = match session.slot_at(handle, page)? {
                     None => None,
-                    Some(at) => {
-                        session
-                            .mapping
-                            .read_slot(at, (handle.object, page), &mut buffer)?
-                    }
+                    Some(at) => session.mapping.read_slot(
+                        at,
+                        (handle.object, page),
+                        &mut buffer,
+                        Reach::All,
+                    )?,
                 };
-                sums.push(sum.unwrap_or(of_zeroes));
+                sums.push(sum.map_or(of_zeroes, |page| page.crc));
             }
             Ok(sums)
         })

@@ -139,6 +139,25 @@ fn check_copy(births: usize, bytes: usize) -> Result<(), SliceError> {
     }
 }
 
+/// Executes a read if all of its pages are in memory. None if one is not.
+pub fn read_in_memory<M: Media>(
+    session: &mut Session<M>,
+    handle: Handle,
+    epoch: Epoch,
+    (offset, len): (u64, u32),
+) -> Option<RequestResult> {
+    let read = |session: &mut Session<M>| {
+        check_len(u64::from(len), u64::from(SLICE_IO_BYTES_MAX))?;
+        let mut data = vec![0; len as usize];
+        session.read_in_memory(&handle, offset, &mut data, epoch)?;
+        Ok(SliceReply::Data(data))
+    };
+    match read(session) {
+        Err(SliceError::OnFlash) => None,
+        result => Some(result),
+    }
+}
+
 fn read<M: Media>(
     session: &mut Session<M>,
     handle: Handle,

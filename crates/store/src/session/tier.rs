@@ -28,6 +28,8 @@ use std::ops::Range;
 
 /// Pages of one record of moves: those of one lock word.
 const RUN_PAGES_MAX: u64 = 16;
+/// The heat of a promoted page, which was touched twice.
+const PROMOTED_HEAT: u8 = 2;
 
 /// A page that moves between memory and flash.
 pub struct PageMove {
@@ -247,6 +249,9 @@ impl<M: Media> Session<M> {
         let is_promotion = moves.iter().all(|it| it.flash.is_none());
         if is_promotion {
             self.take_frames(moves.len() as u64);
+            for &frame in &self.frames {
+                self.mapping.control.set_heat(frame, PROMOTED_HEAT);
+            }
         }
         self.record.changes.clear();
         for (index, it) in moves.iter().enumerate() {

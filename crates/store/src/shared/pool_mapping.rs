@@ -94,6 +94,22 @@ impl GeometryVersions {
     }
 }
 
+/// The frames that a read may use.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// All that the process reaches. A frame on flash is read from its device.
+    All,
+    /// Those in memory. Others are refused with [`StoreError::OnFlash`].
+    Memory,
+}
+
+/// The frame that a page was read from.
+#[derive(Clone, Copy)]
+pub(crate) struct PageSource {
+    pub(crate) frame: FrameNo,
+    pub(crate) crc: u32,
+}
+
 /// An object that a session works on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handle {
@@ -366,14 +382,14 @@ impl<M: Media> PoolMapping<M> {
         Err(damaged_page_error(page))
     }
 
-    /// Copies a page of an object; its slot lies at byte `at`. Returns its checksum, or none when
-    /// the page is a hole.
+    /// Copies a page of an object; its slot lies at byte `at`. Returns none when the page is a hole.
     pub(crate) fn read_slot(
         &self,
         at: usize,
         (object, page): (ObjectId, PageNo),
         into: &mut [u8; PAGE_BYTES],
-    ) -> Result<Option<u32>, StoreError> {
+        reach: Reach,
+    ) -> Result<Option<PageSource>, StoreError> {
         let mut was_damaged = false;
         for _ in 0..READ_TRIES_MAX {
             let slot = self.slot(at, page)?;
@@ -385,6 +401,9 @@ impl<M: Media> PoolMapping<M> {
                 into.fill(0);
                 return Ok(None);
             };
+            if reach == Reach::Memory && self.geometry().is_on_flash(frame) {
+                return Err(StoreError::OnFlash);
+            }
             let copied = self.copy_frame(frame, page, into);
             // The load of the slot must not move up before the copy.
             std::sync::atomic::fence(Ordering::Acquire);
@@ -395,7 +414,7 @@ impl<M: Media> PoolMapping<M> {
                     was_damaged = true;
                     continue;
                 }
-                return copied.map(Some);
+                return copied.map(|crc| Some(PageSource { frame, crc }));
             }
         }
         Err(StoreError::TimedOut)

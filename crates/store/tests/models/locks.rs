@@ -57,7 +57,7 @@ impl LockHolders {
 
 fn segment() -> Control {
     super::explore_product();
-    Control::create(4, Incarnation(1), Seq(1)).expect("a segment")
+    Control::create(4, 0, Incarnation(1), Seq(1)).expect("a segment")
 }
 
 fn lock_and_unlock(control: &Control, inside: &LockHolders, pages: (u64, u64), session: u32) {

@@ -13,6 +13,7 @@ use pagemesh_brick::service::BrickService;
 use pagemesh_fabric::limits::Timeouts;
 use pagemesh_fabric::map::MapServer;
 use pagemesh_pmem::{Media, NewDevice, TieredMedia};
+use pagemesh_store::session::Session;
 use pagemesh_volume::{MappedLeg, Transport, Transports};
 use std::fs::File;
 use std::sync::Arc;
@@ -150,4 +151,63 @@ fn mapped_leg_reads_and_changes_pages_on_disk() {
     // The brick does not know the hits of a program that maps the pool, so it does not count its misses.
     let figures = host.brick.tier_figures().expect("a tier");
     assert_eq!((figures.hits, figures.misses), (0, 0), "{figures:?}");
+}
+
+/// The passes of the clock that the page stays in memory.
+fn passes_until_cold(host: &TieredHost, page: u64) -> usize {
+    let number = host.brick.open_session(1, 1).expect("a session");
+    let mapping = host.brick.mapping().clone();
+    let mut session = Session::new(mapping.clone(), number);
+    let (object, _) = host.brick.attach(SLICE, Epoch(1)).expect("the slice");
+    let handle = mapping.handle(object, SLICE).expect("the slice");
+    let mut frame = None;
+    let range = page..page + 1;
+    let visited = session.visit_slots(&handle, range, Epoch(u32::MAX), |_, _, slot| {
+        frame = slot.and_then(|slot| slot.frame());
+        true
+    });
+    visited.expect("the slice");
+    let frame = frame.expect("a page that was written");
+    let control = mapping.control();
+    let passes = (0..10).take_while(|_| !control.cool_frame(frame)).count();
+    drop(session);
+    host.brick.close_session(number);
+    passes
+}
+
+#[test]
+fn uses_of_mapped_leg_warm_its_pages() {
+    let host = TieredHost::start();
+    let mut leg = host.map();
+    let mut op = 0;
+    let mut write = |leg: &mut MappedLeg, offset, len: usize| {
+        op += 1;
+        let stamp = Stamp {
+            epoch: Epoch(1),
+            op,
+            open_ops: 0,
+        };
+        let data = vec![7; len].into();
+        let write = SliceRequest::Write {
+            offset,
+            data,
+            stamp,
+        };
+        assert_eq!(call(leg, write), Ok(SliceReply::Done));
+    };
+    for page in 0..3 {
+        write(&mut leg, page * PAGE, PAGE as usize);
+    }
+    assert_eq!(passes_until_cold(&host, 0), 1, "written once");
+    for _ in 0..2 {
+        let read = SliceRequest::Read {
+            offset: PAGE,
+            len: PAGE as u32,
+        };
+        assert!(call(&mut leg, read).is_ok());
+    }
+    assert_eq!(passes_until_cold(&host, 1), 3, "read twice");
+    write(&mut leg, 2 * PAGE, PAGE as usize);
+    write(&mut leg, 2 * PAGE + 8, 8);
+    assert_eq!(passes_until_cold(&host, 2), 3, "written in place, too");
 }

@@ -311,7 +311,7 @@ fn load<M: Media + Send + Sync + 'static>(
             found.writes += u64::from(client.request(law.draw(&mut rng), &mut rng)?);
             found.requests += 1;
         }
-        (found.hits, found.misses) = client.worker.tier_touches();
+        (found.hits, found.misses) = client.worker.tier_reads();
         found.seconds = start.elapsed().as_secs_f64();
         Ok(found)
     };

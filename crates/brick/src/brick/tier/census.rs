@@ -3,7 +3,7 @@
 //! Invariants: a step looks at a bounded number of page table entries, and no lock of the pool is held meanwhile. Counts
 //! are those of the last whole walk, and pages that move during it may count on either side.
 
-use super::heat::Heat;
+use super::flash_touches::FlashTouches;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::units::PAGE_BYTES;
@@ -65,7 +65,7 @@ impl Census {
         now: Instant,
         pool: impl Fn() -> MutexGuard<'p, Pool<M>>,
         session: &mut Session<M>,
-        heat: &Heat,
+        touches: &FlashTouches,
     ) -> Option<Vec<SlicePages>> {
         if !self.wait(now).is_zero() {
             return None;
@@ -81,7 +81,8 @@ impl Census {
                 break;
             };
             let handle = pool().handle(slice).ok();
-            let reached = handle.and_then(|it| self.count_chunk(slice, pages, &it, session, heat));
+            let reached =
+                handle.and_then(|it| self.count_chunk(slice, pages, &it, session, touches));
             // A slice that was deleted meanwhile is over, too.
             self.page = reached.unwrap_or(pages);
             if self.page >= pages {
@@ -101,7 +102,7 @@ impl Census {
         pages: u64,
         handle: &Handle,
         session: &mut Session<M>,
-        heat: &Heat,
+        touches: &FlashTouches,
     ) -> Option<u64> {
         let (mut memory, mut flash, mut entries) = (0, 0, 0);
         let range = self.page..pages;
@@ -111,7 +112,7 @@ impl Census {
             }
             entries += 1;
             match slot.and_then(|slot| slot.frame()) {
-                Some(frame) if heat.is_on_flash(frame) => flash += 1,
+                Some(frame) if touches.is_on_flash(frame) => flash += 1,
                 Some(_) => memory += 1,
                 None => {}
             }

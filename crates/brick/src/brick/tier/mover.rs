@@ -4,13 +4,14 @@
 //! where it is.
 
 use super::census::{Census, SlicePages};
-use super::heat::{HEAT_MAX, Heat};
+use super::flash_touches::FlashTouches;
 use super::{IDLE_SEARCH_PAUSE_MAX, Promotion, SEARCH_PAUSE, TierCounters};
 use crate::brick::Brick;
-use pagemesh_base::ids::{Epoch, FrameNo};
+use pagemesh_base::ids::FrameNo;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
+use pagemesh_store::control::HEAT_MAX;
 use pagemesh_store::object::TierPolicy;
 use pagemesh_store::pool_mapping::{Handle, StoreError};
 use pagemesh_store::session::Session;
@@ -80,7 +81,7 @@ impl SearchPause {
 pub(super) struct Mover<M: Media> {
     brick: Arc<Brick<M>>,
     session: Session<M>,
-    heat: Arc<Heat>,
+    touches: Arc<FlashTouches>,
     /// By policy.
     hands: [Hand; 3],
     /// Whether objects had the policy when policies changed last. New ones are automatic.
@@ -97,11 +98,11 @@ pub(super) struct Mover<M: Media> {
 type Batch = Vec<(Handle, Vec<PageMove>)>;
 
 impl<M: Media + Send + Sync + 'static> Mover<M> {
-    pub(super) fn new(brick: Arc<Brick<M>>, number: u32, heat: Arc<Heat>) -> Mover<M> {
+    pub(super) fn new(brick: Arc<Brick<M>>, number: u32, touches: Arc<FlashTouches>) -> Mover<M> {
         Mover {
             session: brick.session(number),
             brick,
-            heat,
+            touches,
             hands: Default::default(),
             is_used: [false; 3],
             found_none_at: None,
@@ -362,14 +363,17 @@ impl<M: Media + Send + Sync + 'static> Mover<M> {
         if self.session.mapping().tier_policy(&handle) != policy {
             return None;
         }
-        let heat = self.heat.clone();
+        let touches = self.touches.clone();
+        let mapping = self.session.mapping().clone();
+        let control = mapping.control();
         let taken = Cell::new(0);
         let is_wanted = |frame: FrameNo| {
-            if heat.is_on_flash(frame) {
+            if touches.is_on_flash(frame) {
                 return false;
             }
             saw_memory.set(true);
-            let is_cold = taken.get() < most && (policy == TierPolicy::Flash || heat.cool(frame));
+            let is_cold =
+                taken.get() < most && (policy == TierPolicy::Flash || control.cool_frame(frame));
             taken.set(taken.get() + u64::from(is_cold));
             is_cold
         };
@@ -380,7 +384,7 @@ impl<M: Media + Send + Sync + 'static> Mover<M> {
     /// Counts pages, if it is time. Returns the pages of all slices at the end of a walk.
     pub(super) fn count_some(&mut self, census: &mut Census) -> Option<Vec<SlicePages>> {
         let pool = || self.brick.pool();
-        census.step(Instant::now(), pool, &mut self.session, &self.heat)
+        census.step(Instant::now(), pool, &mut self.session, &self.touches)
     }
 
     /// Moves pages to memory.
@@ -391,37 +395,16 @@ impl<M: Media + Send + Sync + 'static> Mover<M> {
             let handle = pages[0].handle;
             let mut moves = Vec::new();
             for page in pages.iter().map(|it| it.page) {
-                let heat = self.heat.clone();
-                let is_wanted = |frame: FrameNo| heat.is_on_flash(frame);
+                let touches = self.touches.clone();
+                let is_wanted = |frame: FrameNo| touches.is_on_flash(frame);
                 let copied = self.session.copy_pages(&handle, page..page + 1, is_wanted);
                 moves.extend(copied.into_iter().flatten());
             }
             let mut batch = vec![(handle, moves)];
             self.commit(&mut batch);
             let moved = batch[0].1.iter().filter(|it| it.is_moved());
-            let moved: Vec<u64> = moved.map(|it| it.page().0).collect();
-            let count = moved.len() as u64;
+            let count = moved.count() as u64;
             self.counters().promoted.fetch_add(count, Ordering::Relaxed);
-            for page in moved {
-                self.warm(&handle, page);
-            }
         }
-    }
-
-    /// Raises the heat of a promoted page, which was touched twice.
-    fn warm(&mut self, handle: &Handle, page: u64) {
-        let heat = self.heat.clone();
-        let range = page..page + 1;
-        let visited = self
-            .session
-            .visit_slots(handle, range, Epoch(u32::MAX), |_, _, slot| {
-                if let Some(frame) = slot.and_then(|slot| slot.frame()) {
-                    heat.warm(frame);
-                    heat.warm(frame);
-                }
-                true
-            });
-        // The object may be gone.
-        let _ = visited;
     }
 }

@@ -2,7 +2,7 @@
 //! pool itself. It is volatile and holds offsets only, never pointers.
 //!
 //! ```text
-//!     0  magic 8, version 4, sessions 4, incarnation 4
+//!     0  magic 8, version 4, sessions 4, incarnation 4, zero 4, frames with heat 8
 //!    64  next seq 8                               (shared by every writer)
 //!   128  doorbell 4, sleeping 4                   (wakes the owner)
 //!   136  corrected slots 8                        (by any session)
@@ -17,6 +17,7 @@
 //!        ring start 8
 //!   128  pid 4, zero 4, start time 8
 //!   256  grant ring: 8160 runs of 8 (start 40 bits, length 24 bits)
+//!   then a byte of heat for each frame            (by any session)
 //! ```
 //! The session writes the first line of its cells, and the owner of the pool the second line and
 //! the ring. So each line has one writer, and moves between caches only when its content changes.
@@ -26,6 +27,7 @@
 //! the segment.
 
 pub(crate) mod cells;
+mod heat;
 mod locks;
 #[cfg(test)]
 mod tests;
@@ -37,6 +39,7 @@ use crate::shared::wait::{self, Deadline};
 pub(crate) use cells::SessionCells;
 use cells::{ANSWERED_AT, SESSION_BYTES};
 pub use cells::{FrameRun, GRANT_RUNS};
+pub use heat::HEAT_MAX;
 pub(crate) use locks::LOCK_POLL_INTERVAL;
 #[cfg(test)]
 pub(crate) use locks::LOCK_WAIT_MAX;
@@ -50,8 +53,9 @@ use std::time::Duration;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"pmcntrl\0");
 /// 1: pages may be changed in place. A program that does not know that would report them as
-/// damaged. 2: up to 4096 sessions.
-const VERSION: u32 = 2;
+/// damaged. 2: up to 4096 sessions. 3: the heat of frames.
+const VERSION: u32 = 3;
+const HEAT_FRAMES_AT: usize = 24;
 const SEQ_AT: usize = 64;
 const DOORBELL_AT: usize = 128;
 const OWNER_SLEEPING_AT: usize = 132;
@@ -62,14 +66,23 @@ const _: () = assert!(UNREADABLE_AT + PAGES_MAX * 8 <= BLOCKING_SESSIONS_AT);
 const LOCKS_AT: usize = PAGE_BYTES;
 const _: () = assert!(BLOCKING_SESSIONS_AT + JOURNALS_MAX as usize / 8 <= LOCKS_AT);
 const SESSIONS_AT: usize = LOCKS_AT + LOCKS * 4;
+/// Frames that a slot can number.
+const FRAMES_MAX: u64 = 1 << 40;
 /// The interval at which a session that waits for the owner checks whether the owner is gone. It is
 /// far shorter than the time for which a new owner would wait for the session.
 const ANSWER_POLL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// The byte of the first frame's heat.
+fn heat_at(session_count: u32) -> usize {
+    SESSIONS_AT + session_count as usize * SESSION_BYTES
+}
 
 /// A mapped control segment.
 pub struct Control {
     shared: SharedSegment,
     session_count: u32,
+    /// The frames with a heat: those of the memory in front of disks. 0 without a tier.
+    heat_frames: u64,
     /// Whether the owner is known to be gone. Then no thread of this process waits any longer. No
     /// lock is released and no answer comes, and the pool must be unmapped before another owner can
     /// have it.
@@ -77,25 +90,29 @@ pub struct Control {
 }
 
 impl Control {
-    /// Bytes of a segment for this many sessions.
+    /// Bytes of a segment for this many sessions and frames with a heat.
     #[must_use]
-    pub fn len_for(session_count: u32) -> usize {
-        (SESSIONS_AT + session_count as usize * SESSION_BYTES).next_multiple_of(PAGE_BYTES)
+    pub fn len_for(session_count: u32, heat_frames: u64) -> usize {
+        (heat_at(session_count) + heat_frames as usize).next_multiple_of(PAGE_BYTES)
     }
 
-    /// Makes a new segment.
+    /// Makes a new segment, with the heat of the first `heat_frames` frames of the pool.
     ///
     /// # Errors
     /// When the system refuses.
     pub fn create(
         session_count: u32,
+        heat_frames: u64,
         incarnation: Incarnation,
         next: Seq,
     ) -> Result<Control, MapError> {
-        let shared = SharedSegment::create(Control::len_for(session_count))?;
+        let shared = SharedSegment::create(Control::len_for(session_count, heat_frames))?;
         shared.half_word(8).store(VERSION, Ordering::Relaxed);
         shared.half_word(12).store(session_count, Ordering::Relaxed);
         shared.half_word(16).store(incarnation.0, Ordering::Relaxed);
+        shared
+            .word(HEAT_FRAMES_AT)
+            .store(heat_frames, Ordering::Relaxed);
         shared.word(SEQ_AT).store(next.0, Ordering::Relaxed);
         for session in 0..session_count {
             let cells = SessionCells {
@@ -108,6 +125,7 @@ impl Control {
         Ok(Control {
             shared,
             session_count,
+            heat_frames,
             is_owner_gone: AtomicBool::new(false),
         })
     }
@@ -121,14 +139,18 @@ impl Control {
         session_count: u32,
         incarnation: Incarnation,
     ) -> Result<Control, &'static str> {
-        if shared.len_bytes() != Control::len_for(session_count) {
-            return Err("the control segment has an unexpected length");
-        }
+        // Before any other access: a segment has a page at least.
         if shared.word(0).load(Ordering::Acquire) != MAGIC {
             return Err("the shared memory is not a control segment");
         }
         if shared.half_word(8).load(Ordering::Relaxed) != VERSION {
             return Err("the control segment has another version; use the brick's version");
+        }
+        let heat_frames = shared.word(HEAT_FRAMES_AT).load(Ordering::Relaxed);
+        if heat_frames > FRAMES_MAX
+            || shared.len_bytes() != Control::len_for(session_count, heat_frames)
+        {
+            return Err("the control segment has an unexpected length");
         }
         let found = (
             shared.half_word(12).load(Ordering::Relaxed),
@@ -140,6 +162,7 @@ impl Control {
         Ok(Control {
             shared,
             session_count,
+            heat_frames,
             is_owner_gone: AtomicBool::new(false),
         })
     }

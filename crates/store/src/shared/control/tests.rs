@@ -7,7 +7,7 @@ use std::cell::Cell;
 #[test]
 fn waits_end_when_owner_is_gone() {
     const LIMIT: Duration = Duration::from_secs(60);
-    let control = Control::create(4, Incarnation(1), Seq(1)).expect("a segment");
+    let control = Control::create(4, 0, Incarnation(1), Seq(1)).expect("a segment");
     let range = LockWords::of(ObjectId(1), PageNo(7), 1);
     control.lock(&range, 2).expect("the lock");
     let began = std::time::Instant::now();
@@ -22,7 +22,7 @@ fn waits_end_when_owner_is_gone() {
 
 #[test]
 fn locks_exclude_and_are_released_for_dead_holder() {
-    let control = Control::create(4, Incarnation(1), Seq(1)).expect("a segment");
+    let control = Control::create(4, 0, Incarnation(1), Seq(1)).expect("a segment");
     let range = LockWords::of(ObjectId(1), PageNo(7), 300);
     let counter = AtomicU64::new(0);
     std::thread::scope(|scope| {
@@ -47,7 +47,7 @@ fn locks_exclude_and_are_released_for_dead_holder() {
 
 #[test]
 fn owner_learns_holders_of_contended_locks() {
-    let control = Control::create(JOURNALS_MAX, Incarnation(1), Seq(1)).expect("a segment");
+    let control = Control::create(JOURNALS_MAX, 0, Incarnation(1), Seq(1)).expect("a segment");
     let range = LockWords::of(ObjectId(1), PageNo(7), 1);
     for holder in [3, 64, JOURNALS_MAX - 1] {
         control.lock(&range, holder).expect("free");
@@ -74,7 +74,7 @@ fn owner_learns_holders_of_contended_locks() {
 
 #[test]
 fn ring_right_after_the_check_ends_the_owner() {
-    let control = Control::create(JOURNALS_MAX, Incarnation(1), Seq(1)).expect("a segment");
+    let control = Control::create(JOURNALS_MAX, 0, Incarnation(1), Seq(1)).expect("a segment");
     let asked = Cell::new(false);
     // The owner is ended at the worst moment: right after it has found that it may go on.
     let is_ending = || {
