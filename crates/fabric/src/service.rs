@@ -12,8 +12,8 @@ use uuid::Uuid;
 /// The peer of a connection. It has proven the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerInfo {
-    /// The peer's address.
-    pub address: SocketAddr,
+    /// The peer's address. None at a unix socket.
+    pub address: Option<SocketAddr>,
     /// The identity that the peer stated.
     pub identity: Uuid,
 }

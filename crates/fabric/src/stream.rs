@@ -5,16 +5,19 @@
 
 use crate::limits::{KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, USER_TIMEOUT_MS};
 use crate::wire::ReceiveResult;
+use pagemesh_base::move_fd_high::move_fd_high;
 use pagemesh_base::wait::until_ready;
 use rustix::buffer::spare_capacity;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{
-    RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, recv, send, sendmsg, shutdown, sockopt,
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, SocketAddrUnix,
+    SocketFlags, SocketType, recv, send, sendmsg, shutdown, socket_with, sockopt,
 };
 use std::io::{self, IoSlice};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::time::Instant;
 
 /// A connected socket.
@@ -44,6 +47,15 @@ impl Stream {
     /// Wraps a connected unix socket. The kernel reports the death of its peer.
     pub fn unix(fd: OwnedFd) -> Stream {
         Stream { fd }
+    }
+
+    /// Connects to a unix socket without blocking: a server with a full accept queue counts as unreachable.
+    pub(crate) fn connect_unix(path: &Path) -> io::Result<Stream> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        let socket = move_fd_high(socket);
+        rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+        Ok(Stream::unix(socket))
     }
 
     /// Receives once into the spare capacity of a vector.

@@ -172,7 +172,7 @@ impl RunningBrick {
         wire: &impl Wire,
     ) -> Result<bool, ConnectionError> {
         let peer = PeerInfo {
-            address: SocketAddr::from((Ipv4Addr::LOCALHOST, 1)),
+            address: Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 1))),
             identity: Uuid::nil(),
         };
         let mut open = || self.served.open(peer);

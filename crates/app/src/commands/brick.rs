@@ -36,7 +36,8 @@ pub struct BrickArgs {
     /// Address of the TCP transport; port 0 takes a free port.
     #[arg(long, default_value = "127.0.0.1:0")]
     pub listen: String,
-    /// Unix socket of the map transport.
+    /// Unix socket for clients on this machine: they map the pool. A pool on disks cannot be mapped; there they send
+    /// requests through the socket, in less time than over TCP.
     #[arg(long)]
     pub map: Option<PathBuf>,
     /// Address for clients, if it differs from --listen.

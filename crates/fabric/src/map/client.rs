@@ -12,10 +12,7 @@ use pagemesh_base::move_fd_high::move_fd_high;
 use pagemesh_base::slice::SliceError;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix,
-    SocketFlags, SocketType, recvmsg, socket_with,
-};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -81,7 +78,7 @@ pub fn connect(socket: &Path, timeouts: Timeouts) -> Result<(MapGrant, MapLink),
 
 fn try_connect(socket: &Path, timeouts: Timeouts) -> Result<(MapGrant, MapLink), GrantError> {
     let until = Instant::now() + timeouts.handshake;
-    let stream = open(socket)?;
+    let stream = Stream::connect_unix(socket)?;
     stream.send_all(&hello(), until)?;
     let (bytes, fds) = receive_grant(&stream, until)?;
     let header = GrantHeader::decode(&bytes)?;
@@ -104,19 +101,6 @@ fn try_connect(socket: &Path, timeouts: Timeouts) -> Result<(MapGrant, MapLink),
     };
     let remote = BrickClient::new(stream, header.brick, timeouts.call);
     Ok((grant, MapLink { remote, timeouts }))
-}
-
-/// Connects without blocking: a brick with a full accept queue counts as unreachable.
-fn open(path: &Path) -> io::Result<Stream> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = move_fd_high(socket_with(
-        AddressFamily::UNIX,
-        SocketType::STREAM,
-        flags,
-        None,
-    )?);
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
-    Ok(Stream::unix(socket))
 }
 
 fn receive_grant(

@@ -8,9 +8,10 @@ use pagemesh_base::key::Key;
 use pagemesh_base::layout::BrickId;
 use pagemesh_base::slice::SliceError;
 use rustix::rand::{GetRandomFlags, getrandom};
-use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::path::Path;
 use std::time::Instant;
+use std::{fmt, io};
 use uuid::Uuid;
 
 /// The first address of a text as `host:port`.
@@ -47,36 +48,73 @@ pub(super) fn nonce() -> io::Result<auth::Nonce> {
     Ok(nonce)
 }
 
+/// The place where a brick listens.
+#[derive(Clone, Copy, Debug)]
+pub enum Endpoint<'a> {
+    /// Its address.
+    Tcp(SocketAddr),
+    /// Its socket on this machine.
+    Local(&'a Path),
+}
+
+impl From<SocketAddr> for Endpoint<'_> {
+    fn from(address: SocketAddr) -> Self {
+        Endpoint::Tcp(address)
+    }
+}
+
+impl fmt::Display for Endpoint<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Endpoint::Tcp(address) => address.fmt(f),
+            Endpoint::Local(path) => path.display().fmt(f),
+        }
+    }
+}
+
 /// Connects and authenticates. The brick's identity is proven afterwards.
 pub(super) fn connect(
-    address: SocketAddr,
+    endpoint: Endpoint<'_>,
     key: &Key,
     purpose: Purpose,
     timeouts: &Timeouts,
 ) -> Result<(Stream, BrickId), SliceError> {
-    match try_connect(address, key, purpose, timeouts) {
+    match try_connect(endpoint, key, purpose, timeouts) {
         Ok((stream, agreed)) => Ok((stream, BrickId(agreed.identity))),
         Err(ConnectError::Auth(cause)) => {
-            let told = format!("the brick at {address}: {cause}");
+            let told = format!("the brick at {endpoint}: {cause}");
             Err(match cause {
                 AuthError::Busy => SliceError::NoSession(told),
                 _ => SliceError::Refused(told),
             })
         }
-        Err(cause) => Err(SliceError::Lost(format!("the brick at {address}: {cause}"))),
+        Err(cause) => Err(SliceError::Lost(format!(
+            "the brick at {endpoint}: {cause}"
+        ))),
     }
 }
 
+fn open(endpoint: Endpoint<'_>, timeouts: &Timeouts) -> Result<Stream, ConnectError> {
+    let failed = |action| move |cause| ConnectError::Socket { action, cause };
+    let address = match endpoint {
+        Endpoint::Tcp(address) => address,
+        Endpoint::Local(path) => {
+            return Stream::connect_unix(path).map_err(failed("cannot be reached"));
+        }
+    };
+    let socket = TcpStream::connect_timeout(&address, timeouts.connect)
+        .map_err(failed("cannot be reached"))?;
+    Stream::tcp(socket).map_err(failed("the socket cannot be set up"))
+}
+
 fn try_connect(
-    address: SocketAddr,
+    endpoint: Endpoint<'_>,
     key: &Key,
     purpose: Purpose,
     timeouts: &Timeouts,
 ) -> Result<(Stream, HandshakeResult), ConnectError> {
     let failed = |action| move |cause| ConnectError::Socket { action, cause };
-    let socket = TcpStream::connect_timeout(&address, timeouts.connect)
-        .map_err(failed("cannot be reached"))?;
-    let stream = Stream::tcp(socket).map_err(failed("the socket cannot be set up"))?;
+    let stream = open(endpoint, timeouts)?;
     let nonce = nonce().map_err(failed("the system gives no random numbers"))?;
     let ours = Versions::OURS;
     let (client, hello) = ClientHandshake::new(key, purpose, ours, Uuid::nil(), nonce);
@@ -100,7 +138,7 @@ impl BrickClient {
         key: &Key,
         timeouts: Timeouts,
     ) -> Result<BrickClient, SliceError> {
-        let (stream, brick) = connect(address, key, Purpose::Control, &timeouts)?;
+        let (stream, brick) = connect(address.into(), key, Purpose::Control, &timeouts)?;
         Ok(BrickClient::new(stream, brick, timeouts.call))
     }
 }

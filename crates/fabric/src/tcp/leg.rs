@@ -13,7 +13,7 @@
 //! completes with [`SliceError::Lost`]; nothing is sent again. The peer's silence is bounded while
 //! a request is in flight.
 
-use super::connect::connect;
+use super::connect::{Endpoint, connect};
 use super::pending::{InFlightRequest, PendingTable};
 use crate::auth::Purpose;
 use crate::brick_client::BrickClient;
@@ -32,7 +32,6 @@ use pagemesh_base::slice::{
     LEG_REQUESTS_MAX, Leg, ServiceTime, SliceCompletion, SliceError, SliceReply, SliceRequest,
 };
 use std::io;
-use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
@@ -75,14 +74,14 @@ impl TcpLeg {
     /// # Errors
     /// When the brick is not reachable, has another key, has no such slice,
     /// or a newer client has attached it.
-    pub fn connect(
-        address: SocketAddr,
+    pub fn connect<'a>(
+        endpoint: impl Into<Endpoint<'a>>,
         key: &Key,
         timeouts: Timeouts,
         slice: SliceId,
         epoch: Epoch,
     ) -> Result<TcpLeg, SliceError> {
-        let (stream, brick) = connect(address, key, Purpose::Session, &timeouts)?;
+        let (stream, brick) = connect(endpoint.into(), key, Purpose::Session, &timeouts)?;
         let remote = BrickClient::new(stream, brick, timeouts.handshake);
         let attached = remote.attach(slice, epoch)?;
         Ok(TcpLeg::from_connection(remote, attached, timeouts))

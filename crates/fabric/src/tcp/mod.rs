@@ -31,6 +31,6 @@ mod leg;
 mod pending;
 mod server;
 
-pub use connect::resolve;
+pub use connect::{Endpoint, resolve};
 pub use leg::TcpLeg;
-pub use server::{BindError, ServerOptions, StopTimeout, TcpServer};
+pub use server::{BindError, LocalSocketError, ServerOptions, StopTimeout, TcpServer};

@@ -17,8 +17,12 @@ use crate::service::{PeerInfo, Service};
 use crate::stream::Stream;
 use pagemesh_base::key::Key;
 use pagemesh_base::slice::SliceError;
+use pagemesh_base::socket::{SocketError, UnixSocket};
+use rustix::net::{SocketFlags, acceptfrom_with};
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -76,7 +80,21 @@ pub struct StopTimeout(
 pub struct TcpServer {
     address: SocketAddr,
     limiter: Arc<ConnectionLimiter>,
+    state: Arc<ServerState>,
     acceptor: Acceptor,
+    /// Accepts at a unix socket, for clients on this machine.
+    local_acceptor: Option<Acceptor>,
+}
+
+/// Why a server does not serve a unix socket.
+#[derive(Debug, thiserror::Error)]
+pub enum LocalSocketError {
+    /// The path cannot be used.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// The system refused another resource.
+    #[error("no thread accepts connections of a unix socket: {0}")]
+    System(#[from] io::Error),
 }
 
 /// The state that all threads of a server share.
@@ -120,12 +138,28 @@ impl TcpServer {
             options,
             limiter: limiter.clone(),
         };
-        let acceptor = Acceptor::start("accept", listener, &limiter, Arc::new(state));
+        let state = Arc::new(state);
+        let acceptor = Acceptor::start("accept", listener, &limiter, state.clone());
         Ok(TcpServer {
             address: local,
             acceptor: acceptor.map_err(failed)?,
             limiter,
+            state,
+            local_acceptor: None,
         })
+    }
+
+    /// Serves the same at a unix socket, with the same proof of the key. A client on this machine needs less time for
+    /// each request, and a quarter of the time for large ones.
+    ///
+    /// # Errors
+    /// When another process serves it, or the system refuses.
+    pub fn serve_local(&mut self, path: &Path) -> Result<(), LocalSocketError> {
+        let socket = UnixSocket::bind(path)?;
+        let local = Arc::new(LocalConnections(self.state.clone()));
+        let acceptor = Acceptor::start("accept-local", socket, &self.limiter, local)?;
+        self.local_acceptor = Some(acceptor);
+        Ok(())
     }
 
     /// The address that it listens on.
@@ -149,7 +183,10 @@ impl TcpServer {
     }
 
     fn end(&mut self) -> Result<(), StopTimeout> {
-        match self.acceptor.stop() {
+        // One stop ends the connections of both.
+        let left = self.acceptor.stop();
+        let of_local = self.local_acceptor.as_mut().map_or(0, Acceptor::stop);
+        match left.max(of_local) {
             0 => Ok(()),
             left => Err(StopTimeout(left)),
         }
@@ -173,23 +210,46 @@ impl AcceptedConnections for ServerState {
         Ok(((socket, address), format!("tcp {address}")))
     }
 
-    fn serve(&self, (socket, address): (TcpStream, SocketAddr), mut slot: ConnectionSlot) {
-        match self.handshake(socket, &mut slot) {
-            Ok((stream, agreed)) => self.serve_requests(&stream, agreed, address),
+    fn serve(&self, (socket, address): (TcpStream, SocketAddr), slot: ConnectionSlot) {
+        match Stream::tcp(socket) {
+            Ok(stream) => self.serve_stream(&stream, Some(address), slot),
             Err(cause) => tracing::debug!(%address, %cause, "turned away"),
         }
     }
 }
 
+/// The connections of a server's unix socket.
+struct LocalConnections(Arc<ServerState>);
+
+impl AcceptedConnections for LocalConnections {
+    type Listener = UnixSocket;
+    type Connection = OwnedFd;
+
+    fn accept(&self, socket: &UnixSocket) -> io::Result<(OwnedFd, String)> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        Ok((acceptfrom_with(socket, flags)?.0, "local".into()))
+    }
+
+    fn serve(&self, socket: OwnedFd, slot: ConnectionSlot) {
+        self.0.serve_stream(&Stream::unix(socket), None, slot);
+    }
+}
+
 impl ServerState {
+    fn serve_stream(&self, stream: &Stream, address: Option<SocketAddr>, mut slot: ConnectionSlot) {
+        match self.handshake(stream, &mut slot) {
+            Ok(agreed) => self.serve_requests(stream, agreed, address),
+            Err(cause) => tracing::debug!(?address, %cause, "turned away"),
+        }
+    }
+
     /// The server's side of the handshake.
     fn handshake(
         &self,
-        socket: TcpStream,
+        stream: &Stream,
         slot: &mut ConnectionSlot,
-    ) -> Result<(Stream, HandshakeResult), HandshakeError> {
+    ) -> Result<HandshakeResult, HandshakeError> {
         let until = Instant::now() + HANDSHAKE_LIMIT;
-        let stream = Stream::tcp(socket)?;
         let hello = stream.receive_exact(until)?;
         let identity = self.service.brick().0;
         let welcome = auth::ServerHandshake::accept_hello(
@@ -215,10 +275,15 @@ impl ServerState {
             .and_then(|agreed| slot.promote().then_some(agreed).ok_or(AuthError::Busy));
         let verdict = auth::verdict(admitted.as_ref().map(drop));
         stream.send_all(&verdict, until)?;
-        Ok((stream, admitted?))
+        Ok(admitted?)
     }
 
-    fn serve_requests(&self, stream: &Stream, agreed: HandshakeResult, address: SocketAddr) {
+    fn serve_requests(
+        &self,
+        stream: &Stream,
+        agreed: HandshakeResult,
+        address: Option<SocketAddr>,
+    ) {
         let peer = PeerInfo {
             address,
             identity: agreed.identity,
@@ -234,7 +299,7 @@ impl ServerState {
         let connection =
             Connection::new(stream, control, self.limiter.stop(), &mut open, spin_us_max);
         if let Err(cause) = connection.run() {
-            tracing::warn!(%address, %cause, "a connection broke");
+            tracing::warn!(?address, %cause, "a connection broke");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Connections to bricks: mapped if the brick is on this machine and its pool allows it, else
-//! over TCP.
+//! Connections to bricks: mapped if the brick is on this machine and its pool allows it, over the brick's unix socket if
+//! the pool does not, and over TCP otherwise.
 //!
 //! Invariants: all sessions of one pool in this process share one mapping, which goes with the
 //! last leg. A mapping is never joined after its brick is gone.
@@ -15,7 +15,7 @@ use pagemesh_base::poison;
 use pagemesh_base::slice::{Leg, SliceError};
 use pagemesh_fabric::limits::Timeouts;
 use pagemesh_fabric::map::{self, MapGrant};
-use pagemesh_fabric::tcp::{self, TcpLeg};
+use pagemesh_fabric::tcp::{self, Endpoint, TcpLeg};
 use pagemesh_pmem::{MappedMedia, SharedSegment};
 use pagemesh_store::control::Control;
 use pagemesh_store::pool::Pool;
@@ -29,7 +29,7 @@ use std::sync::{Arc, Mutex, Weak};
 /// The transports that may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// `map` where it is possible, else TCP.
+    /// `map` where it is possible, else the brick's unix socket on this machine, else TCP.
     Auto,
     /// Only `map`.
     Map,
@@ -69,10 +69,26 @@ impl Transports {
             // Writes, too, may wait for the brick's disk.
             timeouts.stall = timeouts.stall.max(timeouts.call);
         }
-        let at = tcp::resolve(&address.tcp)?;
-        let leg = TcpLeg::connect(at, &self.key, timeouts, slice, epoch)?;
-        check_brick(&label(brick, address), leg.brick())?;
-        Ok(Box::new(leg))
+        let connect = |endpoint| -> Result<Box<dyn Leg>, SliceError> {
+            let leg = TcpLeg::connect(endpoint, &self.key, timeouts, slice, epoch)?;
+            check_brick(&label(brick, address), leg.brick())?;
+            Ok(Box::new(leg))
+        };
+        if let Some(socket) = self.local_socket(address) {
+            match connect(Endpoint::Local(socket)) {
+                // As for a mapped leg: another brick may have the path, or this user no access to it.
+                Err(SliceError::Refused(_) | SliceError::Lost(_)) => {}
+                connected => return connected,
+            }
+        }
+        connect(tcp::resolve(&address.tcp)?.into())
+    }
+
+    /// The socket at which a brick on this machine takes requests: that of a pool which cannot be mapped.
+    fn local_socket<'a>(&self, address: &'a BrickAddress) -> Option<&'a Path> {
+        let socket = address.map_socket.as_deref().map(Path::new)?;
+        let is_used = self.transport == Transport::Auto && address.buffers() && socket.exists();
+        is_used.then_some(socket)
     }
 
     /// Connects a leg by mapping its pool in this process.

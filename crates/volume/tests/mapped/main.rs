@@ -1,6 +1,7 @@
 //! Volumes over pools that are mapped in this process. Fused writes to several legs obey the
 //! same rules as separate ones.
 
+mod local_socket;
 mod tier;
 mod world;
 

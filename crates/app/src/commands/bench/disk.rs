@@ -321,7 +321,7 @@ impl ServedVolume {
             dir: dir.path(),
             pools: pools.path(),
             bricks,
-            mapped: 0,
+            mapped: bricks,
             size_bytes: args.pool_bytes(),
             sessions: None,
             memory_budget: args.budget(),

@@ -65,9 +65,9 @@ pub fn run(args: &DiskFilesArgs) -> anyhow::Result<Report> {
         size_bytes: args.size.0,
         serving: MountServing::auto(4),
     };
-    let scratch = ScratchCluster::with_pools(&args.measure, 2, 0, 2 * args.size.0 + SPARE_BYTES)?;
-    let (_one, unmirrored) = scratch.mount("one-copy", 1, "tcp", &spec)?;
-    let (_two, mirrored) = scratch.mount("two-copies", 2, "tcp", &spec)?;
+    let scratch = ScratchCluster::with_pools(&args.measure, 2, 2, 2 * args.size.0 + SPARE_BYTES)?;
+    let (_one, unmirrored) = scratch.mount("one-copy", 1, "auto", &spec)?;
+    let (_two, mirrored) = scratch.mount("two-copies", 2, "auto", &spec)?;
     let plain = tempfile::tempdir_in(pools)?;
     let plain_place = MountPlace::unserved("the disk's file system", plain.path());
     let places = [unmirrored, mirrored, plain_place];

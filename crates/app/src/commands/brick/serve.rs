@@ -72,26 +72,23 @@ pub fn run(args: &BrickArgs) -> anyhow::Result<()> {
         ..OpenOptions::default()
     };
     match OpenedPool::open(pool, options)? {
-        OpenedPool::Disk(opened) => {
-            if args.map.is_some() {
-                tracing::info!("clients cannot map a pool of class file-sync; --map has no effect");
-            }
-            process.serve(opened, |_| Ok(None))
-        }
-        OpenedPool::Mapped(opened) => process.serve(opened, |served| bind_map(args, served)),
-        OpenedPool::Tiered(opened) => process.serve(opened, |served| bind_map(args, served)),
+        // Clients cannot map a pool of class file-sync.
+        OpenedPool::Disk(opened) => process.serve(opened, |path, _, server| {
+            server.serve_local(path)?;
+            Ok(None)
+        }),
+        OpenedPool::Mapped(opened) => process.serve(opened, bind_map),
+        OpenedPool::Tiered(opened) => process.serve(opened, bind_map),
     }
 }
 
-/// Starts the map transport, if it is wanted.
+/// Starts the map transport.
 fn bind_map<M: MappedFirst + Send + Sync + 'static>(
-    args: &BrickArgs,
+    path: &Path,
     served: Arc<BrickService<M>>,
+    _server: &mut tcp::TcpServer,
 ) -> anyhow::Result<Option<map::MapServer>> {
-    let Some(path) = &args.map else {
-        return Ok(None);
-    };
-    Ok(Some(map::MapServer::bind(&absolute_path(path)?, served)?))
+    Ok(Some(map::MapServer::bind(path, served)?))
 }
 
 /// A brick's process, before its pool is open.
@@ -106,11 +103,15 @@ struct BrickProcess<'a> {
 }
 
 impl BrickProcess<'_> {
-    /// Serves a brick until a shutdown. `bind_map` starts the map transport.
+    /// Serves a brick until a shutdown. `serve_socket` serves clients of this machine at a path.
     fn serve<M: Media + Send + Sync + 'static>(
         self,
         (brick, keeper, recovered): OpenedBrick<M>,
-        bind_map: impl FnOnce(Arc<BrickService<M>>) -> anyhow::Result<Option<map::MapServer>>,
+        serve_socket: impl FnOnce(
+            &Path,
+            Arc<BrickService<M>>,
+            &mut tcp::TcpServer,
+        ) -> anyhow::Result<Option<map::MapServer>>,
     ) -> anyhow::Result<()> {
         let args = self.args;
         // By the failure itself: a heartbeat may wait for the thread that is stuck.
@@ -132,8 +133,12 @@ impl BrickProcess<'_> {
             tracing::warn!(%cause, "cannot raise the limit of descriptors (RLIMIT_NOFILE)");
         }
         let options = tcp::ServerOptions::for_sessions(sessions);
-        let tcp = tcp::TcpServer::bind(self.listen, self.key, served.clone(), options)?;
-        let map = bind_map(served)?;
+        let mut tcp = tcp::TcpServer::bind(self.listen, self.key, served.clone(), options)?;
+        let socket = args.map.as_deref().map(absolute_path).transpose()?;
+        let map = match &socket {
+            Some(path) => serve_socket(path, served, &mut tcp)?,
+            None => None,
+        };
         let registrar = Registrar {
             brick: &brick,
             manager: self.manager,
@@ -141,7 +146,7 @@ impl BrickProcess<'_> {
                 .advertise
                 .clone()
                 .unwrap_or_else(|| tcp.address().to_string()),
-            map_socket: map.as_ref().map(|map| map.path().display().to_string()),
+            map_socket: socket.as_ref().map(|path| path.display().to_string()),
             domain: args.domain.clone().unwrap_or_else(host_name),
             name: args.name.clone(),
             default_name: match &args.default_name {
