@@ -6,7 +6,7 @@
 //! - `store/tests/enumerate/defects.rs`, by the images that crashes leave;
 //! - `store/tests/models` and `volume/tests/models`, by thread interleavings;
 //! - `sim/tests/defects.rs`, by histories of a cluster;
-//! - `volume/tests/cluster/scenarios/transactions.rs`, by scenarios of a volume, for transactions;
+//! - `volume/tests/cluster/scenarios`, by scenarios of a volume, for transactions and births;
 //! - `store/tests/enumerate/direct_clients` and `volume/tests/cluster/histories/direct_clients`,
 //!   for direct clients.
 //!
@@ -276,6 +276,10 @@ pub enum Defect {
     RecoveredFromSyncing,
     /// The recovery of in-flight writes skips the first page that differs.
     RecoveredPageSkipped,
+    /// The recovery of in-flight writes gives the copied pages a birth of their own on the outdated legs.
+    RecoveredBirthsDiffer,
+    /// A full resync leaves other births on pages that have the same contents.
+    ResyncedBirthsDiffer,
     /// A volume opens after an attach without the recovery of in-flight writes.
     NotRecovered,
     /// The manager answers before its store is durable.

@@ -269,7 +269,7 @@ async fn rewrite_page(
 ) -> Result<Result<(), String>, String> {
     // A stale leg must find the page on the repaired leg, too, if the page was in flight at its loss.
     let kind = match state.model().columns[column].has_stale() {
-        true => CopyKind::BornNowWithHoles,
+        true => CopyKind::BornNow,
         false => CopyKind::KeepBirths,
     };
     let repaired = copy::copy_chunk(state, from, to, place, kind).await;

@@ -1,6 +1,6 @@
-//! Comparisons of the legs of a column by checksums. Only checksums travel.
+//! Comparisons of the legs of a column by checksums and births. No data travels.
 
-use super::copy::LegConnection;
+use super::copy::{CopyError, LegConnection, births};
 use super::leg_errors::lose_leg_if_gone;
 use super::state::ControllerState;
 use crate::limits::RESYNC_CHUNK_BYTES;
@@ -52,6 +52,22 @@ pub(super) async fn differing_ranges(
         }
     }
     marked_runs(&unequal, offset, len)
+}
+
+/// The parts of a chunk with two known births that differ, in whole pages except at the end. A page that was
+/// never written has no birth.
+pub(super) async fn ranges_of_other_birth(
+    state: &ControllerState,
+    first: &LegConnection,
+    other: &LegConnection,
+    (offset, len): (u64, u64),
+) -> Result<Vec<(u64, u64)>, CopyError> {
+    let range = (offset, len.next_multiple_of(PAGE_BYTES as u64));
+    let wanted = births(state, first, range).await?;
+    let found = births(state, other, range).await?;
+    let pairs = wanted.iter().zip(&found);
+    let differ = pairs.map(|(wanted, found)| wanted != found && wanted.0 > 0 && found.0 > 0);
+    Ok(marked_runs(&differ.collect::<Vec<_>>(), offset, len))
 }
 
 /// Runs of marked pages within a chunk, as offset and length.

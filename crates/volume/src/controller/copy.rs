@@ -49,11 +49,9 @@ pub(super) struct LegConnection {
 pub(super) enum CopyKind {
     /// Pages and holes keep the births of the source.
     KeepBirths,
-    /// They are born now. Pages that are holes on both stay as they are.
-    BornNow,
     /// They are born now, holes too. Otherwise the clear would leave no trace. A leg that is still
     /// stale may hold data there, and the target may later be its only source.
-    BornNowWithHoles,
+    BornNow,
     /// Holes are cleared, and nothing else is copied. That frees space.
     ClearOnly,
 }
@@ -227,7 +225,7 @@ async fn copy_holes(
     let pages = len.div_ceil(PAGE_BYTES as u64) as usize;
     apply_change(state, to, |stamp| {
         let births = match kind {
-            CopyKind::BornNowWithHoles => Some(vec![stamp.epoch; pages]),
+            CopyKind::BornNow => Some(vec![stamp.epoch; pages]),
             _ => births.clone(),
         };
         match births {
@@ -241,6 +239,17 @@ async fn copy_holes(
         }
     })
     .await
+}
+
+/// The births of a range of whole pages on a leg.
+pub(super) async fn births(
+    state: &ControllerState,
+    of: &LegConnection,
+    range: (u64, u64),
+) -> Result<Vec<Epoch>, CopyError> {
+    let births = request_births(state, of, range, CopyKind::KeepBirths);
+    let births = take_births(state, of, births).await?;
+    Ok(births.unwrap_or_default())
 }
 
 /// Requests the births of a range, if the copy keeps them. The births of a part of a page are not

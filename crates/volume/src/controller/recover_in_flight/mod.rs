@@ -9,6 +9,10 @@
 //! The pages of one operation are copied as one. Otherwise a loss of the source midway could
 //! leave every leg with half of a transaction.
 //!
+//! The copied pages are born now on all written legs, then also on those that have them already. So births
+//! are equal afterwards, and a stale leg gets the pages from each leg. A leg that is too full or damaged for this
+//! keeps its births.
+//!
 //! Each leg lists its operations in flight. If they are too many to list, all pages are compared
 //! ([`ColumnRecovery::compare_all`]). A flush of the legs follows. Then they forget their lists,
 //! unless a stale leg will need them.
@@ -28,6 +32,7 @@ use pagemesh_base::layout::LegState;
 use pagemesh_base::slice::{InFlightOp, SliceError, SliceReply, SliceRequest};
 use pagemesh_base::space::TRANSACTION_PAGES_MAX;
 use pagemesh_base::units::PAGE_BYTES;
+use std::cell::Cell;
 
 /// Recovery ended early, because a leg was lost or the client was fenced.
 pub(super) struct RecoveryInterrupted;
@@ -58,6 +63,7 @@ pub(super) async fn recover_in_flight(
                 .ok_or(RecoveryInterrupted)?,
             in_sync,
             syncing,
+            unable: Cell::new(LegSet::NONE),
         };
         (settling, keep.has_stale())
     };
@@ -95,6 +101,8 @@ struct ColumnRecovery<'a> {
     connections: Vec<LegConnection>,
     in_sync: LegSet,
     syncing: LegSet,
+    /// In-sync legs that could not give data a new birth.
+    unable: Cell<LegSet>,
 }
 
 impl ColumnRecovery<'_> {
@@ -200,8 +208,8 @@ impl ColumnRecovery<'_> {
         self.state.shared.counters.add(Count::BytesRecovered, bytes);
     }
 
-    /// Copies an operation to all legs that are not among these sources. False if no source can
-    /// read some page.
+    /// Copies an operation to all legs that are not among these sources, and lets it be born anew on the
+    /// sources. False if no source can read some page.
     async fn copy_operation(
         &self,
         sources: &[usize],
@@ -214,17 +222,70 @@ impl ColumnRecovery<'_> {
         let from: Vec<_> = from.flat_map(|leg| self.connections_of(leg)).collect();
         let to = self.connections_of(targets);
         let copied = copy::copy_operation(self.state, &from, to, offsets).await;
-        copied.map_err(|failure| self.copy_failed(failure))
+        if !copied.map_err(|failure| self.copy_failed(failure))? {
+            return Ok(false);
+        }
+        for holder in self.holders(targets) {
+            let to = vec![holder.clone()];
+            let born = copy::copy_operation(self.state, &from, to, offsets).await;
+            let born = self.unless_unable(&holder, born.map(drop));
+            born.map_err(|failure| self.copy_failed(failure))?;
+        }
+        Ok(true)
+    }
+
+    /// Copies a range to legs, and lets it be born anew on the in-sync legs that hold it.
+    async fn copy_chunk(
+        &self,
+        from: &[LegConnection],
+        targets: LegSet,
+        range: (u64, u64),
+    ) -> Result<(), CopyError> {
+        let kind = CopyKind::BornNow;
+        let to = self.connections_of(targets);
+        copy::copy_chunk(self.state, from, &to, range, kind).await?;
+        for holder in self.holders(targets) {
+            let to = std::slice::from_ref(&holder);
+            let born = copy::copy_chunk(self.state, from, to, range, kind).await;
+            self.unless_unable(&holder, born)?;
+        }
+        Ok(())
+    }
+
+    /// The in-sync legs that are no targets, but for those that could not give data a new birth.
+    fn holders(&self, targets: LegSet) -> Vec<LegConnection> {
+        let skipped = targets.union(self.unable.get());
+        match defect::is(Defect::RecoveredBirthsDiffer) {
+            true => vec![],
+            false => self.connections_of(self.in_sync.difference(skipped)),
+        }
+    }
+
+    /// Ignores that a leg is too full or damaged for a new birth of data that it has.
+    fn unless_unable(
+        &self,
+        holder: &LegConnection,
+        born: Result<(), CopyError>,
+    ) -> Result<(), CopyError> {
+        match born {
+            Err(failure)
+                if failure.leg == holder.leg
+                    && (failure.error == SliceError::NoSpace || failure.is_damage()) =>
+            {
+                let unable = self.unable.get();
+                self.unable.set(unable.union(LegSet::of(holder.leg)));
+                Ok(())
+            }
+            other => other,
+        }
     }
 
     async fn equalize_run(&self, unequal: DivergentPages) -> Result<(), RecoveryInterrupted> {
         let page = PAGE_BYTES as u64;
         let (start, stop) = (unequal.page * page, (unequal.page + unequal.count) * page);
         let winner = self.connections_of(LegSet::of(unequal.winner));
-        let targets = self.connections_of(unequal.outdated);
         for range in chunks(start, stop.min(self.bytes())) {
-            let copied =
-                copy::copy_chunk(self.state, &winner, &targets, range, CopyKind::BornNow).await;
+            let copied = self.copy_chunk(&winner, unequal.outdated, range).await;
             match copied {
                 Err(failure) if failure.is_damage_of(unequal.winner) => {
                     self.equalize_pages(unequal, range).await?;
@@ -254,8 +315,8 @@ impl ColumnRecovery<'_> {
             let mut copied = Ok(());
             for &source in &sources {
                 let from = self.connections_of(LegSet::of(source));
-                let to = self.connections_of(all.difference(LegSet::of(source)));
-                copied = copy::copy_chunk(self.state, &from, &to, one, CopyKind::BornNow).await;
+                let targets = all.difference(LegSet::of(source));
+                copied = self.copy_chunk(&from, targets, one).await;
                 let damaged = |failure: &CopyError| failure.is_damage_of(source);
                 if !copied.as_ref().is_err_and(damaged) {
                     break;
@@ -275,12 +336,11 @@ impl ColumnRecovery<'_> {
             return Err(RecoveryInterrupted);
         };
         let all = self.in_sync.union(self.syncing);
-        let targets = self.connections_of(all.difference(LegSet::of(first.leg)));
+        let targets = all.difference(LegSet::of(first.leg));
+        let others = self.connections_of(targets);
         for (offset, len) in chunks(0, self.bytes()) {
-            for range in differing_ranges(self.state, first, &targets, offset, len).await {
-                let copied =
-                    copy::copy_chunk(self.state, &sources, &targets, range, CopyKind::BornNow)
-                        .await;
+            for range in differing_ranges(self.state, first, &others, offset, len).await {
+                let copied = self.copy_chunk(&sources, targets, range).await;
                 self.count_recovered(range.1);
                 copied.map_err(|failure| self.copy_failed(failure))?;
             }

@@ -13,6 +13,8 @@ use pagemesh_base::units::PAGE_BYTES;
 
 /// The bytes of a column for which the mapped pages are requested at once.
 const EXTENTS_WINDOW_BYTES: u64 = 1 << 30;
+/// Each page that was ever written was born at this epoch or later.
+const FIRST_BIRTH: Epoch = Epoch(1);
 
 /// The mapped pages of a leg and its source. Checksums alone could confuse data with holes.
 struct MappedPages {
@@ -27,10 +29,12 @@ impl LegResync<'_> {
         match needs_full_resync(self.state, self.column, self.leg) {
             true => {
                 self.copy_mapped(CopyMode::Compare).await?;
-                // Legs that are still away must hear of holes, too, which no table of mapped
-                // pages lists.
-                if self.is_other_stale() {
-                    self.copy_born(CopyMode::CopyBorn).await?;
+                match self.is_other_stale() {
+                    // Legs that are still away must hear of holes, too, which no table of mapped
+                    // pages lists.
+                    true => self.copy_born(CopyMode::CopyBorn).await?,
+                    false if defect::is(Defect::ResyncedBirthsDiffer) => {}
+                    false => self.copy_born(CopyMode::CompareBirths).await?,
                 }
             }
             false => self.copy_born(CopyMode::CopyBorn).await?,
@@ -84,7 +88,7 @@ impl LegResync<'_> {
         };
         let mut from = PageNo(0);
         while !runs.is_empty() {
-            let (born, next) = self.born_runs(source, from).await?;
+            let (born, next) = self.born_runs(source, from, pass).await?;
             let end = next.map_or(u64::MAX, |next| next.0);
             let before = without(runs, &born, from.0..end);
             self.copy_runs(&before, pass).await?;
@@ -97,13 +101,17 @@ impl LegResync<'_> {
     }
 
     /// The pages of a source that were born since the loss, from a page on, and the page to go on
-    /// from.
+    /// from. A comparison of births gets all that were ever born.
     async fn born_runs(
         &self,
         source: &LegConnection,
         from: PageNo,
+        pass: CopyMode,
     ) -> Result<(Vec<PageRun>, Option<PageNo>), String> {
-        let since = self.state.model().columns[self.column].lost_since;
+        let since = match pass {
+            CopyMode::CompareBirths => FIRST_BIRTH,
+            _ => self.state.model().columns[self.column].lost_since,
+        };
         if since == Epoch(0) {
             return Err("the layout names no epoch at which the leg was lost".into());
         }
@@ -119,7 +127,7 @@ impl LegResync<'_> {
         let mut from = PageNo(0);
         loop {
             let sources = self.sources()?;
-            let (runs, next) = self.born_runs(&sources[0], from).await?;
+            let (runs, next) = self.born_runs(&sources[0], from, pass).await?;
             let skipped = usize::from(defect::is(Defect::RegionNotResynced)).min(runs.len());
             self.copy_runs(&runs[skipped..], pass).await?;
             match next {

@@ -4,8 +4,8 @@
 //! [`RESYNC_BUSY_BYTES_PER_S`].
 
 use super::LegResync;
-use crate::controller::compare::differing_ranges;
-use crate::controller::copy::{self, CopyKind, chunks};
+use crate::controller::compare::{differing_ranges, ranges_of_other_birth};
+use crate::controller::copy::{self, CopyError, CopyKind, chunks};
 use crate::controller::model::LegEntry;
 use crate::limits::{RESYNC_BUSY_BYTES_PER_S, RESYNC_BUSY_FOR, RESYNC_CHUNKS_MAX};
 use crate::status::Count;
@@ -23,6 +23,8 @@ pub(super) enum CopyMode {
     Copy,
     /// They are compared, and copied if they differ.
     Compare,
+    /// They are equal. They are copied if their births differ.
+    CompareBirths,
     /// They are cleared if they are holes by now.
     FreeSpace,
 }
@@ -43,10 +45,10 @@ impl LegResync<'_> {
     fn copy_kind(&self, pass: CopyMode) -> CopyKind {
         match pass {
             CopyMode::FreeSpace => CopyKind::ClearOnly,
-            CopyMode::Copy | CopyMode::Compare if self.is_other_stale() => {
-                CopyKind::BornNowWithHoles
+            CopyMode::Copy | CopyMode::Compare if self.is_other_stale() => CopyKind::BornNow,
+            CopyMode::CopyBorn | CopyMode::Copy | CopyMode::Compare | CopyMode::CompareBirths => {
+                CopyKind::KeepBirths
             }
-            CopyMode::CopyBorn | CopyMode::Copy | CopyMode::Compare => CopyKind::KeepBirths,
         }
     }
 
@@ -91,28 +93,28 @@ impl LegResync<'_> {
     }
 
     async fn copy_chunk(&self, offset: u64, len: u64, pass: CopyMode) -> Result<(), String> {
+        // Most births are equal. A look at them needs no lock: a write meanwhile makes them equal.
+        if pass == CopyMode::CompareBirths && self.other_births((offset, len)).await?.is_empty() {
+            self.add_progress(0, len);
+            return Ok(());
+        }
         self.throttle(len).await;
         {
             let _turn = self.state.lock(self.column, offset, len).await;
             let (sources, target) = (self.sources()?, self.target());
             // Equal pages that are not written keep their births, and a leg that is still stale
             // may differ there from both.
-            let compare = pass == CopyMode::Compare && !self.is_other_stale();
-            let places = match compare {
-                true => differing_ranges(self.state, &sources[0], &target, offset, len).await,
-                false => vec![(offset, len)],
+            let places = match pass {
+                CopyMode::Compare if !self.is_other_stale() => {
+                    differing_ranges(self.state, &sources[0], &target, offset, len).await
+                }
+                CopyMode::CompareBirths => self.other_births((offset, len)).await?,
+                _ => vec![(offset, len)],
             };
             for place in places {
                 let kind = self.copy_kind(pass);
                 let copied = copy::copy_chunk(self.state, &sources, &target, place, kind).await;
-                copied.map_err(|failure| {
-                    self.handle_source_error(failure.leg, &failure.error);
-                    let full = failure.leg == self.leg && failure.error == SliceError::NoSpace;
-                    if full {
-                        self.set_full(true);
-                    }
-                    format!("copying failed: {}", failure.error)
-                })?;
+                copied.map_err(|failure| self.copy_failed(&failure))?;
                 self.state
                     .shared
                     .counters
@@ -121,6 +123,25 @@ impl LegResync<'_> {
         }
         self.add_progress(0, len);
         Ok(())
+    }
+
+    fn copy_failed(&self, failure: &CopyError) -> String {
+        self.handle_source_error(failure.leg, &failure.error);
+        if failure.leg == self.leg && failure.error == SliceError::NoSpace {
+            self.set_full(true);
+        }
+        format!("copying failed: {}", failure.error)
+    }
+
+    /// The parts of a chunk with other births than on the source. None while another leg is stale: on
+    /// this one, births may be higher for its sake.
+    async fn other_births(&self, range: (u64, u64)) -> Result<Vec<(u64, u64)>, String> {
+        if self.is_other_stale() {
+            return Ok(vec![]);
+        }
+        let (sources, target) = (self.sources()?, self.target());
+        let found = ranges_of_other_birth(self.state, &sources[0], &target[0], range).await;
+        found.map_err(|failure| self.copy_failed(&failure))
     }
 
     /// Waits until the pace allows to copy this many bytes. Requests of channels come first.

@@ -1,12 +1,15 @@
 //! The births of pages after a loss: which of them a returning leg gets, and that it keeps them.
 
-use crate::world::cluster::{PAGE, TestCluster};
-use crate::world::manager::segment;
-use pagemesh_base::layout::STRIPE_BYTES;
+use crate::world::cluster::{PAGE, TestCluster, part, transact, write};
+use crate::world::manager::{brick, segment};
+use pagemesh_base::defect::{self, Defect};
+use pagemesh_base::layout::{LegState, STRIPE_BYTES, SliceId};
 use pagemesh_base::poison;
 use pagemesh_base::space::{Reply, Request};
+use pagemesh_volume::VolumeState;
 use pagemesh_volume::limits::MANAGER_RETRY_MAX;
 use std::time::Duration;
+use uuid::Uuid;
 
 /// The births of the pages of a leg of the only column.
 fn births(world: &TestCluster, leg: usize) -> Vec<u32> {
@@ -125,5 +128,89 @@ fn losses_are_not_limited() {
         world.assert_legs_equal();
         let copied = world.counters().bytes_resynced - before;
         assert_eq!(copied, PAGE, "loss {loss}");
+    }
+}
+
+/// The client died after the first leg alone had got a write, a part of a page, a discard and a
+/// transaction.
+fn world_with_operations_on_one_leg() -> TestCluster {
+    let mut world = TestCluster::mirror(2);
+    world.write(0, 12 * PAGE, 1);
+    // The second leg lists only this page: it knows the others as complete.
+    world.write(14 * PAGE, PAGE, 1);
+    world.set_frozen(1, true);
+    world.submit(0, write(PAGE, 2 * PAGE, 2));
+    world.submit(0, write(4 * PAGE + 512, 1024, 3));
+    let (offset, len) = (6 * PAGE, PAGE);
+    world.submit(0, Request::Discard { offset, len });
+    world.submit(0, transact(vec![part(8, 4), part(10, 4)]));
+    world.run_until_idle();
+    world.set_frozen(1, false);
+    world.attach_partially(0);
+    world
+}
+
+#[test]
+fn recovered_pages_have_equal_births() {
+    let mut world = world_with_operations_on_one_leg();
+    world.attach();
+    world.open();
+    for (page, value) in [(1, 2), (2, 2), (6, 0), (8, 4), (10, 4), (11, 1)] {
+        world.assert_holds(page * PAGE, PAGE, value);
+    }
+    world.assert_legs_equal();
+    assert_eq!(births(&world, 0), births(&world, 1));
+}
+
+/// The leg that has the operations is full: it cannot give them a new birth, and serves on.
+#[test]
+fn full_leg_with_operations_in_flight_serves() {
+    let mut world = world_with_operations_on_one_leg();
+    // Room for the page that the other leg lists.
+    world.set_room(0, 1);
+    world.attach();
+    world.open();
+    for leg in 0..2 {
+        let status = world.leg_status(leg);
+        assert_eq!(status.state, LegState::InSync, "{:?}", status.last_error);
+    }
+    world.assert_holds(PAGE, 2 * PAGE, 2);
+    world.assert_holds(8 * PAGE, PAGE, 4);
+    world.assert_legs_equal();
+}
+
+/// The new leg holds the same bytes in a page, of another birth.
+#[test]
+fn full_resync_makes_births_equal() {
+    let mut world = TestCluster::mirror(1);
+    world.write(0, 4 * PAGE, 1);
+    world.discard(2 * PAGE, PAGE);
+    let new = (brick(2), SliceId(Uuid::from_u128(77)));
+    world.add_copy(new.0, new.1);
+    let same = world.page_bytes(0, 0, 1);
+    poison::lock(&world.fabric.0)
+        .slice_mut(new.0, new.1)
+        .set_page(1, &same);
+    world.refresh_layout();
+    world.run_until_state(VolumeState::Healthy);
+    world.assert_legs_equal();
+    assert!(births(&world, 0)[1] > 1);
+    assert_eq!(births(&world, 0), births(&world, 1));
+}
+
+#[test]
+fn defects_of_births_are_caught() {
+    let stories: [(Defect, fn()); 2] = [
+        (
+            Defect::RecoveredBirthsDiffer,
+            recovered_pages_have_equal_births,
+        ),
+        (Defect::ResyncedBirthsDiffer, full_resync_makes_births_equal),
+    ];
+    for (defect, story) in stories {
+        defect::set(Some(defect));
+        let told = std::panic::catch_unwind(story);
+        defect::set(None);
+        assert!(told.is_err(), "{defect:?} is not caught");
     }
 }

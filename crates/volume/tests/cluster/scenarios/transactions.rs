@@ -178,7 +178,7 @@ fn transaction_on_one_leg_rolls_forward_at_attach() {
 /// transaction or nothing.
 #[test]
 fn interrupted_recovery_keeps_transactions_atomic() {
-    for steps in 0..60 {
+    for steps in 0..160 {
         let mut world = TestCluster::mirror(2);
         world.write(0, 8 * PAGE, 1);
         world.set_frozen(1, true);
@@ -202,7 +202,7 @@ fn interrupted_recovery_keeps_transactions_atomic() {
 /// returns (found by seed 1000472 of an earlier cluster simulation).
 #[test]
 fn leg_lost_during_recovery_returns_complete() {
-    for steps in 0..60 {
+    for steps in 0..160 {
         let mut world = TestCluster::mirror(2);
         world.write(0, 2 * PAGE, 1);
         world.set_frozen(1, true);

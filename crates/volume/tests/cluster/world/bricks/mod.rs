@@ -59,6 +59,8 @@ pub(crate) struct Bricks {
     pub hold_barriers: bool,
     /// The table limit of slices that are created from now on.
     pub table_max: Option<usize>,
+    /// Whether a brick has refused a change because it was full.
+    pub was_full: bool,
     /// Whether requests are done as they come, and answered at once.
     pub is_synchronous: bool,
     /// The time that legs return.
@@ -282,6 +284,7 @@ impl Bricks {
         connection.keeps_order |= request == SliceRequest::KeepOrder;
         let admitted = slice.check_connection_epoch(connection, &request);
         let done = admitted.and_then(|()| slice.execute(number, &mut brick.room, request));
+        self.was_full |= done == Err(SliceError::NoSpace);
         let breaks = connection.keeps_order && is_change && done.is_err();
         connection.is_broken |= breaks && !defect::is(Defect::OrderNotKept);
         done

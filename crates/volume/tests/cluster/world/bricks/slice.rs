@@ -93,6 +93,13 @@ impl Slice {
         &self.current.births
     }
 
+    /// The first page with two known births that differ, and these births.
+    pub(crate) fn differing_births(&self, other: &Slice) -> Option<(usize, u32, u32)> {
+        let pairs = self.births().iter().zip(other.births()).enumerate();
+        let mut pairs = pairs.map(|(page, (own, theirs))| (page, *own, *theirs));
+        pairs.find(|(_, own, theirs)| own != theirs && *own > 0 && *theirs > 0)
+    }
+
     pub(crate) fn epoch(&self) -> u32 {
         self.current.epoch
     }
@@ -103,6 +110,7 @@ impl Slice {
             let mut own = Box::new([0; 4096]);
             own.copy_from_slice(bytes);
             kept.pages[page] = Some(own);
+            kept.births[page] = 1;
         }
     }
 
