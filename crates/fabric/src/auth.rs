@@ -24,7 +24,7 @@
 //! both know is used. Role: 1 client, 2 server. Purpose, of the client: 1
 //! control, 2 session. Status, of the server: 0 go on, 1 no common version,
 //! 2 wrong key, 3 too many connections, 4 unknown purpose, 5 unknown feature. Features: each bit is a
-//! feature that the sender needs the other end to know; bit 31 says that the protocol is a draft. Identity: the client's, or the
+//! feature that the sender needs the other end to know; bit 31 says that the sender speaks a draft. Identity: the client's, or the
 //! brick's.
 //!
 //! Invariants: this is a pure state machine, without I/O, clock or randomness. A proof covers every
@@ -85,9 +85,11 @@ impl Purpose {
     }
 }
 
-/// The features that this build needs and knows, as bits: the protocol is a draft. The first build
-/// after the freeze does not know that bit.
-pub const FEATURES: u32 = 1 << 31;
+/// The features that this build needs and knows, as bits: none. Each later one gets a constant here, from bit 0
+/// on.
+pub const FEATURES: u32 = 0;
+/// The feature of builds that spoke a draft of protocol version 2. No feature takes the bit again.
+pub const DRAFT_FEATURE: u32 = 1 << 31;
 
 /// The first and last version that an end speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,6 +143,13 @@ pub enum AuthError {
         /// The bits of ours.
         ours: u32,
     },
+    /// The peer is of a build before the protocol was final.
+    #[error(
+        "the peer speaks a draft of protocol version {}, from before it was final; \
+         install this release on both ends",
+        crate::message::VERSION
+    )]
+    Draft,
     /// The proof is wrong.
     #[error("the peer has another cluster key; give both ends the same key file")]
     WrongKey,

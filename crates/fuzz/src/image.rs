@@ -11,13 +11,13 @@ use std::{env, fs};
 
 const LINE_BYTES: usize = 64;
 
-/// Reads the golden image at a path. `PAGEMESH_KEEP_IMAGES=1` stores the output of `make` there
-/// first.
+/// Reads the golden image at a path. If there is none, `PAGEMESH_KEEP_IMAGES=1` stores the output of `make` there
+/// first. An image is never replaced.
 ///
 /// # Panics
 /// If the text is missing or is not the text of an image.
 pub fn golden_image(path: &Path, make: impl FnOnce() -> Vec<u8>) -> Vec<u8> {
-    if env::var_os("PAGEMESH_KEEP_IMAGES").is_some() {
+    if env::var_os("PAGEMESH_KEEP_IMAGES").is_some() && !path.exists() {
         fs::write(path, to_text(&make())).unwrap_or_else(|cause| panic!("{path:?}: {cause}"));
     }
     read_image(path)

@@ -1,6 +1,6 @@
 //! The bytes of hellos and verdicts, as the table of the parent module shows them.
 
-use super::{AuthError, FEATURES, Nonce, Versions};
+use super::{AuthError, DRAFT_FEATURE, FEATURES, Nonce, Versions};
 use uuid::Uuid;
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute, transmute_ref};
@@ -96,6 +96,9 @@ impl Hello {
     pub(super) fn check_features(&self) -> Result<(), AuthError> {
         let theirs = self.features.get();
         let is_refusal = self.status == HandshakeStatus::NoFeature as u8;
+        if theirs & DRAFT_FEATURE != 0 {
+            return Err(AuthError::Draft);
+        }
         match theirs & !FEATURES == 0 && !is_refusal {
             true => Ok(()),
             false => Err(AuthError::Features {
@@ -145,7 +148,7 @@ pub fn verdict(outcome: Result<(), &AuthError>) -> [u8; VERDICT_BYTES] {
         Err(AuthError::Busy) => HandshakeStatus::Busy,
         Err(AuthError::Versions { .. }) => HandshakeStatus::NoVersion,
         Err(AuthError::Purpose) => HandshakeStatus::NoPurpose,
-        Err(AuthError::Features { .. }) => HandshakeStatus::NoFeature,
+        Err(AuthError::Features { .. } | AuthError::Draft) => HandshakeStatus::NoFeature,
         Err(AuthError::WrongKey | AuthError::NotAHello) => HandshakeStatus::WrongKey,
     };
     transmute!(Verdict {

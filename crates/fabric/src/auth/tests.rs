@@ -40,6 +40,31 @@ fn both_ends_agree() {
     assert_eq!(read_verdict(verdict(Ok(()))), Ok(()));
 }
 
+/// The bytes of version 2, which are frozen. The proofs were computed by another implementation of HMAC-SHA256.
+#[test]
+fn handshake_has_its_frozen_bytes() {
+    let hex = |bytes: &[u8]| {
+        bytes
+            .iter()
+            .map(|it| format!("{it:02x}"))
+            .collect::<String>()
+    };
+    let key = key(1);
+    let (client, hello) = client(&key, 10);
+    let (_, challenge) = challenge(&key, 20, &hello);
+    let (proof, _) = client.answer_challenge(&challenge).expect("the same key");
+    let start = "504d48490202";
+    let nonces = ["0a", "14"].map(|byte| byte.repeat(32));
+    let expected = format!("{start}010200000000{}01{}", "00".repeat(19), nonces[0]);
+    assert_eq!(hex(&hello), expected);
+    let server_proof = "c83e067461f54538b3949ded786364541df9c53de40e2de5b73bdc003c119ec7";
+    let expected = format!("{start}020200000000{}02{}", "00".repeat(19), nonces[1]);
+    assert_eq!(hex(&challenge), expected + server_proof);
+    let client_proof = "d44059dd2cc61e3ba3501288b59eb51c383696daa17d163f49c9b65dc85164f6";
+    assert_eq!(hex(&proof), client_proof);
+    assert_eq!(hex(&verdict(Ok(()))), "504d4f4b00000000");
+}
+
 #[test]
 fn wrong_key_is_detected_by_both_ends() {
     let (right, wrong) = (key(1), key(2));
@@ -143,7 +168,7 @@ fn unknown_feature_is_refused_by_either_end() {
     assert_eq!(cause, unknown(theirs));
     let told = cause.to_string();
     assert!(
-        told.contains("0x80000001") && told.contains("0x80000000"),
+        told.contains("0x00000001") && told.contains("0x00000000"),
         "{told}"
     );
     let refused = client.answer_challenge(&said).err();
@@ -153,6 +178,29 @@ fn unknown_feature_is_refused_by_either_end() {
     assert_eq!(refused, Some(unknown(theirs)));
     let verdict = read_verdict(verdict(Err(&unknown(theirs))));
     assert_eq!(verdict, Err(unknown(0)));
+}
+
+/// A build that speaks a draft hears that this end does not know its feature.
+#[test]
+fn draft_of_protocol_is_refused_by_either_end() {
+    let key = key(1);
+    let (client, mut hello) = client(&key, 10);
+    let (_, mut heard) = challenge(&key, 20, &hello);
+    hello[15] |= 1 << 7;
+    let welcome = ServerHandshake::accept_hello(&key, Versions::OURS, Uuid::nil(), [2; 32], &hello);
+    let Ok(HelloResponse::Refuse(said, cause)) = welcome else {
+        panic!("not refused");
+    };
+    assert_eq!(cause, AuthError::Draft);
+    let told = cause.to_string();
+    assert!(told.contains("draft of protocol version 2"), "{told}");
+    let unknown = AuthError::Features { theirs: 0, ours: 0 };
+    assert_eq!(client.answer_challenge(&said).err(), Some(unknown));
+    heard[15] |= 1 << 7;
+    assert_eq!(
+        client.answer_challenge(&heard).err(),
+        Some(AuthError::Draft)
+    );
 }
 
 #[test]

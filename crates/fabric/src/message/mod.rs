@@ -467,4 +467,6 @@ impl Header {
 }
 
 #[cfg(test)]
+mod frozen_tests;
+#[cfg(test)]
 mod tests;

@@ -47,32 +47,35 @@ pub struct Features {
     pub compatible: u64,
 }
 
-/// The format is a draft: its pools are refused by every program with the final one.
-const DRAFT: u64 = 1 << 63;
-/// Slots, objects and frame words have births. The drafts before had rounds in their place.
-const BIRTHS: u64 = 1 << 62;
-/// The superblock has the used lines of bitmaps, and headers of devices have the number of the opening.
-const USED_LINES: u64 = 1 << 61;
+/// Builds before the format was final set these bits: 63 for a draft, 62 for births in place of rounds, 61 for used
+/// lines of bitmaps. No feature takes them again.
+const DRAFTS: u64 = 1 << 63 | 1 << 62 | 1 << 61;
+/// The incompatible features that this program knows. Each gets a constant here, from bit 0 on.
+const INCOMPATIBLE: u64 = 0;
+/// The read-compatible features that this program knows.
+const READ_COMPATIBLE: u64 = 0;
 
 impl Features {
-    /// The features of a new pool.
+    /// The features of a new pool: none. Later ones are set when a pool begins to use them.
     pub const NEW: Features = Features {
-        incompatible: DRAFT | BIRTHS | USED_LINES,
+        incompatible: 0,
         read_compatible: 0,
         compatible: 0,
     };
 
     /// Whether this program may open a pool with them.
     fn check(&self) -> Result<(), BadSuperblock> {
-        let incompatible = self.incompatible & !Features::NEW.incompatible;
-        // No opening of this program only reads.
-        let unknown = incompatible | self.read_compatible & !Features::NEW.read_compatible;
+        if self.incompatible & DRAFTS != 0 {
+            return Err(BadSuperblock::Draft);
+        }
+        let unknown = self.incompatible & !INCOMPATIBLE;
         if unknown != 0 {
             return Err(BadSuperblock::Features(unknown));
         }
-        match self.incompatible == Features::NEW.incompatible {
-            true => Ok(()),
-            false => Err(BadSuperblock::OtherDraft),
+        // No opening of this program only reads.
+        match self.read_compatible & !READ_COMPATIBLE {
+            0 => Ok(()),
+            unknown => Err(BadSuperblock::ReadFeatures(unknown)),
         }
     }
 }
@@ -124,16 +127,21 @@ pub enum BadSuperblock {
         "the pool has format version {0}, this program reads version {VERSION}; use the program that wrote it"
     )]
     Version(u32),
-    /// A newer program, or one with a draft of the format, made it.
+    /// A later program made it, or changed it.
     #[error(
-        "the pool has features that this program does not know ({0:#x}); use the program that made it"
+        "the pool has incompatible features that this program does not know (bits {0:#x}); use the release that wrote it, or a later one"
     )]
     Features(u64),
-    /// Its format lacks a feature that this program's draft has.
+    /// A later program made it, or changed it. This one may read it, and always writes.
     #[error(
-        "the pool has another draft of format version {VERSION} than this program; use the program that made it, or replace it by a new brick: attach copies there and detach the old ones with `pagemesh replica`"
+        "the pool has features that this program does not know and would not keep up to date (read-compatible bits {0:#x}); use the release that wrote it, or a later one"
     )]
-    OtherDraft,
+    ReadFeatures(u64),
+    /// A build before the format was final made it.
+    #[error(
+        "the pool has a draft of format version {VERSION}, from before the format was final; open it with the build that made it and copy the volumes, or replace it by a new brick: attach copies there and detach the old ones with `pagemesh replica`"
+    )]
+    Draft,
     /// Torn or damaged.
     #[error(
         "both superblocks are damaged; restore the pool from a copy, or replace it by a new brick: attach copies there and detach the lost ones with `pagemesh replica`"
@@ -330,7 +338,7 @@ impl Superblock {
     pub(crate) fn newer(
         copies: [Result<Superblock, BadSuperblock>; 2],
     ) -> Result<Superblock, BadSuperblock> {
-        use BadSuperblock::{Features, OtherDraft, Version};
+        use BadSuperblock::{Draft, Features, ReadFeatures, Version};
         match copies {
             [Ok(a), Ok(b)] if a.pool != b.pool => Err(BadSuperblock::Inconsistent(
                 "its two copies belong to different pools",
@@ -338,8 +346,14 @@ impl Superblock {
             [Ok(a), Ok(b)] => Ok(if a.generation > b.generation { a } else { b }),
             // Another program may have written one copy so far. Refuse the pool: continuing from
             // the older copy would undo that program's changes.
-            [Err(other @ (Version(_) | Features(_) | OtherDraft)), _]
-            | [_, Err(other @ (Version(_) | Features(_) | OtherDraft))] => Err(other),
+            [
+                Err(other @ (Version(_) | Features(_) | ReadFeatures(_) | Draft)),
+                _,
+            ]
+            | [
+                _,
+                Err(other @ (Version(_) | Features(_) | ReadFeatures(_) | Draft)),
+            ] => Err(other),
             [Ok(one), Err(_)] | [Err(_), Ok(one)] => Ok(one),
             [Err(first), Err(BadSuperblock::NotAPool)] => Err(first),
             [Err(_), Err(second)] => Err(second),
@@ -512,32 +526,27 @@ mod tests {
     }
     #[test]
     fn unknown_feature_is_refused_unless_compatible() {
-        let with = |features| {
-            Superblock::decode(
-                &Superblock {
-                    features,
-                    ..superblock(7)
-                }
-                .encode(),
-            )
+        let with = |incompatible, read_compatible, compatible| {
+            let features = Features {
+                incompatible,
+                read_compatible,
+                compatible,
+            };
+            let block = Superblock {
+                features,
+                ..superblock(7)
+            };
+            Superblock::decode(&block.encode()).map(|block| block.features.compatible)
         };
-        let (new, bit) = (Features::NEW, 1 << 40);
-        let compatible = Features {
-            compatible: bit,
-            ..new
-        };
-        assert_eq!(with(compatible).map(|block| block.features), Ok(compatible));
-        let read_compatible = Features {
-            read_compatible: bit,
-            ..new
-        };
-        assert_eq!(with(read_compatible), Err(BadSuperblock::Features(bit)));
-        let incompatible = new.incompatible | bit;
-        let incompatible = Features {
-            incompatible,
-            ..new
-        };
-        assert_eq!(with(incompatible), Err(BadSuperblock::Features(bit)));
+        for bit in (0..64).map(|bit| 1 << bit) {
+            assert_eq!(with(0, 0, bit), Ok(bit));
+            assert_eq!(with(0, bit, 0), Err(BadSuperblock::ReadFeatures(bit)));
+            let refused = match bit & DRAFTS {
+                0 => BadSuperblock::Features(bit),
+                _ => BadSuperblock::Draft,
+            };
+            assert_eq!(with(bit, bit, bit), Err(refused), "{bit:#x}");
+        }
     }
 
     #[test]

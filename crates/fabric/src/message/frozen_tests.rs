@@ -1,0 +1,217 @@
+//! The bytes of every message of protocol version 2, compared with the text of the build that froze it.
+
+use super::reply::{self, Answer, AttachReply, Reply};
+use super::request::{Control, Request};
+use super::*;
+use bytes::Bytes;
+use pagemesh_base::ids::{Epoch, PageNo};
+use pagemesh_base::layout::{BrickId, SliceId};
+use pagemesh_base::slice::*;
+use pagemesh_base::space::Extent;
+use std::fmt::Write as _;
+use std::path::Path;
+use uuid::Uuid;
+
+const PAGE: PageNo = PageNo(0x12_3456);
+const TAG: u64 = 0x0102_0304_0506_0708;
+
+fn slice() -> SliceId {
+    SliceId(Uuid::from_u128(0x0011_2233_4455_6677_8899_aabb_ccdd_eeff))
+}
+
+fn slice_requests() -> Vec<SliceRequest> {
+    use SliceRequest::*;
+    let stamp = Stamp {
+        epoch: Epoch(0x0a0b_0c0d),
+        op: 0x1112_1314_1516_1718,
+        open_ops: 0x2122_2324,
+    };
+    let (offset, len, count) = (0x3132_3334_0000, 0x4142_0000, 3);
+    let data = Bytes::from_static(&[0xcc; 4096]);
+    let parts = vec![
+        TransactionPart::Write {
+            offset: 0x1000,
+            data: data.clone(),
+        },
+        TransactionPart::Clear { offset, len },
+    ];
+    let births = vec![Epoch(7), Epoch(0)];
+    let copy = |births, data| Copy {
+        page: PAGE,
+        births,
+        data,
+        stamp,
+    };
+    vec![
+        Read {
+            offset,
+            len: 0x5152,
+        },
+        Write {
+            offset,
+            data: Bytes::from_static(b"123456789"),
+            stamp,
+        },
+        Clear { offset, len, stamp },
+        Flush,
+        Extents { offset, len },
+        Checksums { page: PAGE, count },
+        Dirty {
+            since: Epoch(9),
+            from: PAGE,
+        },
+        InFlight,
+        ForgetInFlight,
+        RaiseEpoch {
+            epoch: Epoch(8),
+            lost_since: Epoch(6),
+        },
+        Transact { parts, stamp },
+        KeepOrder,
+        Births { page: PAGE, count },
+        copy(births.clone(), Bytes::new()),
+        copy(vec![Epoch(7)], data),
+    ]
+}
+
+fn requests() -> Vec<Request> {
+    let handle = 0x6162_6364;
+    let (slice, size_bytes) = (slice(), 0x7172_7000);
+    let requests = slice_requests().into_iter();
+    let mut all: Vec<_> = requests
+        .map(|request| Request::Slice { handle, request })
+        .collect();
+    all.push(Request::Attach {
+        slice,
+        epoch: Epoch(5),
+    });
+    let controls = [
+        Control::Create { slice, size_bytes },
+        Control::Resize { slice, size_bytes },
+        Control::Delete { slice },
+        Control::List { after: None },
+        Control::List { after: Some(slice) },
+        Control::Status,
+    ];
+    all.extend(controls.map(Request::Control));
+    all
+}
+
+fn replies() -> Vec<(MessageKind, SliceReply)> {
+    let extents = [(0x2000, true), (0x3000, false)];
+    let runs = vec![PageRun {
+        page: PAGE,
+        count: 2,
+    }];
+    let listed = vec![InFlightOp {
+        page: PAGE,
+        count: 4,
+        epoch: Epoch(5),
+        op: 6,
+    }];
+    let dirty = |next| SliceReply::Dirty {
+        runs: runs.clone(),
+        next,
+    };
+    vec![
+        (MessageKind::Read, SliceReply::Data(b"data".to_vec())),
+        (MessageKind::Write, SliceReply::Done),
+        (
+            MessageKind::Extents,
+            SliceReply::Extents(extents.map(|(len, mapped)| Extent { len, mapped }).to_vec()),
+        ),
+        (MessageKind::Checksums, SliceReply::Checksums(vec![1, 2])),
+        (
+            MessageKind::Births,
+            SliceReply::Births(vec![Epoch(3), Epoch(4)]),
+        ),
+        (MessageKind::Dirty, dirty(None)),
+        (MessageKind::Dirty, dirty(Some(PAGE))),
+        (MessageKind::InFlight, SliceReply::InFlight(None)),
+        (MessageKind::InFlight, SliceReply::InFlight(Some(listed))),
+    ]
+}
+
+fn answers() -> Vec<(MessageKind, Answer)> {
+    let (slice, text) = (slice(), || "a reason".to_owned());
+    let replies = replies().into_iter();
+    let mut all: Vec<(MessageKind, Answer)> = replies
+        .map(|(kind, reply)| (kind, Ok(Reply::Slice(reply))))
+        .collect();
+    let attached = AttachReply {
+        handle: 7,
+        size_bytes: 0x8000,
+    };
+    let listed = SliceInfo {
+        slice,
+        size_bytes: 0x9000,
+        epoch: 10,
+    };
+    let status = BrickStatus {
+        brick: BrickId(slice.0),
+        durability: "process".into(),
+        capacity_bytes: 11,
+        used_bytes: 12,
+        sessions: 13,
+        incarnation: 14,
+    };
+    let list = Reply::List {
+        slices: vec![listed],
+        more: true,
+    };
+    all.push((MessageKind::Attach, Ok(Reply::Attach(attached))));
+    all.push((MessageKind::List, Ok(list)));
+    all.push((MessageKind::Status, Ok(Reply::Status(status))));
+    let errors = [
+        SliceError::StaleEpoch { current: Epoch(15) },
+        SliceError::NoSpace,
+        SliceError::Damaged { offset: 0x1_6000 },
+        SliceError::NoSuchSlice(slice),
+        SliceError::SliceExists(slice),
+        SliceError::OutOfRange(text()),
+        SliceError::Lost(text()),
+        SliceError::Refused(text()),
+        SliceError::NoSession(text()),
+    ];
+    all.extend(errors.map(|error| (MessageKind::Write, Err(error))));
+    all
+}
+
+/// A line for each message: its header, and its body in runs of equal bytes.
+fn lines() -> String {
+    let requests = requests().into_iter().map(|it| it.encode(TAG));
+    let answers = answers().into_iter();
+    let answers = answers.map(|(kind, answer)| reply::encode(kind, TAG, answer));
+    let mut text = String::new();
+    for (header, body) in requests.chain(answers) {
+        for byte in header.encode() {
+            let _infallible = write!(text, "{byte:02x}");
+        }
+        for run in body.chunk_by(|a, b| a == b) {
+            let _infallible = write!(text, " {:02x}", run[0]);
+            if run.len() > 1 {
+                let _infallible = write!(text, "*{}", run.len());
+            }
+        }
+        text.push('\n');
+    }
+    text
+}
+
+#[test]
+fn every_message_has_its_frozen_bytes() {
+    assert_eq!(VERSION, 2, "another version needs a text of its own");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/protocol-2.txt");
+    if std::env::var_os("PAGEMESH_KEEP_IMAGES").is_some() && !path.exists() {
+        std::fs::write(&path, lines()).expect("written");
+    }
+    let frozen = std::fs::read_to_string(&path).expect("the text of version 2");
+    for (number, (now, then)) in lines().lines().zip(frozen.lines()).enumerate() {
+        assert_eq!(
+            now, then,
+            "message {number} of protocol version 2 has changed, which is frozen: undo that. A new message \
+             takes a feature bit, and a text of its own"
+        );
+    }
+    assert_eq!(lines().lines().count(), frozen.lines().count());
+}
