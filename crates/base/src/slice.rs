@@ -151,6 +151,11 @@ pub enum SliceRequest {
     },
     /// Makes all completed changes durable, as the pool's class promises.
     Flush,
+    /// Makes a change, then a [`SliceRequest::Flush`] that covers it, too. One answer for both.
+    Durable {
+        /// A write, a clear or a transaction.
+        change: Box<SliceRequest>,
+    },
     /// Lists the extents of a range.
     Extents {
         /// First byte.
@@ -214,10 +219,19 @@ pub enum SliceRequest {
 }
 
 impl SliceRequest {
+    /// The change of a durable change, and any other request itself.
+    #[must_use]
+    pub fn without_flush(&self) -> &SliceRequest {
+        match self {
+            SliceRequest::Durable { change } => change,
+            request => request,
+        }
+    }
+
     /// The epoch of the client that asks, where the request tells it.
     #[must_use]
     pub fn epoch(&self) -> Option<Epoch> {
-        match self {
+        match self.without_flush() {
             SliceRequest::Write { stamp, .. }
             | SliceRequest::Clear { stamp, .. }
             | SliceRequest::Transact { stamp, .. }
@@ -231,7 +245,7 @@ impl SliceRequest {
     #[must_use]
     pub fn is_change(&self) -> bool {
         matches!(
-            self,
+            self.without_flush(),
             SliceRequest::Write { .. }
                 | SliceRequest::Clear { .. }
                 | SliceRequest::Transact { .. }

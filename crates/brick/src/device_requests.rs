@@ -91,6 +91,14 @@ impl DeviceRequests {
         Ticket(tag)
     }
 
+    /// Answers a change once its pages and records, and all before them, survive power loss.
+    pub(crate) fn answer_durable(&mut self, number: u32, result: SliceResult) -> Ticket {
+        let step = Step::Answer(result);
+        let tag = self.add(WaitingRequest { number, step });
+        self.io.write_and_sync(tag);
+        Ticket(tag)
+    }
+
     /// Answers a flush once all stores survive power loss.
     pub(crate) fn answer_synced(&mut self, number: u32) -> Ticket {
         let step = Step::Answer(Ok(SliceReply::Done));
@@ -135,7 +143,7 @@ impl DeviceRequests {
 /// The pages that a request reads. A change reads those that it changes in part.
 pub(crate) fn pages_to_read(request: &SliceRequest) -> Vec<Range<u64>> {
     let mut pages = Vec::new();
-    match request {
+    match request.without_flush() {
         // Longer ones are refused.
         SliceRequest::Read { offset, len } if *len <= SLICE_IO_BYTES_MAX => {
             pages.push(pages_of(*offset, u64::from(*len)));

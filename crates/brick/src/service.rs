@@ -211,6 +211,7 @@ impl<M: Media + Send + Sync + 'static> Handler for OwnerHandler<M> {
             | SliceRequest::Write { .. }
             | SliceRequest::Clear { .. }
             | SliceRequest::Transact { .. }
+            | SliceRequest::Durable { .. }
             | SliceRequest::Checksums { .. } => self.execute_on_disks(place, request),
             _ => Outcome::Done(self.brick.execute_as_owner(
                 attachment.slice,

@@ -265,9 +265,14 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
                 return Err(device.load(step(request, loads + 1), &missing));
             }
         }
+        let (request, is_durable) = match request {
+            SliceRequest::Durable { change } => (*change, true),
+            request => (request, false),
+        };
         let result = self.execute(number, request);
         // Also after an error: a part of the change may be visible.
         match is_change && is_buffered && !defect::is(Defect::ChangeNotWritten) {
+            true if is_durable => Err(device.answer_durable(number, result)),
             true => Err(device.answer_written(number, result)),
             false => Ok(result),
         }
@@ -366,6 +371,13 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
         epoch: Epoch,
         request: SliceRequest,
     ) -> Result<SliceReply, SliceError> {
+        let request = match request {
+            SliceRequest::Durable { change } => {
+                self.run(slice, handle, epoch, *change)?;
+                SliceRequest::Flush
+            }
+            request => request,
+        };
         let is_flush = matches!(request, SliceRequest::Flush);
         match execute(&mut self.session, handle, epoch, request) {
             ExecuteOutcome::Done(Err(cause)) if is_flush => {

@@ -472,7 +472,7 @@ fn list(brick: &dyn BrickControl, after: Option<SliceId>) -> Answer {
 
 /// Bytes that a request holds until it is finished: its own data, or its reply's.
 fn held_bytes(request: &SliceRequest) -> usize {
-    match request {
+    match request.without_flush() {
         SliceRequest::Write { data, .. } | SliceRequest::Copy { data, .. } => data.len(),
         SliceRequest::Transact { parts, .. } => parts.iter().map(written_bytes).sum(),
         SliceRequest::Read { len, .. } => *len as usize,

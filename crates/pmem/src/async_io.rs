@@ -17,6 +17,9 @@ pub trait AsyncIo: Send {
     /// process.
     fn write(&mut self, tag: u64);
 
+    /// As [`AsyncIo::write`], and then a flush of all writes that have ended. Once that has ended they survive power loss.
+    fn write_and_sync(&mut self, tag: u64);
+
     /// Has [`AsyncIo::submit`] flush all writes that have ended, of any user, and those that this user asked for before. Once
     /// that has ended they survive power loss. Stores without an [`AsyncIo::write`] need a sync of the medium.
     fn sync(&mut self, tag: u64);

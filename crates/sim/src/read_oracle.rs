@@ -202,7 +202,7 @@ fn copies_older_write(request: &SliceRequest, first_value: u64) -> bool {
 
 /// Whether the request has more than one run of pages: a single write has one.
 fn has_gaps(request: &SliceRequest) -> bool {
-    let SliceRequest::Transact { parts, .. } = request else {
+    let SliceRequest::Transact { parts, .. } = request.without_flush() else {
         return false;
     };
     let first = parts.iter().map(TransactionPart::offset).min();

@@ -189,16 +189,21 @@ fn run_history(seed: u64, path: &Path, devices: usize) -> (Arc<DeviceLog>, PageH
     for write in 1..=WRITES {
         let request = random_write(&mut rng, &mut client, &mut model);
         history.record(write, &request, &model);
-        // A flush confirms the writes that were answered before it was sent.
-        let (is_flushed, confirmed) = (rng.below(6) == 0, write - 1);
-        let mut batch = vec![request];
-        batch.extend(is_flushed.then_some(SliceRequest::Flush));
+        // A flush confirms the writes that were answered before it was sent, a durable write confirms itself as well.
+        let (batch, confirmed) = match rng.below(10) {
+            0 => (vec![request, SliceRequest::Flush], Some(write - 1)),
+            1 => {
+                let change = Box::new(request);
+                (vec![SliceRequest::Durable { change }], Some(write))
+            }
+            _ => (vec![request], None),
+        };
         let results = client.execute(batch);
         assert!(
             results.iter().all(|it| *it == Ok(SliceReply::Done)),
             "{results:?}"
         );
-        if is_flushed {
+        if let Some(confirmed) = confirmed {
             log.mark(confirmed);
         }
     }

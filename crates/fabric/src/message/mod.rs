@@ -1,10 +1,10 @@
-//! Messages, version 2: a 64-byte header and a body. Little endian.
+//! Messages, version 3: a 64-byte header and a body. Little endian.
 //!
 //! ```text
 //!  0  magic       4   "PMSH"
-//!  4  version     1   2, as agreed in the handshake
+//!  4  version     1   3, as agreed in the handshake
 //!  5  kind        1   kind of the request; a reply has bit 7 set as well
-//!  6  flags       2   replies: bit 0 error, bit 1 more; else zero
+//!  6  flags       2   replies: bit 0 error, bit 1 more; write, clear, transact: bit 2 durable; else zero
 //!  8  tag         8   chosen by the client, rising; repeated in the reply
 //! 16  handle      4   the attached slice; in an error its code
 //! 20  body_len    4   bytes that follow the header
@@ -41,7 +41,7 @@ use crate::limits::{BODY_BYTES_MAX, COPY_BYTES_MAX, TEXT_BYTES_MAX, TRANSACTION_
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 64;
 /// The version that this module speaks.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
 /// "PMSH".
 const MAGIC: [u8; 4] = *b"PMSH";
 /// Bytes of a header that its checksum covers.
@@ -52,6 +52,8 @@ const REPLY_BIT: u8 = 0x80;
 const FLAG_ERROR: u16 = 1;
 /// The flag of a reply that is not the whole answer.
 const FLAG_MORE: u16 = 2;
+/// The flag of a change that is answered after a flush.
+const FLAG_DURABLE: u16 = 4;
 /// Bytes of a slice's identity.
 const ID_BYTES: usize = 16;
 /// Bytes of a status before its durability text.

@@ -19,6 +19,8 @@
 //! | 35 list | | | | | slice after which to continue, or nothing |
 //! | 36 status | | | | | |
 //!
+//! A write, a clear or a transaction with the flag *durable* is answered after a flush that covers it.
+//!
 //! A slice is its 16-byte UUID in the order of its text form.
 //!
 //! The body of a transaction is the bytes of its writes, one after the other, and then the parts,
@@ -31,7 +33,10 @@
 //! ```
 
 use super::fields::FieldReader;
-use super::{BIRTH_BYTES, Direction, Header, ID_BYTES, MalformedMessage, MessageKind, PART_BYTES};
+use super::{
+    BIRTH_BYTES, Direction, FLAG_DURABLE, Header, ID_BYTES, MalformedMessage, MessageKind,
+    PART_BYTES,
+};
 use crate::limits::CLEAR_BYTES_MAX;
 use bytes::Bytes;
 use pagemesh_base::ids::{EPOCH_MAX, Epoch, PageNo};
@@ -110,6 +115,7 @@ impl Control {
 
 fn kind_of(request: &SliceRequest) -> MessageKind {
     match request {
+        SliceRequest::Durable { change } => kind_of(change),
         SliceRequest::Read { .. } => MessageKind::Read,
         SliceRequest::Write { .. } => MessageKind::Write,
         SliceRequest::Clear { .. } => MessageKind::Clear,
@@ -152,19 +158,12 @@ impl Request {
     fn body(&self) -> Bytes {
         match self {
             Request::Attach { slice, .. } => id(*slice),
-            Request::Slice {
-                request: SliceRequest::Write { data, .. },
-                ..
-            } => data.clone(),
-            Request::Slice {
-                request: SliceRequest::Transact { parts, .. },
-                ..
-            } => encode_parts(parts),
-            Request::Slice {
-                request: SliceRequest::Copy { births, data, .. },
-                ..
-            } => encode_copy(births, data),
-            Request::Slice { .. } => Bytes::new(),
+            Request::Slice { request, .. } => match request.without_flush() {
+                SliceRequest::Write { data, .. } => data.clone(),
+                SliceRequest::Transact { parts, .. } => encode_parts(parts),
+                SliceRequest::Copy { births, data, .. } => encode_copy(births, data),
+                _ => Bytes::new(),
+            },
             Request::Control(control) => match *control {
                 Control::Create { slice, .. }
                 | Control::Resize { slice, .. }
@@ -224,7 +223,7 @@ impl Request {
             MessageKind::Status => Request::Control(Control::Status),
             _ => Request::Slice {
                 handle: header.handle,
-                request: slice_request(header, body)?,
+                request: with_flush(header, slice_request(header, body)?)?,
             },
         };
         let mut exact = request.header(header.tag);
@@ -249,7 +248,7 @@ const _: () = assert!(ID_BYTES == size_of::<Uuid>());
 /// # Errors
 /// [`SliceError::OutOfRange`] with the limit.
 pub fn check_limits(request: &SliceRequest) -> Result<(), SliceError> {
-    let (what, asked, max) = match request {
+    let (what, asked, max) = match request.without_flush() {
         SliceRequest::Read { len, .. } => ("bytes at once", u64::from(*len), IO_MAX),
         SliceRequest::Write { data, .. } => ("bytes at once", data.len() as u64, IO_MAX),
         SliceRequest::Clear { len, .. } => ("bytes cleared at once", *len, CLEAR_BYTES_MAX),
@@ -288,6 +287,10 @@ const IO_MAX: u64 = SLICE_IO_BYTES_MAX as u64;
 
 fn set_header_fields(request: &SliceRequest, header: &mut Header) {
     match request {
+        SliceRequest::Durable { change } => {
+            header.flags |= FLAG_DURABLE;
+            set_header_fields(change, header);
+        }
         SliceRequest::Read { offset, len } => {
             (header.offset, header.len) = (*offset, u64::from(*len));
         }
@@ -432,6 +435,18 @@ fn decode_copy(
         data: body,
         stamp,
     })
+}
+
+/// The request, durable if the header says so.
+fn with_flush(header: &Header, request: SliceRequest) -> Result<SliceRequest, MalformedMessage> {
+    match (header.flags & FLAG_DURABLE != 0, header.kind) {
+        (false, _) => Ok(request),
+        (true, MessageKind::Write | MessageKind::Clear | MessageKind::Transact) => {
+            let change = Box::new(request);
+            Ok(SliceRequest::Durable { change })
+        }
+        (true, _) => Err(header.malformed("a kind that cannot be durable")),
+    }
 }
 
 fn put_stamp(stamp: Stamp, header: &mut Header) {

@@ -48,6 +48,21 @@ fn copies() -> impl Strategy<Value = SliceRequest> {
     })
 }
 
+fn durable_changes() -> impl Strategy<Value = SliceRequest> {
+    let write = (any::<u64>(), stamps()).prop_map(|(offset, stamp)| SliceRequest::Write {
+        offset,
+        data: Bytes::from_static(b"durable"),
+        stamp,
+    });
+    let clear = (any::<(u64, u64)>(), stamps())
+        .prop_map(|((offset, len), stamp)| SliceRequest::Clear { offset, len, stamp });
+    let transact =
+        (parts(), stamps()).prop_map(|(parts, stamp)| SliceRequest::Transact { parts, stamp });
+    prop_oneof![write, clear, transact].prop_map(|change| SliceRequest::Durable {
+        change: Box::new(change),
+    })
+}
+
 fn slice_requests() -> impl Strategy<Value = SliceRequest> {
     use SliceRequest::*;
     let range = any::<(u64, u64)>();
@@ -76,6 +91,7 @@ fn slice_requests() -> impl Strategy<Value = SliceRequest> {
             count
         }),
         copies(),
+        durable_changes(),
         Just(InFlight),
         Just(ForgetInFlight),
         any::<[u32; 2]>().prop_map(|[epoch, lost_since]| RaiseEpoch {
@@ -345,7 +361,25 @@ fn long_reasons_are_cut_between_characters() {
     }
 }
 
-/// The bytes of version 2: a change of this test is a change of the protocol.
+#[test]
+fn only_changes_with_stamp_are_durable() {
+    for (kind, is_accepted) in [
+        (MessageKind::Write, true),
+        (MessageKind::Clear, true),
+        (MessageKind::Flush, false),
+        (MessageKind::Read, false),
+        (MessageKind::Copy, false),
+        (MessageKind::Attach, false),
+        (MessageKind::Status, false),
+    ] {
+        let mut header = Header::new(kind, Direction::Request, 1);
+        header.flags = FLAG_DURABLE;
+        let decoded = Request::decode(&header, Bytes::new());
+        assert_eq!(decoded.is_ok(), is_accepted, "{kind:?}");
+    }
+}
+
+/// The bytes of version 3: a change of this test is a change of the protocol.
 #[test]
 fn write_message_matches_format() {
     let request = Request::Slice {
@@ -362,7 +396,7 @@ fn write_message_matches_format() {
     };
     let bytes = joined(request.encode(0xaabb));
     let expected: [u8; 56] = [
-        b'P', b'M', b'S', b'H', 2, 2, 0, 0, 0xbb, 0xaa, 0, 0, 0, 0, 0, 0, //
+        b'P', b'M', b'S', b'H', 3, 2, 0, 0, 0xbb, 0xaa, 0, 0, 0, 0, 0, 0, //
         1, 2, 3, 4, 9, 0, 0, 0, 0, 0x10, 0, 0, 0, 0, 0, 0, //
         9, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, //
         3, 0, 0, 0, 2, 0, 0, 0,

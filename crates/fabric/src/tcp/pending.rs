@@ -16,6 +16,7 @@ pub(super) struct InFlightRequest {
     /// The submitter's number.
     pub(super) tag: u64,
     kind: MessageKind,
+    is_durable: bool,
     expected: ExpectedLen,
 }
 
@@ -24,16 +25,18 @@ impl InFlightRequest {
         InFlightRequest {
             tag,
             kind,
+            is_durable: matches!(request, SliceRequest::Durable { .. }),
             expected: ExpectedLen::of(request),
         }
     }
 
     /// Whether it may wait for a disk or a barrier.
     fn is_slow(&self) -> bool {
-        matches!(
+        let kinds = matches!(
             self.kind,
             MessageKind::Flush | MessageKind::RaiseEpoch | MessageKind::ForgetInFlight
-        )
+        );
+        kinds || self.is_durable
     }
 
     /// Whether a reply has the requested number of bytes or entries.

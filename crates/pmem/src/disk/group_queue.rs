@@ -123,6 +123,15 @@ impl WriterQueue {
         group
     }
 
+    /// As [`WriterQueue::request_flush`], and signals `ended` after the FLUSH.
+    pub(super) fn request_durable_write(&self, ended: &Arc<EventFd>) -> GroupNo {
+        let mut state = lock(&self.state);
+        let group = state.want(GroupEnd::Flush);
+        state.signal_at(group, ended);
+        self.work.notify_one();
+        group
+    }
+
     /// Asks for a FLUSH after all ended writes and the writes of `earlier`. Signals `ended` at its end.
     pub(super) fn request_flush_of_written(
         &self,

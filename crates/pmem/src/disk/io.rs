@@ -42,8 +42,9 @@ pub(super) struct DiskIo {
     runs_left: HashMap<u64, usize>,
     ended: Vec<u64>,
     failed: Vec<u64>,
-    /// Tags of writes and of flushes that were not submitted yet.
+    /// Tags of writes, of writes with a flush, and of flushes that were not submitted yet.
     new_writes: Vec<u64>,
+    new_durable_writes: Vec<u64>,
     new_flushes: Vec<u64>,
     groups: Vec<(u64, GroupNo)>,
     /// Tags that wait for room.
@@ -129,6 +130,7 @@ impl DiskIo {
             failed: Vec::new(),
             groups: Vec::new(),
             new_writes: Vec::new(),
+            new_durable_writes: Vec::new(),
             new_flushes: Vec::new(),
             rooms: Vec::new(),
             written: Arc::new(written),
@@ -300,9 +302,13 @@ impl DiskIo {
 }
 
 impl DiskIo {
-    /// Writes or flushes on this thread, if it waits for nothing else.
+    fn new_requests(&self) -> usize {
+        self.new_writes.len() + self.new_durable_writes.len() + self.new_flushes.len()
+    }
+
+    /// Writes, flushes, or both on this thread, if it waits for nothing else.
     fn try_inline(&mut self) -> bool {
-        let is_alone = self.new_writes.len() + self.new_flushes.len() == 1
+        let is_alone = self.new_requests() == 1
             && self.groups.is_empty()
             && self.runs_left.is_empty()
             && self.rooms.is_empty();
@@ -310,18 +316,23 @@ impl DiskIo {
             return false;
         }
         let parts = self.disk.parts();
-        let has_run = match self.new_flushes.is_empty() {
-            true => parts.try_write_inline(),
-            false => parts.try_flush_inline(),
-        };
-        if has_run {
-            let tags = self.new_writes.drain(..).chain(self.new_flushes.drain(..));
-            match parts.queue.has_failed() {
-                false => self.ended.extend(tags),
-                true => self.failed.extend(tags),
-            }
+        let is_write = self.new_flushes.is_empty();
+        if is_write && !parts.try_write_inline() {
+            return false;
         }
-        has_run
+        // The written group is flushed by the flusher, if another FLUSH is running or FLUSHes are long.
+        let is_flush = self.new_writes.is_empty();
+        if is_flush && !parts.try_flush_inline() {
+            self.new_flushes.append(&mut self.new_durable_writes);
+            return false;
+        }
+        let tags = self.new_writes.drain(..).chain(self.new_flushes.drain(..));
+        let tags = tags.chain(self.new_durable_writes.drain(..));
+        match parts.queue.has_failed() {
+            false => self.ended.extend(tags),
+            true => self.failed.extend(tags),
+        }
+        true
     }
 }
 
@@ -338,19 +349,25 @@ impl AsyncIo for DiskIo {
         self.new_writes.push(tag);
     }
 
+    fn write_and_sync(&mut self, tag: u64) {
+        self.new_durable_writes.push(tag);
+    }
+
     fn sync(&mut self, tag: u64) {
         self.new_flushes.push(tag);
     }
 
     fn submit(&mut self) {
         self.submit_loads();
-        if self.new_writes.is_empty() && self.new_flushes.is_empty() {
-            return;
-        }
-        if self.try_inline() {
+        if self.new_requests() == 0 || self.try_inline() {
             return;
         }
         let queue = &self.disk.parts().queue;
+        if !self.new_durable_writes.is_empty() {
+            let group = queue.request_durable_write(&self.written);
+            let tags = self.new_durable_writes.drain(..);
+            self.groups.extend(tags.map(|tag| (tag, group)));
+        }
         if !self.new_writes.is_empty() {
             let group = queue.request_write(&self.written);
             let tags = self.new_writes.drain(..);

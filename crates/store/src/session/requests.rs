@@ -40,6 +40,13 @@ pub fn execute<M: Media>(
     request: SliceRequest,
 ) -> ExecuteOutcome {
     let result = match request {
+        SliceRequest::Durable { change } => {
+            return match execute(session, handle, epoch, *change) {
+                ExecuteOutcome::Done(Ok(_)) => execute(session, handle, epoch, SliceRequest::Flush),
+                // Refused, or in memory in front of disks, which keeps the change without a flush.
+                outcome => outcome,
+            };
+        }
         SliceRequest::Read { offset, len } => read(session, handle, epoch, offset, len),
         SliceRequest::Write {
             offset,

@@ -16,8 +16,8 @@
 //! Legs of class `file-sync` buffer. [`Engine::send_flush`] numbers the flush and sends it to each
 //! of them, always over `tcp`. When it completes, the operations that were acknowledged before it
 //! began are complete
-//! ([`InFlightWindow::flushed`](super::in_flight_window::InFlightWindow::flushed)). A durable write
-//! (FUA) is written everywhere first, then goes through [`Phase::Flushing`].
+//! ([`InFlightWindow::flushed`](super::in_flight_window::InFlightWindow::flushed)). A durable change
+//! (FUA) is one request to each of them ([`SliceRequest::Durable`]), and counts as a flush.
 //!
 //! - [`UNFLUSHED_MAX`] acknowledged operations start a flush in the background, because the
 //!   journals must hold every operation that another leg may lack.
@@ -63,7 +63,10 @@ impl Engine {
         let is_again = piece.op != 0;
         let stamp = assign_stamp(piece, column, self.snapshot.epoch, out);
         let request = change_request(piece, is_again, stamp);
-        send(piece, slot, column, legs, request, out);
+        match is_flushed_at_once(piece, column) {
+            true => send_durable(piece, slot, column, request, out),
+            false => send(piece, slot, column, legs, request, out),
+        }
     }
 
     fn send_flush(&mut self, slot: u32, out: &mut impl EngineBackend) {
@@ -94,7 +97,7 @@ impl Engine {
     ) {
         let piece = &mut self.pieces[slot as usize];
         let column = piece.column;
-        let is_flush = piece.phase == Phase::Flushing || matches!(piece.op_kind, PieceOp::Flush);
+        let is_flush = matches!(piece.op_kind, PieceOp::Flush);
         if let PieceOp::Repair { .. } = piece.op_kind {
             self.handle_repair_answer(slot, result, out);
         } else {
@@ -127,15 +130,15 @@ impl Engine {
         if piece.version != column.version || !column.is_answer_final() {
             return;
         }
-        let flushing = piece.phase == Phase::Flushing || matches!(piece.op_kind, PieceOp::Flush);
-        let wanted = if flushing {
+        let is_flush = matches!(piece.op_kind, PieceOp::Flush);
+        let wanted = if is_flush {
             column.flush_legs()
         } else {
             column.written
         };
         let is_short = defect::is(Defect::OneLegAcknowledged) && !piece.done.is_empty();
         if piece.done.is_superset(wanted) || is_short {
-            self.complete_change(slot, flushing, out);
+            self.complete_change(slot, out);
         } else if !piece.failed.is_empty() && wanted.is_superset(piece.failed) {
             let mut heard = piece.done;
             piece.failed.legs().for_each(|leg| heard.add(leg));
@@ -145,17 +148,19 @@ impl Engine {
         }
     }
 
-    fn complete_change(&mut self, slot: u32, flushing: bool, out: &mut impl EngineBackend) {
+    fn complete_change(&mut self, slot: u32, out: &mut impl EngineBackend) {
         let piece = &mut self.pieces[slot as usize];
         let column = &mut self.columns[piece.column];
-        let flushed = column.flush_legs();
-        if flushing {
-            column.in_flight.flushed(piece.flush_number);
-            out.record_flushed(piece.column, piece.flush_covers);
+        if matches!(piece.op_kind, PieceOp::Flush) {
+            end_flush(piece, column, out);
             return self.finish_piece(slot, Ok(SliceReply::Done), out);
         }
-        let buffered = !flushed.is_empty();
-        column.in_flight.acknowledge(piece.op, buffered);
+        let is_flushed = is_flushed_at_once(piece, column);
+        let is_buffered = !is_flushed && !column.flush_legs().is_empty();
+        column.in_flight.acknowledge(piece.op, is_buffered);
+        if is_flushed {
+            end_flush(piece, column, out);
+        }
         let (epoch, op) = (piece.epoch, piece.op);
         let piece = &self.pieces[slot as usize];
         self.replicate(piece.column, out, || {
@@ -169,20 +174,12 @@ impl Engine {
                 },
             )
         });
-        let piece = &mut self.pieces[slot as usize];
-        let column = &mut self.columns[piece.column];
-        if buffered {
-            out.record_acknowledged(piece.column);
+        let number = self.pieces[slot as usize].column;
+        if is_buffered {
+            out.record_acknowledged(number);
         }
-        if buffered && piece.durable {
-            piece.phase = Phase::Flushing;
-            start_flush(piece, column, out);
-            piece.reset_answers();
-            return transmit(piece, slot, column, flushed, SliceRequest::Flush, out);
-        }
-        let number = piece.column;
         self.finish_piece(slot, Ok(SliceReply::Done), out);
-        if buffered {
+        if is_buffered {
             self.flush_if_over_limit(number, out);
         }
     }
@@ -194,10 +191,9 @@ impl Engine {
         let piece = &self.pieces[slot as usize];
         let (number, done, failed) = (piece.column, piece.done, piece.failed);
         let in_sync = self.columns[number].in_sync;
-        let flushing = piece.phase == Phase::Flushing;
         let error = piece.error.clone();
         let why = error.as_ref().map_or(String::new(), ToString::to_string);
-        if flushing || !failed.is_superset(in_sync) {
+        if !failed.is_superset(in_sync) {
             for leg in failed.legs() {
                 self.lose_leg(number, leg, why.clone(), out);
             }
@@ -359,6 +355,45 @@ fn parts_to_send(parts: &[TransactionPart], is_again: bool) -> &[TransactionPart
 fn start_flush(piece: &mut Piece, column: &mut super::ColumnState, out: &mut impl EngineBackend) {
     piece.flush_number = column.in_flight.start_flush();
     piece.flush_covers = out.begin_flush(piece.column);
+}
+
+/// Records that every leg has flushed.
+fn end_flush(piece: &Piece, column: &mut super::ColumnState, out: &mut impl EngineBackend) {
+    column.in_flight.flushed(piece.flush_number);
+    out.record_flushed(piece.column, piece.flush_covers);
+}
+
+/// Whether the legs that buffer flush the change before they answer.
+fn is_flushed_at_once(piece: &Piece, column: &super::ColumnState) -> bool {
+    piece.durable && !column.flush_legs().is_empty()
+}
+
+/// Sends a change, with a flush to the legs that buffer.
+fn send_durable(
+    piece: &mut Piece,
+    slot: u32,
+    column: &mut super::ColumnState,
+    change: SliceRequest,
+    out: &mut impl EngineBackend,
+) {
+    start_flush(piece, column, out);
+    piece.phase = Phase::Sent;
+    piece.reset_answers();
+    piece.record_sent(out);
+    let (legs, flushing) = (column.written, column.flush_legs());
+    expect_answers(piece, column, legs);
+    let tag = tag_of(slot, piece);
+    let others = legs.difference(flushing);
+    if !others.is_empty() {
+        out.send(piece.column, others, tag, change.clone());
+    }
+    let change = Box::new(change);
+    out.send(
+        piece.column,
+        flushing,
+        tag,
+        SliceRequest::Durable { change },
+    );
 }
 
 /// A change gets its number when it is first sent, under its lock.

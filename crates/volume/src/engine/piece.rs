@@ -35,8 +35,6 @@ pub(super) enum Phase {
     /// A read with an answer that may show a change in flight. It waits until that change has
     /// ended on all legs.
     AwaitingChanges,
-    /// Written on all legs; a flush makes it durable.
-    Flushing,
 }
 
 pub(super) struct Piece {

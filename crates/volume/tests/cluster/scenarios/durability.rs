@@ -95,6 +95,39 @@ fn acknowledged_writes_survive_buffering_leg_death() {
     world.restore_and_compare();
 }
 
+/// A durable write is durable on every leg when it is acknowledged, with the writes before it.
+#[test]
+fn durable_write_survives_death_of_all_buffering_legs() {
+    for channels in [1, 2] {
+        let mut world = TestCluster::of_class(vec![segment(0, 1, 2, STRIPE_BYTES)], "file-sync");
+        world.write(0, PAGE, 1);
+        let durable = |value| match write(PAGE, PAGE, value) {
+            Request::Write { offset, data, .. } => Request::Write {
+                offset,
+                data,
+                durable: true,
+            },
+            other => other,
+        };
+        let channel = if channels == 1 { 0 } else { world.open() };
+        let token = world.submit(channel, durable(2));
+        world.run_until_idle();
+        assert_eq!(world.result_of(token), Some(Ok(Reply::Done)));
+        for brick in [0, 1] {
+            world.kill(brick);
+        }
+        for brick in [0, 1] {
+            world.restart(brick);
+        }
+        world.run_until_state(VolumeState::Healthy);
+        // It covered the other channel's write, so no loss is reported.
+        world.complete(Request::Flush);
+        world.assert_holds(0, PAGE, 1);
+        world.assert_holds(PAGE, PAGE, 2);
+        world.assert_legs_equal();
+    }
+}
+
 /// A channel that closes cleanly leaves nothing to compare at a leg's return or at the next
 /// attach.
 #[test]

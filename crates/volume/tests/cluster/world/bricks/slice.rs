@@ -172,6 +172,11 @@ impl Slice {
                 self.check_epoch(stamp)?;
                 self.transact(connection, room, &parts, stamp)
             }
+            SliceRequest::Durable { change } => {
+                let reply = self.execute(connection, room, *change)?;
+                self.durable = self.current.clone();
+                Ok(reply)
+            }
             SliceRequest::Flush => {
                 self.durable = self.current.clone();
                 Ok(SliceReply::Done)
