@@ -206,7 +206,7 @@ pub trait Space: Send + Sync {
         false
     }
 
-    /// Whether a flush may have work or wait: for buffered bytes, or for an asynchronous replica.
+    /// Whether a flush may have work or wait: for acknowledged, unflushed changes, or for an asynchronous replica.
     fn needs_flush(&self) -> bool {
         self.has_write_cache()
     }

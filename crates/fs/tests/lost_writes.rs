@@ -5,6 +5,7 @@
 
 mod support;
 
+use bytes::Bytes;
 use pagemesh_fs::{CreateKind, Fs, Ino, IoChannel, LostWriteCursor};
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -89,4 +90,52 @@ fn unreported_lost_write_is_reported_to_later_opens() {
     assert_eq!(all.unwrap_err().errno(), Errno::IO);
     assert_eq!(case.fs.sync_all(&mut case.channels[0]), Ok(()));
     case.check(&one, REPORTED_ONCE);
+}
+
+#[test]
+fn sync_without_unflushed_changes_sends_no_flush() {
+    let mut case = SyncCase::new();
+    let seen = case.fs.lost_write_cursor();
+    case.check(&seen, SOUND);
+    assert_eq!(
+        case.space.flushes(),
+        1,
+        "the second sync had nothing to flush"
+    );
+    let [channel, _] = &mut case.channels;
+    let data = Bytes::from_static(b"more");
+    case.fs
+        .write(channel, case.ino, Some(0), &data, false)
+        .unwrap();
+    case.check(&seen, SOUND);
+    assert_eq!(case.space.flushes(), 2);
+    // A loss is reported also without a flush.
+    case.space.lose_writes();
+    case.check(&seen, REPORTED_ONCE);
+    assert_eq!(case.space.flushes(), 2);
+}
+
+#[test]
+fn data_sync_leaves_times_to_later_syncs() {
+    let mut case = SyncCase::new();
+    let seen = case.fs.lost_write_cursor();
+    let [channel, _] = &mut case.channels;
+    let data = Bytes::from_static(b"more");
+    case.fs
+        .write(channel, case.ino, Some(0), &data, false)
+        .unwrap();
+    // An overwrite: its time is pending.
+    case.fs
+        .write(channel, case.ino, Some(0), &data, false)
+        .unwrap();
+    let (steps, flushes) = (case.space.memory.steps(), case.space.flushes());
+    case.fs.sync_data(channel, case.ino, &seen).unwrap();
+    assert_eq!(case.space.memory.steps(), steps, "no inode changed");
+    assert_eq!(case.space.flushes(), flushes + 1);
+    case.fs.sync_open_file(channel, case.ino, &seen).unwrap();
+    assert_eq!(
+        case.space.memory.steps(),
+        steps + 1,
+        "the inode has its time"
+    );
 }

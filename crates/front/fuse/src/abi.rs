@@ -91,6 +91,9 @@ pub mod set {
     pub const KILL_SUIDGID: u32 = 1 << 11;
 }
 
+/// The sync of an fdatasync.
+pub const FSYNC_DATA_ONLY: u32 = 1 << 0;
+
 /// The page cache is written back.
 pub const WRITE_CACHE: u32 = 1 << 0;
 /// The write clears set-id bits.

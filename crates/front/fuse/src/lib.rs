@@ -43,6 +43,7 @@ mod request_handler;
 mod ring;
 mod serve;
 mod session;
+mod sync_pattern;
 #[cfg(feature = "test-api")]
 #[doc(hidden)]
 pub mod test_api;

@@ -1,6 +1,7 @@
 //! Files that the kernel has open, by the number that it sends with each request.
 
 use crate::abi;
+use crate::sync_pattern::SyncPattern;
 use pagemesh_base::poison;
 use pagemesh_fs::LostWriteCursor;
 use std::collections::HashMap;
@@ -16,6 +17,7 @@ pub(crate) struct OpenFile {
     pub(crate) lost_writes: LostWriteCursor,
     /// Writes after each of which the kernel sends a sync.
     expected_syncs: AtomicU32,
+    pub(crate) sync_pattern: SyncPattern,
     /// The kernel reads and writes it through its page cache.
     pub(crate) is_cached: bool,
 }
@@ -54,6 +56,7 @@ impl OpenFiles {
         let open = OpenFile {
             lost_writes: seen,
             expected_syncs: AtomicU32::new(0),
+            sync_pattern: SyncPattern::default(),
             is_cached,
         };
         let mut files = self.lock_table();

@@ -122,6 +122,8 @@ pub enum Request<'r> {
     Flush,
     Fsync {
         file: u64,
+        /// Whether times may stay unsynced, as for fdatasync.
+        is_data_only: bool,
     },
     SetXattr {
         name: &'r [u8],
@@ -383,7 +385,10 @@ fn release(released: abi::ReleaseIn) -> Request<'static> {
 }
 
 fn fsync(synced: abi::FsyncIn) -> Request<'static> {
-    Request::Fsync { file: synced.file }
+    Request::Fsync {
+        file: synced.file,
+        is_data_only: synced.flags & abi::FSYNC_DATA_ONLY != 0,
+    }
 }
 
 fn set_xattr(set: abi::SetXattrIn, payload: &[u8]) -> Result<Request<'_>, Errno> {

@@ -70,6 +70,25 @@ pub(crate) struct RequestContext<'a> {
 }
 
 impl FsHandler {
+    /// Whether a write to an open file is durable before it is answered.
+    fn is_write_durable(&self, file: u64, flags: u32) -> bool {
+        let expects_sync = || {
+            let opened = self.open_files.get(file);
+            opened.is_some_and(|opened| opened.sync_pattern.expects_sync_after_write())
+        };
+        has_flag(flags, OFlags::DSYNC) || self.fs.has_write_cache() && expects_sync()
+    }
+
+    /// Records a write to an open file.
+    fn record_write(&self, file: u64, how: u32) {
+        self.open_files.expect_sync(file, how);
+        if self.fs.has_write_cache()
+            && let Some(opened) = self.open_files.get(file)
+        {
+            opened.sync_pattern.record_write();
+        }
+    }
+
     pub(crate) fn new(
         fs: Arc<Fs>,
         error_hook: ErrorHook,
@@ -136,7 +155,7 @@ impl RequestContext<'_> {
             Request::OpenDir => self.open_dir(),
             Request::Release { file } => Ok(self.release(file)),
             Request::Flush => Ok(self.flush()),
-            Request::Fsync { file } => self.fsync(file),
+            Request::Fsync { file, is_data_only } => self.fsync(file, is_data_only),
             Request::Allocate {
                 file,
                 offset,

@@ -55,8 +55,8 @@ pub(crate) fn has_nothing_to_sync(txs: &TxManager, ino: Ino, seen: &LostWriteCur
     live.is_some_and(|live| live.file_lock.has_nothing_to_sync())
 }
 
-/// See [`crate::Fs::sync_after_durable_write`].
-pub(crate) fn sync_after_durable_write(
+/// See [`crate::Fs::sync_data`].
+pub(crate) fn sync_data(
     txs: &TxManager,
     reported: &LostWriteCursor,
     channel: &mut IoChannel,
@@ -86,7 +86,10 @@ fn flush_and_report(
     channel: &mut IoChannel,
     seen: &LostWriteCursor,
 ) -> Result<()> {
-    channel.flush(txs.channels.space())?;
+    // The transactions of names and sizes were flushed, each with all changes before it.
+    if txs.channels.space().needs_flush() {
+        channel.flush(txs.channels.space())?;
+    }
     // Read after the flush: losses from before it are counted by now.
     let losses = txs.channels.space().lost_writes();
     let before = seen.0.fetch_max(losses, Ordering::AcqRel);

@@ -209,6 +209,12 @@ impl Fs {
         self.reported_losses.duplicate()
     }
 
+    /// Whether completed writes need a sync to survive power loss.
+    #[must_use]
+    pub fn has_write_cache(&self) -> bool {
+        self.txs.channels.space().has_write_cache()
+    }
+
     /// Makes completed changes of a file durable, as the pool's class promises, with its times and
     /// its mmap-dirty pages. The mmap-dirty pages enter the file as one atomic change.
     ///
@@ -239,24 +245,24 @@ impl Fs {
         sync::sync_open_file(&self.txs, &self.reported_losses, channel, ino, seen)
     }
 
-    /// Whether a sync of an open file, right after a durable write through it, has nothing to do.
+    /// Whether [`Fs::sync_data`] has nothing to do.
     #[must_use]
     pub fn has_nothing_to_sync(&self, ino: Ino, seen: &LostWriteCursor) -> bool {
         sync::has_nothing_to_sync(&self.txs, ino, seen)
     }
 
-    /// As [`Fs::sync_open_file`], for the sync that a kernel sends after a durable write. It need
-    /// not store the time of that write, as the write itself does not.
+    /// As [`Fs::sync_open_file`] without the times, as fdatasync does it. The kernel also sends such a sync
+    /// after a durable write, which does not store its time either.
     ///
     /// # Errors
     /// As [`Fs::sync_open_file`].
-    pub fn sync_after_durable_write(
+    pub fn sync_data(
         &self,
         channel: &mut IoChannel,
         ino: Ino,
         seen: &LostWriteCursor,
     ) -> Result<()> {
-        sync::sync_after_durable_write(&self.txs, &self.reported_losses, channel, ino, seen)
+        sync::sync_data(&self.txs, &self.reported_losses, channel, ino, seen)
     }
 
     /// Flushes mmap-dirty pages and pending times of all files, and makes everything durable.

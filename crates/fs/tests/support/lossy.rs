@@ -4,7 +4,7 @@
 use super::memory::MemorySpace;
 use pagemesh_base::space::{Channel, Completion, Request, Space, SpaceError, Token};
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 #[derive(Clone)]
@@ -12,6 +12,8 @@ pub struct LossySpace {
     pub memory: MemorySpace,
     lost_writes: Arc<AtomicU64>,
     flushes: Arc<AtomicU64>,
+    /// Whether no change was made since the last flush.
+    is_flushed: Arc<AtomicBool>,
     /// Number of transactions that fail from now on.
     failing: Arc<AtomicU64>,
     /// The requests that fail as well, and their number.
@@ -26,6 +28,7 @@ impl LossySpace {
             memory: memory.clone(),
             lost_writes: Arc::default(),
             flushes: Arc::default(),
+            is_flushed: Arc::default(),
             failing: Arc::default(),
             refused: Arc::default(),
         }
@@ -81,6 +84,10 @@ impl Space for LossySpace {
         self.lost_writes.load(Ordering::SeqCst)
     }
 
+    fn needs_flush(&self) -> bool {
+        !self.is_flushed.load(Ordering::SeqCst)
+    }
+
     fn open(&self) -> Result<Box<dyn Channel>, SpaceError> {
         Ok(Box::new(LossyChannel {
             inner: self.memory.open()?,
@@ -106,6 +113,11 @@ impl Channel for LossyChannel {
                 result: Err(SpaceError::Unavailable("no copy is in reach".into())),
             });
             return;
+        }
+        let is_read = matches!(request, Request::Read { .. } | Request::Extents { .. });
+        if !is_read {
+            let is_flushed = request == Request::Flush;
+            self.space.is_flushed.store(is_flushed, Ordering::SeqCst);
         }
         if request == Request::Flush {
             let losses = self.space.lost_writes();

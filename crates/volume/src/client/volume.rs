@@ -287,7 +287,13 @@ impl Space for Volume {
     }
 
     fn needs_flush(&self) -> bool {
-        self.has_write_cache() || self.shared.replication.last_number() != 0
+        let snapshot = self.shared.snapshot().1;
+        let is_unflushed = || {
+            self.shared
+                .lost_writes
+                .may_be_unflushed(snapshot.columns.len())
+        };
+        snapshot.buffers() && is_unflushed() || self.shared.replication.last_number() != 0
     }
 
     fn lost_writes(&self) -> u64 {

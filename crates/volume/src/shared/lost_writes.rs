@@ -19,6 +19,8 @@ struct ColumnLosses {
     covered: u64,
     losses: u64,
     reported: u64,
+    /// Whether a flush has covered what an earlier client of the volume may have left.
+    has_flushed: bool,
     /// The generation of the snapshot of the last loss. An answer from an older snapshot comes
     /// from a leg that may have lost the write since.
     loss_generation: u64,
@@ -55,9 +57,20 @@ impl LostWrites {
         self.with_column(column, |it| it.acknowledged)
     }
 
+    /// Whether some column of this many may hold an acknowledged change that no flush has covered: of this
+    /// client, or of an earlier one.
+    pub fn may_be_unflushed(&self, columns: usize) -> bool {
+        let known = poison::lock(&self.columns);
+        let is_clean = |it: &ColumnLosses| it.has_flushed && it.acknowledged <= it.covered;
+        known.len() < columns || !known.iter().all(is_clean)
+    }
+
     /// Records that every leg has flushed.
     pub fn record_flushed(&self, column: usize, covers: u64) {
-        self.with_column(column, |it| it.covered = it.covered.max(covers));
+        self.with_column(column, |it| {
+            it.covered = it.covered.max(covers);
+            it.has_flushed = true;
+        });
     }
 
     /// Counts the losses of a snapshot change. Called before any channel can have the new
@@ -175,6 +188,24 @@ mod tests {
         losses.record_flushed(0, covers);
         losses.snapshot_changed(&column([2, 2]), &column([3, 3]), 3);
         assert!(losses.must_report(0, &mut seen));
+    }
+
+    #[test]
+    fn column_is_clean_once_flush_covers_every_change() {
+        let losses = LostWrites::default();
+        assert!(losses.may_be_unflushed(1), "an earlier client's changes");
+        let covers = losses.begin_flush(0);
+        losses.record_flushed(0, covers);
+        assert!(!losses.may_be_unflushed(1));
+        assert!(losses.may_be_unflushed(2), "the other column");
+        losses.record_acknowledged(0, 1);
+        let covers = losses.begin_flush(0);
+        losses.record_acknowledged(0, 1);
+        losses.record_flushed(0, covers);
+        assert!(losses.may_be_unflushed(1), "it came during the flush");
+        let covers = losses.begin_flush(0);
+        losses.record_flushed(0, covers);
+        assert!(!losses.may_be_unflushed(1));
     }
 
     #[test]

@@ -65,7 +65,7 @@ impl RequestContext<'_> {
             return Ok(written(data.len()));
         }
         let at = write_offset(offset, flags);
-        let is_durable = has_flag(flags, OFlags::DSYNC);
+        let is_durable = self.handler.is_write_durable(file, flags);
         let (fs, ino) = (self.fs, self.ino);
         let bytes = match how & abi::WRITE_LOCK_OWNER {
             0 => fs.write(&mut channel, ino, at, data, is_durable),
@@ -74,7 +74,7 @@ impl RequestContext<'_> {
         drop(channel);
         let bytes = bytes.inspect_err(|_| self.before_failed_write_reply(how))?;
         self.before_write_reply(how, offset, bytes.clone());
-        self.handler.open_files.expect_sync(file, how);
+        self.handler.record_write(file, how);
         Ok(written((bytes.end - bytes.start) as usize))
     }
 
@@ -101,8 +101,8 @@ impl RequestContext<'_> {
         FuseReply::DONE
     }
 
-    pub(super) fn fsync(&self, file: u64) -> Result<FuseReply> {
-        self.sync(self.ino, file)?;
+    pub(super) fn fsync(&self, file: u64, is_data_only: bool) -> Result<FuseReply> {
+        self.sync(self.ino, file, is_data_only)?;
         Ok(FuseReply::DONE)
     }
 
@@ -162,12 +162,15 @@ impl RequestContext<'_> {
         Ok(written(copied as usize))
     }
 
-    fn sync(&self, ino: Ino, file: u64) -> Result<()> {
+    fn sync(&self, ino: Ino, file: u64, is_data_only: bool) -> Result<()> {
+        let opened = self.handler.open_files.get(file);
+        if let Some(opened) = &opened {
+            opened.sync_pattern.record_sync(is_data_only);
+        }
         let channel = &mut *self.fs.borrow_channel()?;
-        match self.handler.open_files.get(file) {
-            Some(opened) if opened.take_expected_sync() => {
-                self.fs
-                    .sync_after_durable_write(channel, ino, &opened.lost_writes)
+        match opened {
+            Some(opened) if opened.take_expected_sync() || is_data_only => {
+                self.fs.sync_data(channel, ino, &opened.lost_writes)
             }
             Some(opened) => self.fs.sync_open_file(channel, ino, &opened.lost_writes),
             // A directory, all of which is durable in any case.
@@ -178,7 +181,7 @@ impl RequestContext<'_> {
     /// A change of a file that was opened with O_DSYNC or O_SYNC is durable when it returns.
     fn sync_if_opened_sync(&self, ino: Ino, file: u64) -> Result<()> {
         if OpenFiles::is_synced(file) {
-            self.sync(ino, file)?;
+            self.sync(ino, file, false)?;
         }
         Ok(())
     }

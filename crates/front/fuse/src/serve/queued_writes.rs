@@ -1,14 +1,13 @@
 //! Writes that a thread begins and answers later, together with others.
 
 use super::files::write_offset;
-use super::{FsHandler, has_flag, written};
+use super::{FsHandler, written};
 use crate::abi;
 use crate::open_files::OpenFile;
 use crate::reply::FuseReply;
 use crate::request::Request;
 use crate::request_handler::{AsyncWriter, BeginResult};
 use pagemesh_fs::{Ino, WriteQueue};
-use rustix::fs::OFlags;
 use std::os::fd::RawFd;
 
 /// Writes that one thread has begun.
@@ -20,8 +19,8 @@ pub(super) struct QueuedWrites<'s> {
 
 impl AsyncWriter for QueuedWrites<'_> {
     fn begin(&mut self, header: &abi::InHeader, request: &Request<'_>) -> BeginResult {
-        if let Request::Fsync { file } = request {
-            return self.skip_redundant_sync(Ino(header.node), *file);
+        if let Request::Fsync { file, is_data_only } = request {
+            return self.skip_redundant_sync(Ino(header.node), *file, *is_data_only);
         }
         let Request::Write {
             file,
@@ -56,7 +55,10 @@ impl AsyncWriter for QueuedWrites<'_> {
             return BeginResult::NotStarted;
         };
         let pipe = self.queue.insert(pipe);
-        let (ino, is_durable) = (Ino(header.node), has_flag(*flags, OFlags::DSYNC));
+        let (ino, is_durable) = (
+            Ino(header.node),
+            self.served.is_write_durable(*file, *flags),
+        );
         let fs = &self.served.fs;
         let begun = match is_past_cache {
             true => fs.begin_write_past_cache(pipe, header.unique, ino, at, data, is_durable),
@@ -64,8 +66,7 @@ impl AsyncWriter for QueuedWrites<'_> {
         };
         let begun = match begun {
             Ok(true) => {
-                // The kernel sends a sync after the answer.
-                self.served.open_files.expect_sync(*file, *how);
+                self.served.record_write(*file, *how);
                 BeginResult::Pending
             }
             Ok(false) => BeginResult::NotStarted,
@@ -108,14 +109,18 @@ impl<'s> QueuedWrites<'s> {
         }
     }
 
-    /// Answers the sync after a durable write at once, if it has nothing to do.
-    fn skip_redundant_sync(&self, ino: Ino, file: u64) -> BeginResult {
+    /// Answers an fdatasync, or the sync after a durable write, at once if it has nothing to do.
+    fn skip_redundant_sync(&self, ino: Ino, file: u64, is_data_only: bool) -> BeginResult {
         let opened = self.served.open_files.get(file);
         let is_done = |opened: &OpenFile| {
-            opened.expects_sync() && self.served.fs.has_nothing_to_sync(ino, &opened.lost_writes)
+            (is_data_only || opened.expects_sync())
+                && self.served.fs.has_nothing_to_sync(ino, &opened.lost_writes)
         };
         match opened.filter(|opened| is_done(opened)) {
-            Some(opened) if opened.take_expected_sync() => BeginResult::Complete(FuseReply::DONE),
+            Some(opened) if opened.take_expected_sync() || is_data_only => {
+                opened.sync_pattern.record_sync(is_data_only);
+                BeginResult::Complete(FuseReply::DONE)
+            }
             _ => BeginResult::NotStarted,
         }
     }

@@ -181,7 +181,17 @@ fn lost_write_is_reported_once_per_open_file() {
     let (name, mode, flags): (&[u8], _, _) = (b"name", 0o600, 0);
     let node = kernel.node(ROOT, Request::Create { name, mode, flags });
     let open = || kernel.open(node, OFlags::RDWR);
-    let sync = |file| kernel.answer(node, Request::Fsync { file }).error();
+    let sync = |file| {
+        kernel
+            .answer(
+                node,
+                Request::Fsync {
+                    file,
+                    is_data_only: false,
+                },
+            )
+            .error()
+    };
     let [one, other, closed] = [open(), open(), open()];
     kernel.ask(node, Request::Release { file: closed });
     kernel.1.lose_writes();
@@ -219,4 +229,37 @@ fn changes_of_file_opened_o_sync_are_flushed() {
         kernel.ask(node, copy);
         assert_eq!(kernel.1.flushes() - before, 2 * flushes, "{how:?}");
     }
+}
+
+/// A data sync asks the volume for a flush only if something was written since the last one.
+#[test]
+fn data_sync_flushes_only_after_writes() {
+    let kernel = KernelModel::new();
+    let (name, mode, flags): (&[u8], _, _) = (b"name", 0o600, 0);
+    let node = kernel.node(ROOT, Request::Create { name, mode, flags });
+    let file = kernel.open(node, OFlags::RDWR);
+    let write = |offset| {
+        let data = Bytes::from_static(b"record");
+        kernel.ask(
+            node,
+            Request::Write {
+                file,
+                offset,
+                data,
+                flags: 0,
+                how: 0,
+            },
+        );
+    };
+    let sync = || {
+        let before = kernel.1.flushes();
+        let is_data_only = true;
+        kernel.ask(node, Request::Fsync { file, is_data_only });
+        kernel.1.flushes() - before
+    };
+    write(0);
+    assert_eq!([sync(), sync()], [1, 0]);
+    write(0);
+    write(6);
+    assert_eq!([sync(), sync()], [1, 0]);
 }
