@@ -21,6 +21,7 @@ use crate::txn::tx::Tx;
 use bytes::Bytes;
 use std::collections::BTreeSet;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// One piece of a write, in one transaction with its inode.
 struct Extension<'d> {
@@ -89,9 +90,9 @@ pub(crate) fn extend_dense(
     let now = txs.now();
     let mut core = txs.lock_core();
     let lock = core.live_inodes.get(&ino).map(|live| &live.file_lock);
-    let held = lock.and_then(|lock| Some((lock, lock.try_write()?)));
+    let held = lock.and_then(|lock| Some((Arc::clone(lock), lock.try_write()?)));
     let held = held.filter(|(lock, _)| !path.leaves_old_pages(&lock.kernel_pages));
-    let Some(_alone) = held.map(|(_, guard)| guard) else {
+    let Some((lock, _alone)) = held else {
         return Ok(None);
     };
     core.check_running()?;
@@ -106,8 +107,17 @@ pub(crate) fn extend_dense(
         holes,
         durable,
     };
-    txs.change_from(core, |tx| extension.apply(tx, ino, now))?;
-    Ok(Some(at..at + data.len() as u64))
+    let tail = core.tail_pages.take(&lock);
+    let last = txs.change_from(core, |tx| {
+        tx.set_tail_page(tail.clone());
+        extension.apply(tx, ino, now)?;
+        Ok(tx.last_data_page())
+    })?;
+    let end = at + data.len() as u64;
+    if let Some(last) = last.filter(|_| !end.is_multiple_of(PAGE)) {
+        txs.lock_core().tail_pages.put(lock, last);
+    }
+    Ok(Some(at..end))
 }
 
 /// Writes the data with its inode, as far as possible. The caller holds the file exclusively.

@@ -27,6 +27,8 @@ pub(crate) struct FileLock {
     pub(crate) mmap_dirty: Mutex<MmapDirtyPages>,
     /// The state of the kernel's page cache for the file.
     pub(crate) kernel_pages: Arc<KernelPages>,
+    /// See [`crate::live::tail_pages`].
+    keeps_tail_page: AtomicBool,
 }
 
 /// A shared lock of a file without direct clients: its size and pages do not change.
@@ -92,6 +94,7 @@ impl Drop for ExclusiveFileGuard<'_> {
 impl FileLock {
     pub(crate) fn read(&self) -> SharedFileGuard<'_> {
         let lock = self.lock.read();
+        self.drop_tail_page();
         SharedFileGuard {
             _direct_block: DirectBlock::new(self),
             _lock: lock,
@@ -100,6 +103,7 @@ impl FileLock {
 
     pub(crate) fn write(&self) -> ExclusiveFileGuard<'_> {
         let lock = self.lock.write();
+        self.drop_tail_page();
         ExclusiveFileGuard {
             direct_block: DirectBlock::new(self),
             _lock: lock,
@@ -109,13 +113,30 @@ impl FileLock {
     /// The shared lock, if it is free and the file has no map and no mmap-dirty pages.
     pub(crate) fn try_read(&self) -> Option<FileReadGuard> {
         let guard = self.lock.try_read_arc()?;
+        self.drop_tail_page();
         (self.file_map.get().is_none() && !self.has_mmap_dirty()).then_some(guard)
     }
 
-    /// The exclusive lock, on the same conditions.
+    /// The exclusive lock, on the same conditions. Only for appends: it keeps the tail page.
     pub(crate) fn try_write(&self) -> Option<ArcRwLockWriteGuard<RawRwLock, ()>> {
         let guard = self.lock.try_write_arc()?;
         (self.file_map.get().is_none() && !self.has_mmap_dirty()).then_some(guard)
+    }
+
+    pub(crate) fn keeps_tail_page(&self) -> bool {
+        self.keeps_tail_page.load(Ordering::Relaxed)
+    }
+
+    /// The caller holds the lock exclusively.
+    pub(crate) fn keep_tail_page(&self) {
+        self.keeps_tail_page.store(true, Ordering::Relaxed);
+    }
+
+    /// The caller holds the lock, which orders this with the appends.
+    fn drop_tail_page(&self) {
+        if self.keeps_tail_page() {
+            self.keeps_tail_page.store(false, Ordering::Relaxed);
+        }
     }
 
     /// A lock for the same file without its map.

@@ -7,4 +7,5 @@ pub(crate) mod kernel_hooks;
 pub(crate) mod kernel_pages;
 pub(crate) mod mmap_dirty;
 pub(crate) mod shared_file_map;
+pub(crate) mod tail_pages;
 pub(crate) mod unseen_writes;

@@ -28,6 +28,7 @@ use crate::hash::{NumberMap, NumberSet};
 use crate::io::channel::IoChannel;
 use crate::live::inode::LiveInode;
 use crate::live::mmap_dirty::MmapDirtyFiles;
+use crate::live::tail_pages::TailPages;
 use crate::live::unseen_writes::UnseenWrites;
 use crate::txn::batch::{
     Batch, BatchEffects, BatchOutcome, PageChange, PageChanges, transaction_parts,
@@ -75,6 +76,7 @@ pub(crate) struct Core {
     pub(crate) untrusted: NumberSet<Ino>,
     pub(crate) share_counts: ShareCounts,
     pub(super) span_allocator: SpanAllocator,
+    pub(crate) tail_pages: TailPages,
     cache: Cache,
     channel: IoChannel,
     pub(super) batch: Batch,
@@ -113,6 +115,7 @@ impl Core {
             untrusted: NumberSet::default(),
             share_counts: ShareCounts::default(),
             span_allocator: spans,
+            tail_pages: TailPages::default(),
             cache: Cache::default(),
             channel,
             batch: Batch::default(),

@@ -6,6 +6,7 @@ use crate::format::inode::{INODE_BYTES, Ino, Inode, check_ino, damaged_inode, in
 use crate::format::page_map::Span;
 use crate::format::{Page, page_map};
 use crate::hash::NumberMap;
+use crate::live::tail_pages::TailPage;
 use crate::txn::batch::{BatchEffects, PageChange};
 use crate::txn::core::Core;
 use pagemesh_base::bytes::put;
@@ -35,6 +36,10 @@ pub(crate) struct Tx<'c> {
     new_limit_bytes: Option<u64>,
     /// The new span of the reserve.
     new_reserve: Option<Span>,
+    /// A page of the file, which need not be read.
+    tail_page: Option<TailPage>,
+    /// The last page of a file that was changed.
+    last_data_page: Option<u64>,
     durable: bool,
 }
 
@@ -56,6 +61,8 @@ impl<'c> Tx<'c> {
             new_table: None,
             new_limit_bytes: None,
             new_reserve: None,
+            tail_page: None,
+            last_data_page: None,
             durable: false,
         }
     }
@@ -114,11 +121,29 @@ impl Tx<'_> {
         let mut bytes = match self.changes.remove(&page) {
             Some(PageDraft::Data(bytes)) => bytes,
             _ if is_new || part.len() == PAGE_BYTES => Arc::new([0; PAGE_BYTES]),
-            _ => self.core.data_page(page)?,
+            _ => match self.tail_page.take_if(|(tail, _)| *tail == page) {
+                Some((_, bytes)) => bytes,
+                None => self.core.data_page(page)?,
+            },
         };
+        self.last_data_page = Some(page);
         Arc::make_mut(&mut bytes)[within..within + part.len()].copy_from_slice(part);
         self.changes.insert(page, PageDraft::Data(bytes));
         Ok(())
+    }
+
+    /// Supplies the content of a page of the file.
+    pub(crate) fn set_tail_page(&mut self, tail: Option<TailPage>) {
+        self.tail_page = tail;
+    }
+
+    /// The page of a file that was changed last.
+    pub(crate) fn last_data_page(&self) -> Option<TailPage> {
+        let page = self.last_data_page?;
+        match self.changes.get(&page) {
+            Some(PageDraft::Data(bytes)) => Some((page, Arc::clone(bytes))),
+            _ => None,
+        }
     }
 
     pub(crate) fn clear(&mut self, page: u64) {
