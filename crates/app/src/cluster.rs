@@ -15,6 +15,7 @@ use pagemesh_brick::file::NewPool;
 use pagemesh_brick::resource_limits;
 use pagemesh_manage::ManagerClient;
 use std::fs::OpenOptions;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -56,6 +57,8 @@ fn spawn(arguments: &[String], log: &Path) -> anyhow::Result<(Child, usize)> {
         .stdin(Stdio::piped())
         .stdout(log.try_clone()?)
         .stderr(log)
+        // A signal of the terminal reaches this process alone, which ends its children in its own order.
+        .process_group(0)
         .spawn()
         .context("cannot start a child process")?;
     Ok((child, from))

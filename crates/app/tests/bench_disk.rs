@@ -5,13 +5,14 @@
 
 mod support;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use support::program::{self, limited, succeeded};
-use support::{PAGEMESH, Pools};
+use support::{PAGEMESH, Pools, mounted};
 
 /// The smallest run: the raw disk and one leg.
 fn tiny_args(dir: &Path, rows: &str) -> Vec<String> {
@@ -80,6 +81,43 @@ fn signal_ends_run_and_removes_its_data() {
     assert!(is_empty(dir.path()));
     // Its children have the other end: the end of the lines shows that all have exited.
     assert!(lines.all(|line| line.is_ok()));
+}
+
+/// A terminal signals all processes of a group at once. The mounts end while their bricks serve them: otherwise they
+/// wait for the bricks, and stay behind.
+#[test]
+fn signal_ends_mounts_before_their_bricks() {
+    if !mounted::may_mount() {
+        return;
+    }
+    let (dir, scratch) = (Pools::Disk.dir(), Pools::Memory.dir());
+    let mut command = Command::new(PAGEMESH);
+    let run = [
+        "bench",
+        "disk-files",
+        "--workload",
+        "sqlite",
+        "--count",
+        "50",
+    ];
+    let length = ["--size", "64M", "--rounds", "1000", "--pools"];
+    command.args(run).args(length).arg(dir.path());
+    command.env("TMPDIR", scratch.path()).process_group(0);
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let is_measuring = lines.any(|line| line.unwrap().contains("round 1 of 1000 is done"));
+    assert!(is_measuring, "it ended early: {:?}", child.wait());
+    kill_process_group(Pid::from_child(&child), Signal::INT).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    let said: Vec<String> = lines.map(Result::unwrap).collect();
+    assert!(!said.iter().any(|line| line.contains("WARN")), "{said:?}");
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    assert!(
+        !mounts.contains(scratch.path().to_str().unwrap()),
+        "{mounts}"
+    );
+    assert!(is_empty(scratch.path()) && is_empty(dir.path()));
 }
 
 #[test]

@@ -77,7 +77,14 @@ pub fn run_source_trees(
         for turn in 0..places.len() {
             let at = (turn + round) % places.len();
             for (samples, (name, script)) in seconds[at].iter_mut().zip(COMMANDS) {
-                samples.push(time_command(&places[at], name, script, made.path())?);
+                let taken = time_command(&places[at], name, script, made.path())?;
+                eprintln!(
+                    "round {} of {}: {name} on {}: {taken:.2} s",
+                    round + 1,
+                    options.rounds,
+                    places[at].name
+                );
+                samples.push(taken);
             }
         }
     }

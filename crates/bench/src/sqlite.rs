@@ -91,6 +91,7 @@ pub fn run_sqlite(places: &[MountPlace], options: &SqliteOptions) -> Result<Repo
             let at = (turn + round) % places.len();
             rates[at].push(inserts_per_second(&places[at], file.path(), options)?);
         }
+        eprintln!("round {} of {} is done", round + 1, options.rounds);
     }
     Ok(report(places, options, &rates))
 }

@@ -204,7 +204,7 @@ impl Drop for TestMount {
 }
 
 /// Whether this user may mount; prints a note if not.
-fn may_mount() -> bool {
+pub fn may_mount() -> bool {
     let may = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
     if !may {
         skip("needs root and /dev/fuse");

@@ -194,6 +194,7 @@ pub fn run_database(
                 samples[case][at].push(sample);
             }
         }
+        eprintln!("round {} of {} is done", round + 1, options.rounds);
     }
     Ok(report(places, options, &samples))
 }

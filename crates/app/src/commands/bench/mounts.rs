@@ -2,7 +2,9 @@
 
 use crate::args::{FuseTransport, Transport};
 use crate::commands::bench::MeasureArgs;
-use crate::commands::bench::scratch::{ChildDaemon, SPARE_BYTES, ScratchCluster};
+use crate::commands::bench::scratch::{
+    ChildDaemon, SPARE_BYTES, ScratchCluster, end_mount_at_shutdown,
+};
 use crate::commands::fs;
 use anyhow::Context;
 use pagemesh_base::layout::{Leg, LegState, VolumeName};
@@ -88,6 +90,7 @@ impl ScratchCluster {
             command.arg("--allow-other");
         }
         let (daemon, dir) = ChildDaemon::start(command)?;
+        end_mount_at_shutdown(&daemon)?;
         Ok((daemon, dir.into()))
     }
 
@@ -176,6 +179,7 @@ impl ScratchCluster {
             .args(serving.args())
             .arg(dir);
         let (daemon, dir) = ChildDaemon::start(command)?;
+        end_mount_at_shutdown(&daemon)?;
         let place = MountPlace {
             name: "null".into(),
             class: "none".into(),

@@ -12,17 +12,21 @@ use crate::shutdown::Shutdown;
 use anyhow::Context;
 use pagemesh_base::layout::VolumeName;
 use pagemesh_base::poison;
+use pagemesh_base::wait::until_ready;
 use pagemesh_bench::process_cpu;
 use pagemesh_manage::wire::{CreateVolume, VolumeContent};
 use pagemesh_manage::{LayoutKind, ManagerClient, TierPolicy};
 use pagemesh_volume::Volume;
+use rustix::event::{PollFd, PollFlags};
 use rustix::mount::{UnmountFlags, unmount};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 use std::io::{BufRead, BufReader};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// Bytes of a scratch volume.
@@ -34,6 +38,9 @@ pub const SPARE_BYTES: u64 = 512 << 20;
 const REMOVALS_MAX: u32 = 100;
 /// Pause between two of them.
 const REMOVAL_PAUSE: Duration = Duration::from_millis(20);
+
+/// Longest wait for the ends of mount processes on a shutdown. A mount that is told to end does so within seconds.
+const MOUNT_END_MAX: Duration = Duration::from_secs(10);
 
 /// A cluster that is removed when dropped.
 pub struct ScratchCluster {
@@ -176,6 +183,9 @@ pub fn remove_on_shutdown<const N: usize>(
                 // Most entries are not mount points.
                 let _ = unmount(entry.path(), UnmountFlags::DETACH);
             }
+        }
+        end_mounts();
+        for directory in all().iter() {
             remove_scratch(directory);
         }
         std::process::exit(130);
@@ -192,6 +202,35 @@ fn remove_scratch(directory: &Path) {
             return;
         }
         std::thread::sleep(REMOVAL_PAUSE);
+    }
+}
+
+/// The processes of mounts.
+static MOUNTS: Mutex<Vec<OwnedFd>> = Mutex::new(Vec::new());
+
+/// On a shutdown, ends this mount process while its bricks still serve it: it stores its last times there.
+pub fn end_mount_at_shutdown(mount: &ChildDaemon) -> anyhow::Result<()> {
+    let pid = i32::try_from(mount.0.id()).ok().and_then(Pid::from_raw);
+    let pid = pid.context("a child process has no process id")?;
+    let process = pidfd_open(pid, PidfdFlags::empty()).context("cannot watch a mount process")?;
+    poison::lock(&MOUNTS).push(process);
+    Ok(())
+}
+
+/// Ends all mount processes, and waits for their ends.
+fn end_mounts() {
+    let mounts = poison::lock(&MOUNTS);
+    for mount in mounts.iter() {
+        // It fails only if the process has ended.
+        let _ = pidfd_send_signal(mount, Signal::TERM);
+    }
+    let until = Instant::now() + MOUNT_END_MAX;
+    for mount in mounts.iter() {
+        let mut ended = [PollFd::new(mount, PollFlags::IN)];
+        while ended[0].revents().is_empty() && Instant::now() < until {
+            // A signal may end the wait early.
+            let _ = until_ready(&mut ended, Some(until));
+        }
     }
 }
 
@@ -221,6 +260,8 @@ impl ChildDaemon {
             .arg("--until-stdin-ends")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
+            // See `SupervisedChild`: signals of the terminal are for this process.
+            .process_group(0)
             .spawn()
             .context("cannot start a child process")?;
         let said = child
