@@ -16,6 +16,8 @@ enum ShutdownEvent {
     End,
     /// A child process has exited.
     ChildEnded,
+    /// A thread of this process has something to tell.
+    Notice,
 }
 
 /// Receives shutdown events.
@@ -46,6 +48,18 @@ fn is_ignored(status: &str, signal: i32) -> bool {
     let mask = status.lines().find_map(|it| it.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|it| u64::from_str_radix(it.trim(), 16).ok());
     mask.is_some_and(|mask| (mask >> (signal - 1)) & 1 == 1)
+}
+
+/// Wakes the thread that waits for the shutdown of a daemon.
+#[derive(Clone)]
+pub struct Waker(Sender<ShutdownEvent>);
+
+impl Waker {
+    /// Ends one [`Shutdown::wait_or_notice`].
+    pub fn wake(&self) {
+        // The receiver may have ended already.
+        let _ = self.0.send(ShutdownEvent::Notice);
+    }
 }
 
 impl Shutdown {
@@ -92,13 +106,28 @@ impl Shutdown {
         ShutdownTrigger(self.sender.clone())
     }
 
+    /// A waker of the thread that waits for this shutdown.
+    pub fn waker(&self) -> Waker {
+        Waker(self.sender.clone())
+    }
+
+    /// Waits for the shutdown or a notice; returns true on shutdown.
+    pub fn wait_or_notice(&self) -> bool {
+        loop {
+            match self.next_event(None) {
+                Some(ShutdownEvent::ChildEnded) => {}
+                event => return event == Some(ShutdownEvent::End),
+            }
+        }
+    }
+
     /// Waits for at most `limit`; returns true on shutdown.
     pub fn wait_for(&self, limit: Duration) -> bool {
         let until = Instant::now() + limit;
         loop {
             match self.next_event(Some(until)) {
                 Some(ShutdownEvent::End) => return true,
-                Some(ShutdownEvent::ChildEnded) => {}
+                Some(ShutdownEvent::ChildEnded | ShutdownEvent::Notice) => {}
                 None => return false,
             }
         }

@@ -9,6 +9,7 @@ use pagemesh_base::rng::SplitMix64;
 use serde_json::Value;
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use support::{Cluster, Export, Pools, program, until};
 
@@ -228,4 +229,94 @@ fn operator_may_drain_but_not_add_a_device() {
     assert_eq!(bed.list().len(), 1);
     let drained = bed.events("device-drain-started");
     assert!(drained.iter().all(|it| it["actor"] == "op"), "{drained:?}");
+}
+
+fn run(program: &str, args: &[&str]) -> String {
+    let out = Command::new(program).args(args).output().unwrap();
+    assert!(out.status.success(), "{program} {args:?}: {out:?}");
+    String::from_utf8(out.stdout).unwrap().trim().into()
+}
+
+/// A block device that is larger than the memory below it: its writes fail once that is full.
+struct ThinDevice {
+    path: PathBuf,
+    mount: PathBuf,
+}
+
+impl ThinDevice {
+    const BYTES: u64 = 32 << 20;
+
+    fn new(mount: PathBuf) -> ThinDevice {
+        std::fs::create_dir(&mount).unwrap();
+        let at = mount.to_str().unwrap();
+        run("mount", &["-t", "tmpfs", "-o", "size=4m", "none", at]);
+        let below = mount.join("below");
+        File::create(&below)
+            .and_then(|file| file.set_len(ThinDevice::BYTES))
+            .unwrap();
+        let path = run("losetup", &["--find", "--show", below.to_str().unwrap()]);
+        ThinDevice {
+            path: path.into(),
+            mount,
+        }
+    }
+}
+
+impl Drop for ThinDevice {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("-d").arg(&self.path).status();
+        let _ = Command::new("umount").arg("-l").arg(&self.mount).status();
+    }
+}
+
+/// Scrubs the exported volume once.
+fn scrub(export: &Export) {
+    let passes = || {
+        export.daemon.signal("USR1");
+        let status: Value = serde_json::from_str(&export.daemon.line()).unwrap();
+        status["scrub"]["passes"].as_u64().unwrap()
+    };
+    let before = passes();
+    export.daemon.signal("USR2");
+    until("the scrub ends", || passes() > before);
+}
+
+#[test]
+fn brick_goes_on_when_a_further_device_fails() {
+    if !rustix::process::geteuid().is_root() {
+        support::skip::skip("loop devices are made by root");
+        return;
+    }
+    let cluster = Cluster::with_pools(Pools::Disk, &[24, 64]);
+    cluster.create("disk", "40M", &["--layout", "mirror", "--copies", "2"]);
+    let mut bed = DeviceCluster { cluster };
+    let thin = ThinDevice::new(bed.path("thin"));
+    let path = thin.path.to_str().unwrap();
+    bed.cluster
+        .json(&["pool", "device", "add", "brick-0", path]);
+    let pid = bed.cluster.brick(0).pid();
+    let export = bed.cluster.export(&["disk"], "tcp");
+    let blocks = || (0..9).map(|block| (block, format!("{} {}M 4M", block + 1, block * 4)));
+    for (_, block) in blocks() {
+        export.io(&[&format!("write -P {block}"), "flush"]);
+    }
+    let state = |bed: &DeviceCluster| bed.find(path).map(|it| it["state"].clone());
+    until("the device has failed", || {
+        state(&bed) == Some("failed".into())
+    });
+    assert_eq!(bed.cluster.brick(0).pid(), pid);
+    assert!(!bed.events("device-failed").is_empty());
+    // Another device takes the pages, and a scrub repairs the damaged ones from the other copy.
+    bed.add("third", "64M");
+    export.await_state("healthy");
+    scrub(&export);
+    bed.cluster
+        .ok(&["pool", "device", "drain", "brick-0", path, "--wait"]);
+    assert_eq!(state(&bed), None);
+    bed.cluster.kill_brick(1);
+    for (_, block) in blocks() {
+        export.io(&[&format!("read -P {block}")]);
+    }
+    assert!(bed.cluster.brick(0).log().contains("opened again"));
+    export.stop();
 }

@@ -10,6 +10,7 @@ mod barrier;
 mod damage_report;
 mod owner_requests;
 pub mod pool_devices;
+mod reopen;
 pub mod tier;
 
 pub(crate) use barrier::{OPERATION_LIMIT, RESUME_AFTER};
@@ -385,6 +386,14 @@ impl<M: Media> Brick<M> {
     #[must_use]
     pub fn durability(&self) -> Durability {
         self.durability
+    }
+
+    /// Another handle of the lock that keeps other bricks away.
+    fn share_owner_lock(&self, path: &Path) -> Result<file::OwnerLock, FileError> {
+        match &self.owner_lock {
+            Some(claim) => claim.share(path),
+            None => Err(FileError::InUse(path.into())),
+        }
     }
 
     /// Whether the pool failed and the brick should end.

@@ -1,8 +1,8 @@
 //! A pool's file or device as a disk, reached by requests.
 
-use crate::file::{Allocation, FileError, read_superblock_of, system};
-use crate::further_devices::{self, BRICK_PATIENCE, FoundDevice};
-use pagemesh_pmem::{Disk, DiskOptions, MappedMedia, Media, NewDevice, RequestLimits};
+use crate::file::{Allocation, FileError, read_superblock_of, superblocks_of, system};
+use crate::further_devices::{self, BRICK_PATIENCE, FoundDevice, buffered};
+use pagemesh_pmem::{Disk, DiskOptions, HandOver, MappedMedia, Media, NewDevice, RequestLimits};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use uuid::Uuid;
@@ -75,6 +75,41 @@ pub(crate) fn start(
     let first = NewDevice {
         file,
         bytes: 0..len,
+        head_len: block.geometry.frames.start as usize,
+        frame_table: block.geometry.frame_table.bytes(),
+    };
+    let disk = start_disk(path, Some(first), options)?;
+    for device in &found {
+        device.attach(&disk.data())?;
+    }
+    Ok(StartedDisk {
+        disk,
+        found,
+        failed,
+    })
+}
+
+/// Starts a disk in place of one whose further devices have failed. Adds them to `retired`. `known` has the paths of
+/// devices.
+pub(crate) fn restart(
+    path: &Path,
+    handed: HandOver,
+    retired: &mut Vec<Uuid>,
+    known: impl Fn(Uuid) -> Option<PathBuf>,
+    options: &OpenOptions,
+) -> Result<StartedDisk, FileError> {
+    let HandOver { sound, failed } = handed;
+    let (first, others): (Vec<_>, Vec<_>) = sound.into_iter().partition(|it| it.first_byte == 0);
+    let first = first.into_iter().next();
+    let file = first.ok_or_else(|| FileError::InUse(path.into()))?.file;
+    let reader = buffered(&file, path)?;
+    let blocks = superblocks_of(path, &reader)?;
+    let block = read_superblock_of(path, &reader)?;
+    let failed = further_devices::retire(&blocks, &failed, retired);
+    let found = further_devices::take_over(path, blocks, others, &failed, known)?;
+    let first = NewDevice {
+        file,
+        bytes: 0..block.geometry.pool_bytes as usize,
         head_len: block.geometry.frames.start as usize,
         frame_table: block.geometry.frame_table.bytes(),
     };

@@ -259,6 +259,15 @@ pub struct OwnerLock {
 }
 
 impl OwnerLock {
+    /// Another handle of the same lock and claim.
+    pub(crate) fn share(&self, path: &Path) -> Result<OwnerLock, FileError> {
+        let share = |file: &File| file.try_clone().map_err(system("share the lock of", path));
+        Ok(OwnerLock {
+            file: share(&self.file)?,
+            exclusive: self.exclusive.as_ref().map(share).transpose()?,
+        })
+    }
+
     /// Whether a process no longer maps the pool. False if that is unknown.
     pub(crate) fn is_unmapped_by(&self, pid: u32) -> bool {
         let found = self.file.metadata();

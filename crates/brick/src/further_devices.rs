@@ -11,12 +11,13 @@ use crate::device_file::{is_same_file, open_device};
 use crate::file::{FileError, LOCK_LIMIT, LOCK_PAUSE, superblocks_of, system};
 pub use crate::file_error::FindDeviceError;
 use pagemesh_base::units::PAGE_BYTES;
-use pagemesh_pmem::{Media, NewDevice};
-use pagemesh_store::devices::{Device, DeviceAge, DeviceIdentity};
+use pagemesh_pmem::{Media, NewDevice, SoundDevice};
+use pagemesh_store::devices::{Device, DeviceAge, DeviceIdentity, DeviceState};
 use pagemesh_store::superblock::Superblock;
 use rustix::fs::FlockOperation;
 use std::collections::HashMap;
 use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -88,6 +89,75 @@ pub(crate) fn failed(
     failed.sort_unstable();
     failed.dedup();
     Ok(failed)
+}
+
+/// The further devices that have failed by the superblocks, with those that begin at `failed_bytes`. Adds the latter to
+/// `retired`, and takes all of `retired` for failed.
+pub(crate) fn retire(
+    blocks: &[Superblock],
+    failed_bytes: &[usize],
+    retired: &mut Vec<Uuid>,
+) -> Vec<Uuid> {
+    let devices = || blocks.iter().flat_map(|it| it.geometry.devices.iter());
+    let new = devices().filter(|it| failed_bytes.contains(&it.bytes().start));
+    retired.extend(new.map(|it| it.id));
+    let known = devices().filter(|it| it.state == DeviceState::Failed);
+    let mut failed: Vec<Uuid> = known.map(|it| it.id).collect();
+    failed.extend(&*retired);
+    failed.sort_unstable();
+    failed.dedup();
+    failed
+}
+
+/// The further devices of a pool, of the `open` and locked ones of an earlier disk. `failed` ones are not needed. `known` has
+/// the paths of devices.
+///
+/// # Errors
+/// When the pool has another device, or the header of one is not its own.
+pub(crate) fn take_over(
+    pool: &Path,
+    mut blocks: Vec<Superblock>,
+    mut open: Vec<SoundDevice>,
+    failed: &[Uuid],
+    known: impl Fn(Uuid) -> Option<PathBuf>,
+) -> Result<Vec<FoundDevice>, FileError> {
+    // A recovery may begin with the older superblock, as at any opening.
+    blocks.sort_by_key(|block| std::cmp::Reverse(block.generation));
+    let mut found = Vec::new();
+    for (number, block) in blocks.iter().enumerate() {
+        for &device in block.geometry.devices.iter() {
+            if failed.contains(&device.id) {
+                continue;
+            }
+            let path =
+                known(device.id).or_else(|| block.device_paths.of(device.id).map(Into::into));
+            let path = path.unwrap_or_else(|| device.id.to_string().into());
+            let is_it = |it: &SoundDevice| it.first_byte == device.bytes().start;
+            let place = open.iter().position(is_it);
+            let checked = match place {
+                Some(place) => {
+                    let reader = buffered(&open[place].file, &path)?;
+                    check_header(&path, &reader, block, device.id)
+                }
+                None => Err(format!("{} is not open", path.display()).into()),
+            };
+            match (checked, place) {
+                (Ok(()), Some(place)) => {
+                    let file = open.swap_remove(place).file;
+                    found.push(FoundDevice { device, path, file });
+                }
+                (Err(cause), _) if number == 0 => return Err(cause.into_error(pool, device.id)),
+                _ => {}
+            }
+        }
+    }
+    found.sort_by_key(|it| it.device.first_page);
+    Ok(found)
+}
+
+/// A handle of a file that reads through the page cache, in any places.
+pub(crate) fn buffered(file: &File, path: &Path) -> Result<File, FileError> {
+    File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).map_err(system("open", path))
 }
 
 /// The path at which a device has a current header, of those that the superblock or the operator names.

@@ -165,6 +165,10 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
 
     /// Executes a request that waits for no device, or starts what it waits for.
     pub fn start(&mut self, number: u32, request: SliceRequest) -> Outcome {
+        // Another brick of this process may serve the pool by now.
+        if self.brick.has_failed() {
+            return Outcome::Done(Err(SliceError::Lost("its pool has failed".into())));
+        }
         let Some(mut device) = self.device.take() else {
             return Outcome::Done(self.execute(number, request));
         };

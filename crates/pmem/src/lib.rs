@@ -34,8 +34,8 @@ pub use disk::{DeviceEnd, SimulatedCounts, SimulatedDevice, SimulatedFault};
 #[cfg(feature = "test-api")]
 pub use disk::{DeviceEvent, DeviceFault, DeviceLog, DevicePlan, PlannedRequest};
 pub use disk::{
-    DeviceFacts, Disk, DiskMedia, DiskOptions, REQUEST_LIMIT, RequestLimits, WriteCache,
-    io_uring_refusal,
+    DeviceFacts, Disk, DiskMedia, DiskOptions, HandOver, REQUEST_LIMIT, RequestLimits, SoundDevice,
+    WriteCache, io_uring_refusal,
 };
 pub use disk_figures::{DiskFigures, ResidentCheck};
 pub use durability::{Durability, StatedClass, UnknownDurability};

@@ -2,6 +2,7 @@
 
 pub mod device_reports;
 pub mod list;
+pub mod registrar;
 pub mod serve;
 pub mod tier_reports;
 
@@ -9,7 +10,7 @@ use crate::args::{Interval, ManagerArgs};
 use crate::config::ConfigArgs;
 use crate::memory_budget::MemoryBudget;
 use crate::metrics_pages::MetricsArgs;
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use pagemesh_base::brick_name::{BrickName, BrickRef};
 use pagemesh_base::units::Size;
 use std::path::PathBuf;
@@ -33,6 +34,11 @@ pub struct BrickArgs {
     /// and later. Data loss: its pages are damaged, until scrubs of their volumes repair them from other copies.
     #[arg(long = "failed-device", value_name = "UUID")]
     pub failed_devices: Vec<Uuid>,
+    /// What a further device of a pool of class `file-sync` that fails while the brick runs does: `retire` opens the pool
+    /// again without it, now and later, and its pages are damaged, until scrubs of their volumes repair them from other
+    /// copies; `end` ends the brick, which recovers the pool with the device when it is started again.
+    #[arg(long, default_value = "retire", value_name = "ACTION")]
+    pub on_device_failure: OnDeviceFailure,
     /// Address of the TCP transport; port 0 takes a free port.
     #[arg(long, default_value = "127.0.0.1:0")]
     pub listen: String,
@@ -78,6 +84,15 @@ pub struct BrickArgs {
     pub until_stdin_ends: bool,
     #[command(flatten)]
     pub client: ManagerArgs,
+}
+
+/// The effect of a further device that fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum OnDeviceFailure {
+    /// The pool goes on without it.
+    Retire,
+    /// The brick ends.
+    End,
 }
 
 /// List bricks and scrub their pools.

@@ -120,6 +120,11 @@ impl PoolDevices {
         self.work().paths.insert(device, path.to_owned());
     }
 
+    /// Where a device lies.
+    pub(crate) fn path_of(&self, device: Uuid) -> Option<PathBuf> {
+        self.work().paths.get(&device).cloned()
+    }
+
     /// Ends the thread, and waits for it.
     pub(crate) fn end(&self) {
         let mut work = self.work();

@@ -7,6 +7,7 @@ mod failed_devices;
 mod faults;
 mod pool_devices;
 mod power_cuts;
+mod reopened;
 
 use client::{Client, PAGE, Pool, SIZE, SLICE, open, open_all, options, random_write};
 use pagemesh_base::ids::PageNo;

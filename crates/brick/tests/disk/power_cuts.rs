@@ -21,12 +21,12 @@ const CUTS: u64 = 12;
 const IMAGES: u64 = 4;
 
 /// The contents that each page had, with the number of the write that made it so.
-struct PageHistory {
-    pages: Vec<Vec<(u64, Vec<u8>)>>,
+pub struct PageHistory {
+    pub pages: Vec<Vec<(u64, Vec<u8>)>>,
 }
 
 impl PageHistory {
-    fn new(model: &[u8]) -> PageHistory {
+    pub fn new(model: &[u8]) -> PageHistory {
         let pages = model.chunks(PAGE as usize);
         PageHistory {
             pages: pages.map(|page| vec![(0, page.to_vec())]).collect(),
@@ -34,7 +34,7 @@ impl PageHistory {
     }
 
     /// Notes the pages that a write changed.
-    fn record(&mut self, write: u64, request: &SliceRequest, model: &[u8]) {
+    pub fn record(&mut self, write: u64, request: &SliceRequest, model: &[u8]) {
         let SliceRequest::Write { offset, data, .. } = request else {
             panic!("{request:?} is no write");
         };
@@ -69,13 +69,13 @@ impl PageHistory {
 }
 
 /// The devices at a power cut.
-struct CutDisk {
-    devices: Vec<CutDevice>,
+pub struct CutDisk {
+    pub devices: Vec<CutDevice>,
     /// The last write that a flush has confirmed.
-    flushed: u64,
+    pub flushed: u64,
 }
 
-struct CutDevice {
+pub struct CutDevice {
     /// The image with all writes before the last FLUSH.
     durable: Vec<u8>,
     /// Each sector with the contents of later writes, in their order.
@@ -90,7 +90,7 @@ struct PendingSector {
 }
 
 impl CutDisk {
-    fn new(start: &[Vec<u8>], events: &[DeviceEvent]) -> CutDisk {
+    pub fn new(start: &[Vec<u8>], events: &[DeviceEvent]) -> CutDisk {
         let devices = start.iter().map(|image| CutDevice {
             durable: image.clone(),
             pending: BTreeMap::new(),
@@ -159,7 +159,7 @@ impl CutDevice {
     }
 
     /// An image that this cut may leave: all pending sectors, none, or some by chance.
-    fn image(&self, kind: u64, rng: &mut SplitMix64) -> Vec<u8> {
+    pub fn image(&self, kind: u64, rng: &mut SplitMix64) -> Vec<u8> {
         let mut image = self.durable.clone();
         // Of 8 sectors so many persist in some version.
         let share = [8, 0, 4, 7, 1][kind as usize % 5];

@@ -1,4 +1,4 @@
-//! Messages, version 3: a 64-byte header and a body. Little endian.
+//! Messages, version 2: a 64-byte header and a body. Little endian.
 //!
 //! ```text
 //!  0  magic       4   "PMSH"
@@ -41,7 +41,7 @@ use crate::limits::{BODY_BYTES_MAX, COPY_BYTES_MAX, TEXT_BYTES_MAX, TRANSACTION_
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 64;
 /// The version that this module speaks.
-pub const VERSION: u8 = 3;
+pub const VERSION: u8 = 2;
 /// "PMSH".
 const MAGIC: [u8; 4] = *b"PMSH";
 /// Bytes of a header that its checksum covers.

@@ -379,7 +379,7 @@ fn only_changes_with_stamp_are_durable() {
     }
 }
 
-/// The bytes of version 3: a change of this test is a change of the protocol.
+/// The bytes of version 2: a change of this test is a change of the protocol.
 #[test]
 fn write_message_matches_format() {
     let request = Request::Slice {
@@ -396,7 +396,7 @@ fn write_message_matches_format() {
     };
     let bytes = joined(request.encode(0xaabb));
     let expected: [u8; 56] = [
-        b'P', b'M', b'S', b'H', 3, 2, 0, 0, 0xbb, 0xaa, 0, 0, 0, 0, 0, 0, //
+        b'P', b'M', b'S', b'H', 2, 2, 0, 0, 0xbb, 0xaa, 0, 0, 0, 0, 0, 0, //
         1, 2, 3, 4, 9, 0, 0, 0, 0, 0x10, 0, 0, 0, 0, 0, 0, //
         9, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, //
         3, 0, 0, 0, 2, 0, 0, 0,

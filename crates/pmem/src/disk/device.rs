@@ -268,6 +268,17 @@ impl Device {
         self.plan.as_ref()?.result_of(request, offset, len)
     }
 
+    /// A descriptor that becomes readable at the end of a request of a ring that hangs by plan.
+    #[cfg(feature = "test-api")]
+    pub(super) fn planned_hang(
+        &self,
+        request: super::PlannedRequest,
+        offset: u64,
+        len: usize,
+    ) -> Option<std::os::fd::RawFd> {
+        self.plan.as_ref()?.hang_of(request, offset, len)
+    }
+
     /// Notes a write that is about to start.
     #[cfg(feature = "test-api")]
     pub(super) fn note_write(&self, offset: u64, bytes: impl FnOnce() -> Vec<u8>) {

@@ -106,6 +106,15 @@ impl DeviceLog {
         log
     }
 
+    /// Goes on with the next devices that this thread opens, under these numbers.
+    pub fn follow_next_devices(self: &Arc<DeviceLog>, devices: &[usize]) {
+        let logged = devices.iter().map(|&device| LoggedDevice {
+            log: self.clone(),
+            device,
+        });
+        NEXT.with_borrow_mut(|next| next.extend(logged));
+    }
+
     fn push(&self, event: DeviceEvent) {
         lock(&self.events).push(event);
     }

@@ -38,6 +38,9 @@ pub(super) struct DiskDevice {
     /// Written since its last FLUSH, or never flushed by this process.
     is_unflushed: AtomicBool,
     has_left: AtomicBool,
+    has_failed: AtomicBool,
+    /// Writes and FLUSHes that have begun and not ended.
+    changes_in_flight: AtomicUsize,
     /// Holds the lock of the file as long as requests are possible.
     locked: Mutex<Option<File>>,
 }
@@ -86,6 +89,8 @@ impl DiskDevice {
             overlay: LoadedPages::new(len, 1)?,
             is_unflushed: AtomicBool::new(true),
             has_left: AtomicBool::new(false),
+            has_failed: AtomicBool::new(false),
+            changes_in_flight: AtomicUsize::new(0),
             locked: Mutex::new(Some(file)),
         })
     }
@@ -179,6 +184,35 @@ impl DiskDevice {
         }
         lock(&self.locked).take();
         Ok(())
+    }
+
+    /// Whether a request has shown that the device has failed.
+    pub(super) fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn mark_failed(&self) {
+        self.has_failed.store(true, Ordering::SeqCst);
+    }
+
+    /// A write or a FLUSH begins.
+    pub(super) fn begin_change(&self) {
+        self.changes_in_flight.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// It has ended.
+    pub(super) fn end_change(&self) {
+        self.changes_in_flight.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Whether a write or a FLUSH of it is in flight.
+    pub(super) fn is_changing(&self) -> bool {
+        self.changes_in_flight.load(Ordering::SeqCst) > 0
+    }
+
+    /// Another handle of its open file, with its lock. None after it has left.
+    pub(super) fn share_file(&self) -> io::Result<Option<File>> {
+        lock(&self.locked).as_ref().map(File::try_clone).transpose()
     }
 
     /// A write of it has ended.

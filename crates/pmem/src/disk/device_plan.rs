@@ -1,10 +1,12 @@
 //! Errors of a device by plan, for tests.
 
 use super::device::RequestKind;
+use pagemesh_base::event_fd::EventFd;
 use pagemesh_base::poison::{lock, recover};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
@@ -61,6 +63,8 @@ pub struct DevicePlan {
     refuses_io_uring: AtomicBool,
     refuses_threads: AtomicBool,
     befallen: AtomicU64,
+    /// Signaled when the plan is cleared: a request in a ring that hangs waits for one.
+    hung: Mutex<Vec<EventFd>>,
 }
 
 impl DevicePlan {
@@ -101,6 +105,7 @@ impl DevicePlan {
     pub fn clear(&self) {
         lock(&self.faults).clear();
         self.cleared.notify_all();
+        lock(&self.hung).iter().for_each(EventFd::signal);
     }
 
     /// The system refuses io_uring from now on.
@@ -127,6 +132,27 @@ impl DevicePlan {
         self.refuses_threads.load(Ordering::Relaxed)
     }
 
+    /// A descriptor that becomes readable at the end of a request, if the request hangs. A request of a ring does not block its
+    /// thread.
+    pub(super) fn hang_of(
+        &self,
+        request: PlannedRequest,
+        offset: u64,
+        len: usize,
+    ) -> Option<RawFd> {
+        let mut faults = lock(&self.faults);
+        let planned = find_fault(&mut faults, request, offset, len)?;
+        if planned.fault != DeviceFault::Hang {
+            return None;
+        }
+        planned.left -= 1;
+        self.befallen.fetch_add(1, Ordering::AcqRel);
+        let event = EventFd::new().expect("a descriptor");
+        let fd = event.as_raw_fd();
+        lock(&self.hung).push(event);
+        Some(fd)
+    }
+
     /// The result of a request, if a fault befalls it: a number of bytes, or a negated error number. Blocks while it hangs.
     pub(super) fn result_of(
         &self,
@@ -135,14 +161,7 @@ impl DevicePlan {
         len: usize,
     ) -> Option<i32> {
         let mut faults = lock(&self.faults);
-        let end = offset + len as u64;
-        let touches = |planned: &PlannedFault| {
-            let is_hit = planned.bytes.start < end && offset < planned.bytes.end;
-            planned.request == request && (is_hit || request == PlannedRequest::Flush)
-        };
-        let planned = faults
-            .iter_mut()
-            .find(|planned| planned.left > 0 && touches(planned))?;
+        let planned = find_fault(&mut faults, request, offset, len)?;
         planned.left -= 1;
         let fault = planned.fault;
         self.befallen.fetch_add(1, Ordering::AcqRel);
@@ -158,4 +177,20 @@ impl DevicePlan {
             }
         }
     }
+}
+
+/// The first fault that befalls a request.
+fn find_fault(
+    faults: &mut [PlannedFault],
+    request: PlannedRequest,
+    offset: u64,
+    len: usize,
+) -> Option<&mut PlannedFault> {
+    let end = offset + len as u64;
+    let touches = |planned: &PlannedFault| {
+        let is_hit = planned.bytes.start < end && offset < planned.bytes.end;
+        planned.request == request && (is_hit || request == PlannedRequest::Flush)
+    };
+    let mut left = faults.iter_mut().filter(|planned| planned.left > 0);
+    left.find(|planned| touches(planned))
 }

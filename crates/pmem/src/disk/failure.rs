@@ -1,5 +1,9 @@
 //! The end of a disk: what it holds is unknown, so nothing is written any more, and its pool must be recovered.
+//!
+//! A failure of one device fails the disk. [`Disk::hand_over`](super::media::Disk::hand_over) gives its other devices to the disk
+//! that takes its place.
 
+use super::device_map::DiskDevice;
 use super::parts::DiskParts;
 use super::writer::WriteFailure;
 use crate::map_error::MapError;
@@ -8,6 +12,7 @@ use pagemesh_base::poison::lock;
 use pagemesh_base::units::PAGE_BYTES;
 use std::io;
 use std::sync::{Mutex, OnceLock};
+use std::time::Duration;
 
 /// A function that is called with the cause of a failure.
 pub(super) type FailureHook = Box<dyn Fn(&str) + Send + Sync>;
@@ -15,14 +20,25 @@ pub(super) type FailureHook = Box<dyn Fn(&str) + Send + Sync>;
 /// The first failure of a disk, and its listener.
 #[derive(Default)]
 pub(super) struct DiskFailure {
-    cause: OnceLock<String>,
+    first: OnceLock<FirstFailure>,
     hook: Mutex<Option<FailureHook>>,
+}
+
+struct FirstFailure {
+    cause: String,
+    /// Whether a device failed, and not the disk as a whole.
+    is_of_device: bool,
 }
 
 impl DiskFailure {
     /// The cause, if the disk has failed.
     pub(super) fn cause(&self) -> Option<&str> {
-        self.cause.get().map(String::as_str)
+        self.first.get().map(|first| first.cause.as_str())
+    }
+
+    /// Whether the disk has failed because a device did.
+    pub(super) fn is_of_device(&self) -> bool {
+        self.first.get().is_some_and(|first| first.is_of_device)
     }
 
     /// Calls `hook` at a failure, or now if there was one.
@@ -39,9 +55,25 @@ impl DiskFailure {
 }
 
 impl DiskParts {
-    /// Fails the disk. The listener hears of it before a waiting request does.
+    /// Fails the disk as a whole. The listener hears of it before a waiting request does.
     pub(super) fn fail(&self, cause: String) {
-        if self.failure.cause.set(cause).is_ok() {
+        self.fail_first(FirstFailure {
+            cause,
+            is_of_device: false,
+        });
+    }
+
+    /// Fails the disk because a device of it has failed.
+    fn fail_device(&self, device: &DiskDevice, cause: String) {
+        device.mark_failed();
+        self.fail_first(FirstFailure {
+            cause,
+            is_of_device: true,
+        });
+    }
+
+    fn fail_first(&self, failure: FirstFailure) {
+        if self.failure.first.set(failure).is_ok() {
             self.failure.call_hook();
             self.cache.give_up_dirty();
             self.queue.fail();
@@ -55,22 +87,25 @@ impl DiskParts {
         };
         let (at, name) = (device.byte_of(page * PAGE_BYTES), device.device.name());
         if device.is_in_head(page) && !device.is_page_of_header(page) {
-            self.fail(format!(
+            let cause = format!(
                 "byte {at} of {name} cannot be read: {cause}; it is of the pool's journals or tables, so replace the brick; \
                  other copies go on"
-            ));
+            );
+            self.fail_device(device, cause);
             return;
         }
         if is_gone(cause) {
-            self.fail(format!("{name} is gone: {cause}; {}", way_out(cause)));
+            let cause = format!("{name} is gone: {cause}; {}", way_out(cause));
+            self.fail_device(device, cause);
             return;
         }
-        let count = self.list_unreadable(page);
+        let count = self.list_unreadable(page, device);
         if count > PAGES_MAX {
-            self.fail(format!(
+            let cause = format!(
                 "more than {PAGES_MAX} pages of {name} cannot be read: {cause}; {}",
                 way_out(cause)
-            ));
+            );
+            self.fail_device(device, cause);
             return;
         }
         tracing::warn!(%cause, "byte {at} of {name} cannot be read; its page counts as damaged");
@@ -83,10 +118,26 @@ impl DiskParts {
             MapError::System { cause, .. } => way_out(cause),
             _ => CHECK_DISK,
         };
-        let device = first_byte.and_then(|at| self.devices.device_of(at));
-        let device = device.or(self.devices.iter().next());
+        let of_device = first_byte.and_then(|at| self.devices.device_of(at));
+        let device = of_device.or(self.devices.iter().next());
         let name = device.map_or("the disk", |device| device.device.name());
-        self.fail(format!("{name}: {cause}; what it holds is unknown; {hint}"));
+        let cause = format!("{name}: {cause}; what it holds is unknown; {hint}");
+        match of_device {
+            Some(device) => self.fail_device(device, cause),
+            None => self.fail(cause),
+        }
+    }
+
+    /// A request to a device has not ended for so long that the device counts as failed.
+    pub(super) fn note_hung(&self, device: &DiskDevice, offset: u64, age: Duration) {
+        let name = device.device.name();
+        self.fail_device(
+            device,
+            format!(
+                "a request at byte {offset} of {name} has not ended for {age:.0?}; check the disk and the kernel's log; \
+                 the device stays locked until the request has ended"
+            ),
+        );
     }
 
     /// A part of a page that cannot be read would be changed.
@@ -95,9 +146,10 @@ impl DiskParts {
             && let Some(device) = self.devices.device_of(offset)
         {
             let (at, name) = (device.byte_of(offset), device.device.name());
-            self.fail(format!(
+            let cause = format!(
                 "byte {at} of {name} cannot be read, and a part of its page would be changed; {CHECK_DISK}"
-            ));
+            );
+            self.fail_device(device, cause);
         }
     }
 

@@ -29,6 +29,7 @@ mod device_sim;
 mod failure;
 mod group_queue;
 mod groups;
+mod hand_over;
 mod head;
 mod io;
 mod media;
@@ -49,6 +50,7 @@ pub use device_log::{DeviceEvent, DeviceLog};
 pub use device_plan::{DeviceFault, DevicePlan, PlannedRequest};
 #[cfg(feature = "test-api")]
 pub use device_sim::{DeviceEnd, SimulatedCounts, SimulatedDevice, SimulatedFault};
+pub use hand_over::{HandOver, SoundDevice};
 pub use media::{Disk, DiskMedia, DiskOptions};
 pub use requests::io_uring_refusal;
 pub use watch::{REQUEST_LIMIT, RequestLimits};

@@ -107,10 +107,7 @@ impl DiskParts {
             }
             // A process that was stopped finds old requests that have long ended, and takes them up now.
             if age >= limits.fail && looks >= LOOKS_BEFORE_FAILURE {
-                self.fail(format!(
-                    "a request at byte {offset} of {name} has not ended for {age:.0?}; check the disk and the kernel's \
-                     log; the pool stays locked until the request has ended"
-                ));
+                self.note_hung(device, offset, age);
             }
         }
     }
@@ -153,12 +150,13 @@ impl DiskParts {
         Ok(())
     }
 
-    /// Lists a page as unreadable. Returns the number of listed pages.
-    pub(super) fn list_unreadable(&self, page: usize) -> usize {
+    /// Lists a page of a device as unreadable. Returns the number of listed pages of the device.
+    pub(super) fn list_unreadable(&self, page: usize, device: &DiskDevice) -> usize {
         let mut unreadable = lock(&self.unreadable);
         unreadable.insert(page);
         self.has_unreadable.store(true, Ordering::Release);
-        unreadable.len()
+        let pages = device.first_page()..device.end_page();
+        unreadable.range(pages).count()
     }
 
     pub(super) fn unreadable_pages(&self) -> Vec<usize> {

@@ -89,6 +89,17 @@ impl RequestRing {
         } = request;
         self.clock.start(buffer, device.byte_in_disk(offset));
         #[cfg(feature = "test-api")]
+        if let Some(ring) = &mut self.ring
+            && let Some(fd) = device.planned_hang(kind.into(), offset, len)
+        {
+            let hang = opcode::PollAdd::new(types::Fd(fd), libc::POLLIN as u32).build();
+            // SAFETY: it uses no memory.
+            let pushed = unsafe { ring.submission().push(&hang.user_data(buffer as u64)) };
+            pushed.expect("the ring has an entry for each buffer");
+            self.unsubmitted += 1;
+            return;
+        }
+        #[cfg(feature = "test-api")]
         if let Some(result) = device.planned_result(kind.into(), offset, len) {
             self.ended.push((buffer, result));
             return;

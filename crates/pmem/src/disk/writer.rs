@@ -153,7 +153,7 @@ impl Writer {
                 continue;
             }
             if copied.pages > 0 {
-                self.push(device, buffer, copied)?;
+                self.push(target, device, buffer, copied)?;
                 buffer = self.take_buffer(target)?;
             }
             copied = DirtyRun {
@@ -163,7 +163,7 @@ impl Writer {
         }
         match copied.pages {
             0 => self.free.push(buffer),
-            _ => self.push(device, buffer, copied)?,
+            _ => self.push(target, device, buffer, copied)?,
         }
         Ok(())
     }
@@ -179,6 +179,7 @@ impl Writer {
 
     fn push(
         &mut self,
+        target: WriterTarget<'_>,
         device: &DiskDevice,
         buffer: usize,
         run: DirtyRun,
@@ -193,6 +194,13 @@ impl Writer {
             len,
             buffer,
         };
+        device.begin_change();
+        // After the count: a hand-over of the device waits for this write, or forbids it.
+        if let Err(failed) = check_is_sound(target) {
+            device.end_change();
+            self.free.push(buffer);
+            return Err(failed);
+        }
         self.in_flight[buffer] = Some(run);
         #[cfg(feature = "test-api")]
         device.device.note_write(offset, || {
@@ -207,7 +215,7 @@ impl Writer {
         // The device begins while further pages are copied. The wait at the end submits the rest.
         if self.pushed.is_multiple_of(SUBMIT_RUNS) {
             let submitted = self.ring.submit().map_err(system("write to the medium"));
-            submitted.map_err(|cause| WriteFailure::of(device, cause))?;
+            submitted.map_err(WriteFailure::of_disk)?;
         }
         Ok(())
     }
@@ -233,7 +241,13 @@ impl Writer {
             );
             // Not before: a FLUSH may be running, and does not cover this write.
             device.mark_unflushed();
-            if let Err(cause) = check_written(written, run.pages * PAGE_BYTES) {
+            let written = check_written(written, run.pages * PAGE_BYTES);
+            if written.is_err() {
+                device.mark_failed();
+            }
+            // After the mark: a hand-over waits for the end, and then looks for marks.
+            device.end_change();
+            if let Err(cause) = written {
                 let cause = system("write to the medium")(cause);
                 result = Err(WriteFailure::of(device, cause));
                 // The pages stay in memory: the device may have old bytes.
@@ -281,9 +295,18 @@ impl WriteFailure {
 
 /// Flushes each device that was written since its last FLUSH, and always the first. One thread at a time.
 pub(super) fn flush_devices(devices: &DeviceMap) -> Result<(), WriteFailure> {
-    let flush = |device: &DiskDevice| match device.device.flush() {
-        Err(cause) if !device.has_left() => Err(WriteFailure::of(device, cause)),
-        _ => Ok(()),
+    let flush = |device: &DiskDevice| {
+        device.begin_change();
+        let flushed = device.device.flush();
+        let result = match flushed {
+            Err(cause) if !device.has_left() => {
+                device.mark_failed();
+                Err(WriteFailure::of(device, cause))
+            }
+            _ => Ok(()),
+        };
+        device.end_change();
+        result
     };
     let unflushed = devices.take_unflushed();
     let Some((&last, others)) = unflushed.split_last() else {
