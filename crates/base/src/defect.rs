@@ -121,6 +121,8 @@ pub enum Defect {
     DeviceInOneSuperblock,
     /// Superblocks name an opening before the headers of further devices have its number.
     DeviceHeadersLast,
+    /// The superblocks name a device as failed only after the replay.
+    FailureNamedAfterReplay,
     /// Both copies of a device's header are written without a sync between them.
     DeviceHeadersTogether,
     /// A device leaves a pool while frames of it are in use.

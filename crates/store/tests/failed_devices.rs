@@ -5,7 +5,7 @@ use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::Stamp;
 use pagemesh_base::units::PAGE_BYTES;
-use pagemesh_pmem::{Image, Recorder};
+use pagemesh_pmem::{Image, Media, Recorder};
 use pagemesh_store::check::{CheckOptions, PoolReport, RepairPlan, check};
 use pagemesh_store::devices::DeviceState;
 use pagemesh_store::pool::{FormatOptions, ObjectError, Pool, format_as};
@@ -139,6 +139,15 @@ fn crashed_pool(kind: Kind, pages: u64) -> (Image, Model) {
 
 /// Reads all pages. Each has its flushed version, or is damaged. Returns the damaged ones.
 fn damaged_pages(pool: &mut Pool<Recorder>, model: &Model) -> Result<Vec<u64>, String> {
+    damaged_or_newer_pages(pool, model, 0)
+}
+
+/// The same, where the first `newer` pages may have the next version.
+fn damaged_or_newer_pages(
+    pool: &mut Pool<Recorder>,
+    model: &Model,
+    newer: u64,
+) -> Result<Vec<u64>, String> {
     let mut client = Client::new(pool);
     let mut found = vec![0; PAGE_BYTES];
     let mut damaged = Vec::new();
@@ -148,6 +157,7 @@ fn damaged_pages(pool: &mut Pool<Recorder>, model: &Model) -> Result<Vec<u64>, S
         match session.read(&handle, at, &mut found, Epoch(0)) {
             Ok(()) if version == 0 && found.iter().all(|&byte| byte == 0) => {}
             Ok(()) if version > 0 && found == page_bytes(page, version) => {}
+            Ok(()) if page < newer && found == page_bytes(page, version + 1) => {}
             Ok(()) => return Err(format!("page {page} is not of version {version}")),
             Err(StoreError::Damaged { .. }) => damaged.push(page),
             Err(cause) => return Err(format!("page {page}: {cause}")),
@@ -310,4 +320,67 @@ fn crash_while_a_device_is_named_as_failed_loses_no_more() {
         }
         assert!(images >= 5 && named > 0, "{images} images, {named} named");
     }
+}
+
+/// As [`crashed_pool`], with later writes to the late pages that were not flushed: their records are there, and their data on
+/// the device is not.
+fn pool_with_lost_writes(kind: Kind) -> (Image, Model) {
+    let (image, model) = crashed_pool(kind, FIRST_LEAF_PAGES);
+    let media = kind.recorder(image);
+    let mut pool = kind.open(&media, &[]).expect("a pool");
+    let mut client = Client::new(&mut pool);
+    maintain(&mut pool);
+    for page in 0..LATE_PAGES {
+        let written = client.write(page, model[page as usize] + 1);
+        written.expect("granted frames");
+    }
+    media.sync().expect("a sound medium");
+    let devices = pool.mapping().geometry().devices;
+    let device = devices.iter().next().expect("the device").bytes();
+    let lost = Recorder::unrecorded(media.crash_point().image(0));
+    let mut found = [0; PAGE_BYTES];
+    let mut count = 0;
+    for at in device.step_by(PAGE_BYTES) {
+        lost.read(at, &mut found);
+        let is_late = |page| found[..] == page_bytes(page, model[page as usize] + 1);
+        if (0..LATE_PAGES).any(is_late) {
+            lost.write(at, &[0; PAGE_BYTES]);
+            count += 1;
+        }
+    }
+    assert!(count > 0, "{kind:?}: no late page lies on the device");
+    (lost.visible_image(), model)
+}
+
+/// A device loses writes, and returns after a crash of the opening that took it for failed.
+fn returned_device_keeps_flushed_pages() -> Result<(), String> {
+    let kind = Kind::File;
+    let (image, model) = pool_with_lost_writes(kind);
+    let media = kind.recorder(image);
+    kind.open(&media, &[DEVICE]).expect("a pool");
+    for point in media.take_crash_points() {
+        for image in point.images(64, 8, 17) {
+            let media = Arc::new(Recorder::unrecorded(image));
+            let mut pool = kind.open(&media, &[]).expect("a pool");
+            let damaged = damaged_or_newer_pages(&mut pool, &model, LATE_PAGES)?;
+            let is_failed = state_of(&pool) == Some(DeviceState::Failed);
+            if !is_failed && !damaged.is_empty() {
+                return Err(format!("{damaged:?} are damaged"));
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn device_that_returns_after_a_crash_keeps_flushed_pages() {
+    returned_device_keeps_flushed_pages().unwrap_or_else(|wrong| panic!("{wrong}"));
+}
+
+#[test]
+fn failure_that_is_named_after_replay_is_found() {
+    defect::set(Some(Defect::FailureNamedAfterReplay));
+    let found = returned_device_keeps_flushed_pages();
+    defect::set(None);
+    assert!(found.is_err());
 }

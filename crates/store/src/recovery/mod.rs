@@ -149,6 +149,7 @@ pub(crate) fn recover<M: Media>(
     let records = recovery.select_records(journals.whole);
     recovery.correct_pages(&records);
     recovery.fence_records();
+    recovery.name_failed_devices()?;
     let trial_replay = recovery.replay_on_trial(trial, &records)?;
     let bitmap_repair = recovery.repair_bitmap(trial_replay.as_ref());
     if trial_replay.is_some() {
@@ -168,6 +169,8 @@ struct Recovery<'m, M> {
     /// Only one superblock is valid. It may be the older one: the other was being written, which is
     /// harmless, or was damaged since.
     is_alone: bool,
+    /// The superblock does not name a device as failed yet.
+    has_new_failure: bool,
     bitmap: Bitmap,
     /// Lines of the bitmap with a wrong checksum.
     torn_lines: Vec<DamagedLine>,
@@ -230,6 +233,7 @@ impl<'m, M: Media> Recovery<'m, M> {
             media,
             ordered,
             is_alone,
+            has_new_failure,
             bitmap,
             table,
             must_compare,
@@ -253,6 +257,16 @@ impl<'m, M: Media> Recovery<'m, M> {
                 let _fenced = self.media.fence(stores);
             }
         }
+    }
+
+    /// Names devices that have just failed in both superblocks. The replay stores slots with frames of them, because their
+    /// records count although nobody can compare them with their data. A later recovery with such a device would find other
+    /// data there, so it must not use the device.
+    fn name_failed_devices(&mut self) -> Result<(), PoolError> {
+        if self.has_new_failure && !defect::is(Defect::FailureNamedAfterReplay) {
+            write_superblocks(self.media, &mut self.block)?;
+        }
+        Ok(())
     }
 
     /// Replays the records: on the private mapping, if there is one, otherwise on the medium.
