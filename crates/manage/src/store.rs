@@ -35,7 +35,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use uuid::Uuid;
 
-/// The schema that this manager writes; it refuses higher ones.
+/// The schema that this manager writes; it refuses higher ones. Schema 1 is frozen: a change that is more than a
+/// field with a default takes a higher one.
 pub const SCHEMA: u64 = 1;
 /// The purpose that the `meta` table states.
 const PURPOSE: &str = "pagemesh manager store";

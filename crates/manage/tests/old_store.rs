@@ -1,4 +1,5 @@
-//! This build opens a store that an earlier build wrote, and reads the same records.
+//! This build opens stores that earlier builds wrote, and reads the same records. It writes records as JSON that
+//! those builds read.
 
 use pagemesh_base::layout::{
     BrickId, Column, EpochNumber, Layout, Leg, LegState, Segment, SliceId,
@@ -7,14 +8,15 @@ use pagemesh_fuzz::image;
 use pagemesh_manage::layout_state::LayoutState;
 use pagemesh_manage::records::{Attachment, BrickRecord, LegNote, PendingDelete, VolumeRecord};
 use pagemesh_manage::shape::Shape;
-use pagemesh_manage::store::{Store, StoreContents, StoreWrite};
+use pagemesh_manage::store::{SCHEMA, Store, StoreContents, StoreWrite};
 use pagemesh_manage::{Durability, LayoutKind, TierPolicy};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
 use std::path::Path;
 use uuid::Uuid;
 
-const FORMAT_HINT: &str = "a store of version 0 that an earlier build wrote is not read as it was meant: \
-    undo what changed, or give new fields a default; if the format was meant to change, see the \
-    top of docs/formats.md";
+const FORMAT_HINT: &str = "a store that an earlier build wrote is not read as it was meant: undo what \
+    changed, or give new fields a default (the format is frozen, see docs/formats.md)";
 
 fn brick(number: u128) -> BrickRecord {
     BrickRecord {
@@ -98,33 +100,88 @@ fn contents() -> StoreContents {
     }
 }
 
-fn write_store() -> Vec<u8> {
+/// The records of each kind as JSON, all fields set.
+fn records() -> Value {
+    serde_json::from_slice(include_bytes!("data/manager-1.json")).expect("JSON")
+}
+
+/// The same records in memory.
+fn frozen_contents() -> StoreContents {
+    fn all<T: DeserializeOwned>(kind: &str) -> Vec<T> {
+        let found = serde_json::from_value(records()[kind].clone());
+        found.unwrap_or_else(|cause| panic!("{kind}: {FORMAT_HINT} ({cause})"))
+    }
+    StoreContents {
+        bricks: all("bricks"),
+        volumes: all("volumes"),
+        pending_deletes: all("pending_deletes"),
+        events: all("events"),
+        dropped_event_seq: 40,
+        tokens: all("tokens"),
+        answers: all("answers"),
+        token_mark_unix_s: 1_700_000_300,
+        admin_token_made: true,
+    }
+}
+
+fn write_store(contents: &StoreContents) -> Vec<u8> {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("store");
     let store = Store::open(&path).expect("a store");
-    let contents = contents();
-    let bricks = contents.bricks.iter().map(StoreWrite::PutBrick);
-    let volumes = contents.volumes.iter().map(StoreWrite::PutVolume);
-    let pending = contents
-        .pending_deletes
-        .iter()
-        .copied()
-        .map(StoreWrite::AddPendingDelete);
-    let writes: Vec<_> = bricks.chain(volumes).chain(pending).collect();
+    let mut writes: Vec<_> = contents.bricks.iter().map(StoreWrite::PutBrick).collect();
+    writes.extend(contents.volumes.iter().map(StoreWrite::PutVolume));
+    let pending = contents.pending_deletes.iter().copied();
+    writes.extend(pending.map(StoreWrite::AddPendingDelete));
+    writes.extend(contents.events.iter().map(StoreWrite::PutEvent));
+    writes.extend(contents.tokens.iter().map(StoreWrite::PutToken));
+    writes.extend(contents.answers.iter().map(StoreWrite::PutAnswer));
+    if contents.admin_token_made {
+        writes.push(StoreWrite::SetDroppedEvent(contents.dropped_event_seq));
+        writes.push(StoreWrite::SetTokenMark(contents.token_mark_unix_s));
+        writes.push(StoreWrite::NoteAdminTokenMade);
+    }
     store.commit(&writes).expect("committed");
     drop(store);
     std::fs::read(&path).expect("the store")
 }
 
-#[test]
-fn stored_file_of_version_0_is_opened() {
-    let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/manager-0.txt");
+fn check_stored(name: &str, contents: &StoreContents) {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("store");
-    std::fs::write(&path, image::golden_image(&kept, write_store)).expect("written");
+    let kept = image::golden_image(&data.join(name), || write_store(contents));
+    std::fs::write(&path, kept).expect("written");
     let store = Store::open(&path).unwrap_or_else(|cause| panic!("{FORMAT_HINT} ({cause})"));
     let found = store
         .load()
         .unwrap_or_else(|cause| panic!("{FORMAT_HINT} ({cause})"));
-    assert_eq!(found, contents(), "{FORMAT_HINT}");
+    assert_eq!(&found, contents, "{name}: {FORMAT_HINT}");
+}
+
+#[test]
+fn stored_file_of_first_build_is_opened() {
+    check_stored("manager-0.txt", &contents());
+}
+
+#[test]
+fn stored_file_of_schema_1_is_opened() {
+    assert_eq!(SCHEMA, 1, "a higher schema needs an image of its own");
+    check_stored("manager-1.txt", &frozen_contents());
+}
+
+#[test]
+fn records_are_written_as_frozen_json() {
+    let contents = frozen_contents();
+    let written = json!({
+        "bricks": contents.bricks,
+        "volumes": contents.volumes,
+        "pending_deletes": contents.pending_deletes,
+        "events": contents.events,
+        "tokens": contents.tokens,
+        "answers": contents.answers,
+    });
+    let frozen = records();
+    for (kind, records) in written.as_object().expect("an object") {
+        assert_eq!(*records, frozen[kind], "{kind}: {FORMAT_HINT}");
+    }
 }
