@@ -70,7 +70,14 @@ fn slice_requests() -> Vec<SliceRequest> {
         KeepOrder,
         Births { page: PAGE, count },
         copy(births.clone(), Bytes::new()),
-        copy(vec![Epoch(7)], data),
+        copy(vec![Epoch(7)], data.clone()),
+        Durable {
+            change: Box::new(Write {
+                offset,
+                data,
+                stamp,
+            }),
+        },
     ]
 }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  0  magic       4   "PMSH"
-//!  4  version     1   3, as agreed in the handshake
+//!  4  version     1   2, as agreed in the handshake
 //!  5  kind        1   kind of the request; a reply has bit 7 set as well
 //!  6  flags       2   replies: bit 0 error, bit 1 more; write, clear, transact: bit 2 durable; else zero
 //!  8  tag         8   chosen by the client, rising; repeated in the reply

@@ -78,11 +78,8 @@ pub fn run(args: &BrickArgs) -> anyhow::Result<()> {
 }
 
 /// Serves clients of this machine at a path.
-type ServeSocket<M> = fn(
-    &Path,
-    Arc<BrickService<M>>,
-    &mut tcp::TcpServer,
-) -> anyhow::Result<Option<map::MapServer>>;
+type ServeSocket<M> =
+    fn(&Path, Arc<BrickService<M>>, &mut tcp::TcpServer) -> anyhow::Result<Option<map::MapServer>>;
 
 /// Starts the map transport.
 fn bind_map<M: MappedFirst + Send + Sync + 'static>(
