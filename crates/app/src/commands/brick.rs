@@ -34,10 +34,10 @@ pub struct BrickArgs {
     /// and later. Data loss: its pages are damaged, until scrubs of their volumes repair them from other copies.
     #[arg(long = "failed-device", value_name = "UUID")]
     pub failed_devices: Vec<Uuid>,
-    /// What a further device of a pool of class `file-sync` that fails while the brick runs does: `retire` opens the pool
-    /// again without it, now and later, and its pages are damaged, until scrubs of their volumes repair them from other
-    /// copies; `end` ends the brick, which recovers the pool with the device when it is started again.
-    #[arg(long, default_value = "retire", value_name = "ACTION")]
+    /// Action when a further device of a pool of class `file-sync` fails. `end`: the brick ends, and its next start recovers
+    /// the pool with the device. `retire`: the brick opens the pool again without the device, and goes on. Data loss: the
+    /// device is never used again, and its pages are damaged, until scrubs of their volumes repair them from other copies.
+    #[arg(long, default_value = "end", value_name = "ACTION")]
     pub on_device_failure: OnDeviceFailure,
     /// Address of the TCP transport; port 0 takes a free port.
     #[arg(long, default_value = "127.0.0.1:0")]

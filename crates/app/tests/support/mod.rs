@@ -380,6 +380,7 @@ impl Cluster {
         let socket = self.brick_socket(n);
         let socket = socket.to_str().unwrap();
         let mut args = vec!["brick", "--pool", pool, "--domain", &name, "--name", &name];
+        args.extend(["--on-device-failure", "retire"]);
         if self.bricks[n].is_local {
             args.extend(["--map", socket]);
         }
