@@ -76,8 +76,11 @@ impl Transports {
         };
         if let Some(socket) = self.local_socket(address) {
             match connect(Endpoint::Local(socket)) {
-                // As for a mapped leg: another brick may have the path, or this user no access to it.
-                Err(SliceError::Refused(_) | SliceError::Lost(_)) => {}
+                // Another brick may have the path, which has no such slice or no session, or this user no access to it.
+                Err(cause) if !matches!(cause, SliceError::StaleEpoch { .. }) => {
+                    let socket = socket.display();
+                    tracing::debug!(%socket, %cause, "a brick is reached over tcp, not at its socket");
+                }
                 connected => return connected,
             }
         }

@@ -162,6 +162,10 @@ impl<M: Media + Send + Sync + 'static> Registrar<M> {
         let sent = counts.as_ref().map(|it| it.as_slice());
         let registration = self.registration(past.fulfilled, devices, sent)?;
         let answer = self.manager.heartbeat(&registration);
+        if self.brick.has_failed() {
+            // A request in the answer is for the brick that takes its place.
+            bail!("the pool failed; see the log, then start the brick again to recover it");
+        }
         let was_answered = std::mem::replace(&mut past.was_answered, answer.is_ok());
         let reply = match answer {
             Ok(reply) => reply,

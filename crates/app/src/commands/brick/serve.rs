@@ -167,6 +167,10 @@ impl BrickProcess<'_> {
             let end = served.wait(&self.ending);
             let reopening = reopening.as_ref().filter(|it| (it.is_possible)(&brick));
             let (ServeEnd::Failed, Some(reopening)) = (&end, reopening) else {
+                if matches!(end, ServeEnd::Failed) {
+                    // Also if the first device failed only after a further one.
+                    exit_soon();
+                }
                 drop(responder);
                 return served.end(end);
             };
@@ -176,7 +180,8 @@ impl BrickProcess<'_> {
             let reopened = (reopening.reopen)(&brick, self.pool, &self.options);
             let (next, thread, recovered) = reopened.inspect_err(|_| exit_soon())?;
             tracing::info!(?recovered, %pool, "recovered");
-            (brick, keeper) = (next, thread);
+            keeper = thread;
+            leave_to_thread(std::mem::replace(&mut brick, next));
             current.set(&brick);
         }
     }
@@ -308,16 +313,26 @@ impl<M: Media + Send + Sync + 'static> ServedBrick<M> {
         stop_server(self.tcp);
         let (registrar, reporter, map, keeper) =
             (self.registrar, self.reporter, self.map, self.keeper);
-        let left = std::thread::Builder::new().name("failed-pool".into());
-        let spawned = left.spawn(move || {
+        leave_to_thread(self.brick);
+        run_apart("failed-pool", move || {
             registrar.stop();
             drop(reporter);
             drop(map);
             keeper.stop();
         });
-        if let Err(cause) = spawned {
-            tracing::error!(%cause, "cannot start a thread");
-        }
+    }
+}
+
+/// Drops a failed brick on a thread of its own: the drop may wait for threads that are stuck at a device.
+fn leave_to_thread<M: Media + Send + Sync + 'static>(brick: Arc<Brick<M>>) {
+    run_apart("failed-brick", move || drop(brick));
+}
+
+/// Runs `work` on a thread that nothing waits for.
+fn run_apart(name: &str, work: impl FnOnce() + Send + 'static) {
+    let thread = std::thread::Builder::new().name(name.into());
+    if let Err(cause) = thread.spawn(work) {
+        tracing::error!(%cause, "cannot start a thread");
     }
 }
 
@@ -329,14 +344,10 @@ fn stop_server(tcp: tcp::TcpServer) {
 
 /// Ends the process of a failed pool, if it does not end by itself: its threads may wait for a disk that does not answer.
 fn exit_soon() {
-    let exit = || {
+    run_apart("exit", || {
         std::thread::sleep(FAILED_EXIT_LIMIT);
         std::process::exit(1);
-    };
-    let thread = std::thread::Builder::new().name("exit".into());
-    if let Err(cause) = thread.spawn(exit) {
-        tracing::error!(%cause, "cannot start a thread");
-    }
+    });
 }
 
 /// Handles status and scrub signals.
