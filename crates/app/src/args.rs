@@ -88,7 +88,7 @@ pub struct ManagerArgs {
 /// The transport between a client and a brick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Transport {
-    /// `map` if the brick is on this machine and its pool allows it, otherwise `tcp`.
+    /// On the brick's machine `map`, or requests through its unix socket if the pool is of class `file-sync`; otherwise `tcp`.
     Auto,
     /// Map the pool into this process.
     Map,

@@ -16,7 +16,7 @@ enum ShutdownEvent {
     End,
     /// A child process has exited.
     ChildEnded,
-    /// A thread of this process has something to tell.
+    /// A thread of this process reports an event.
     Notice,
 }
 

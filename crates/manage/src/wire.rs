@@ -201,7 +201,7 @@ pub struct BrickAddress {
     pub name: Option<BrickName>,
     /// `host:port` of the brick's tcp transport.
     pub tcp: String,
-    /// The unix socket of the brick's `map` transport.
+    /// The unix socket of the brick for clients on its machine: they map the pool, or send requests to a pool that cannot be mapped.
     pub map_socket: Option<String>,
     /// The durability class of its pool.
     #[schema(value_type = crate::api::document::Durability)]

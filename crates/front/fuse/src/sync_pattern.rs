@@ -3,7 +3,7 @@
 //! Databases sync a log after each record: so many writes, one sync, again and again. A write that a sync will follow is
 //! made durable at once, and the sync then finds nothing to do: one request to the copies in place of two.
 //!
-//! A wrong guess costs a flush that nobody asked for. A file whose syncs stop costs at most one.
+//! A wrong guess costs one additional flush. A file whose syncs stop costs at most one.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

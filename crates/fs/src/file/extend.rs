@@ -115,7 +115,7 @@ pub(crate) fn extend_dense(
     })?;
     let end = at + data.len() as u64;
     if let Some(last) = last.filter(|_| !end.is_multiple_of(PAGE)) {
-        txs.lock_core().tail_pages.put(lock, last);
+        txs.lock_core().tail_pages.put(&lock, last);
     }
     Ok(Some(at..end))
 }

@@ -27,7 +27,7 @@ pub struct BrickRegistration {
     pub name_is_default: bool,
     /// `host:port` of the brick's tcp transport.
     pub address: String,
-    /// The unix socket of the brick's `map` transport: an absolute path.
+    /// The unix socket of the brick for clients on its machine: they map the pool, or send requests to a pool that cannot be mapped. An absolute path.
     #[serde(default)]
     pub map_socket: Option<String>,
     /// The failure domain of the brick, such as a machine or a rack.
@@ -203,7 +203,7 @@ pub struct BrickInfo {
     pub heartbeat_age_ms: Option<u64>,
     /// `host:port` of the brick's tcp transport.
     pub address: String,
-    /// The unix socket of the brick's `map` transport.
+    /// The unix socket of the brick for clients on its machine: they map the pool, or send requests to a pool that cannot be mapped.
     pub map_socket: Option<String>,
     /// The failure domain of the brick.
     pub domain: String,

@@ -30,6 +30,7 @@ use signal_hook::iterator::Signals;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -60,6 +61,7 @@ pub fn run(args: &BrickArgs) -> anyhow::Result<()> {
         metrics: args.metrics.bind()?,
         // Register before any slow operation: an unregistered signal would kill this process.
         asked: Some(Signals::new([SIGUSR1, SIGUSR2]).context("cannot listen for signals")?),
+        is_ending: Arc::new(AtomicBool::new(false)),
     };
     service::notify_status("opening the pool");
     match OpenedPool::open(pool, process.options.clone())? {
@@ -111,6 +113,8 @@ struct BrickProcess<'a> {
     listen: SocketAddr,
     metrics: Option<BoundResponder>,
     asked: Option<Signals>,
+    /// Whether the process ends: a failure from then on is not followed by a reopening.
+    is_ending: Arc<AtomicBool>,
 }
 
 type ReopenBrick<M> = fn(&Brick<M>, &Path, &OpenOptions) -> Result<OpenedBrick<M>, FileError>;
@@ -167,8 +171,9 @@ impl BrickProcess<'_> {
             let end = served.wait(&self.ending);
             let reopening = reopening.as_ref().filter(|it| (it.is_possible)(&brick));
             let (ServeEnd::Failed, Some(reopening)) = (&end, reopening) else {
-                if matches!(end, ServeEnd::Failed) {
-                    // Also if the first device failed only after a further one.
+                self.is_ending.store(true, Ordering::SeqCst);
+                // A further device may have failed before, and then the exit was not armed.
+                if brick.has_failed() {
                     exit_soon();
                 }
                 drop(responder);
@@ -181,8 +186,8 @@ impl BrickProcess<'_> {
             let (next, thread, recovered) = reopened.inspect_err(|_| exit_soon())?;
             tracing::info!(?recovered, %pool, "recovered");
             keeper = thread;
+            current.set(&next);
             leave_to_thread(std::mem::replace(&mut brick, next));
-            current.set(&brick);
         }
     }
 
@@ -245,11 +250,12 @@ impl BrickProcess<'_> {
     ) {
         let is_possible = reopening.as_ref().map(|it| it.is_possible);
         let (watched, waker) = (Arc::downgrade(brick), self.ending.waker());
+        let is_ending = self.is_ending.clone();
         brick.on_failure(move || {
             let brick = watched.upgrade();
             let goes_on = brick
                 .zip(is_possible)
-                .is_some_and(|(brick, is_it)| is_it(&brick));
+                .is_some_and(|(brick, is_it)| is_it(&brick) && !is_ending.load(Ordering::SeqCst));
             match goes_on {
                 true => waker.wake(),
                 false => exit_soon(),
