@@ -205,8 +205,13 @@ fn changes_of_file_opened_o_sync_are_flushed() {
     let kernel = KernelModel::new();
     let (name, mode, flags): (&[u8], _, _) = (b"name", 0o600, 0);
     let node = kernel.node(ROOT, Request::Create { name, mode, flags });
-    let (mode, offset, length) = (0, 0, 1 << 20);
-    for (how, flushes) in [(OFlags::RDWR, 0), (OFlags::DSYNC, 1), (OFlags::SYNC, 1)] {
+    let (mode, offset) = (0, 0);
+    for (number, (how, flushes)) in [(OFlags::RDWR, 0), (OFlags::DSYNC, 1), (OFlags::SYNC, 1)]
+        .into_iter()
+        .enumerate()
+    {
+        // Each round changes the file: without a change there is nothing to flush.
+        let length = (number as u64 + 1) << 20;
         let file = kernel.open(node, how);
         let before = kernel.1.flushes();
         kernel.ask(
