@@ -146,10 +146,12 @@ pub(crate) fn recover<M: Media>(
     let journals = recovery.scan_journals()?;
     recovery.correct_slots(&journals);
     recovery.check_torn_groups(&journals)?;
+    // Its journal heads are those of the checkpoint.
+    let loaded = recovery.block.clone();
     let records = recovery.select_records(journals.whole);
     recovery.correct_pages(&records);
     recovery.fence_records();
-    recovery.name_failed_devices()?;
+    recovery.name_failed_devices(loaded)?;
     let trial_replay = recovery.replay_on_trial(trial, &records)?;
     let bitmap_repair = recovery.repair_bitmap(trial_replay.as_ref());
     if trial_replay.is_some() {
@@ -261,10 +263,14 @@ impl<'m, M: Media> Recovery<'m, M> {
 
     /// Names devices that have just failed in both superblocks. The replay stores slots with frames of them, because their
     /// records count although nobody can compare them with their data. A later recovery with such a device would find other
-    /// data there, so it must not use the device.
-    fn name_failed_devices(&mut self) -> Result<(), PoolError> {
+    /// data there, so it must not use the device. The superblock is the loaded one otherwise, so that a later recovery
+    /// replays the same records.
+    fn name_failed_devices(&mut self, mut loaded: Superblock) -> Result<(), PoolError> {
         if self.has_new_failure && !defect::is(Defect::FailureNamedAfterReplay) {
-            write_superblocks(self.media, &mut self.block)?;
+            // A recovery from one superblock alone has found records in further journals.
+            loaded.journals_end = self.block.journals_end;
+            write_superblocks(self.media, &mut loaded)?;
+            self.block.generation = loaded.generation;
         }
         Ok(())
     }
