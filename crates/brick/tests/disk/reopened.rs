@@ -357,17 +357,27 @@ struct CutHistory {
     pages: PageHistory,
     model: Vec<u8>,
     write: u64,
+    /// The pages of the last write.
+    last: Range<u64>,
     rng: SplitMix64,
 }
 
 impl CutHistory {
+    /// Repeats the last write, which had no answer: no later flush confirms it.
+    fn repeat_last(&mut self, client: &mut Client) {
+        self.write += 1;
+        let write = whole_pages(client, self.last.clone(), &self.model);
+        self.pages.record(self.write, &write, &self.model);
+        assert_eq!(client.execute(vec![write]), [Ok(SliceReply::Done)]);
+    }
+
     /// Writes, and flushes one time in three. True: the brick has failed.
     fn write(&mut self, client: &mut Client) -> bool {
         self.write += 1;
         let write = random_write(&mut self.rng, client, &mut self.model);
-        let pages = pages_of(&write);
+        self.last = pages_of(&write);
         // Whole pages: a part of a damaged page is refused.
-        let write = whole_pages(client, pages, &self.model);
+        let write = whole_pages(client, self.last.clone(), &self.model);
         self.pages.record(self.write, &write, &self.model);
         let (is_flushed, confirmed) = (self.rng.below(3) == 0, self.write - 1);
         let mut batch = vec![write];
@@ -394,7 +404,13 @@ impl CutHistory {
             match read_page(client, number as u64) {
                 Ok(found) => assert!(
                     legal.iter().any(|(_, bytes)| *bytes == found),
-                    "{context}: page {number} is older than its flush"
+                    "{context}: page {number} has none of its contents since write {}, but of {:?}; flushed {flushed}, {reopened:?}",
+                    legal[0].0,
+                    versions
+                        .iter()
+                        .filter(|(_, bytes)| *bytes == found)
+                        .map(|it| it.0)
+                        .collect::<Vec<_>>(),
                 ),
                 Err(SliceError::Damaged { .. }) => assert!(
                     reopened.is_some_and(|last| legal[0].0 <= last),
@@ -421,6 +437,7 @@ fn cut_power_around_failure(seed: u64) {
         pages: PageHistory::new(&model),
         model,
         write: 0,
+        last: 0..0,
         rng: SplitMix64::new(seed),
     };
     let created = log.events().len();
@@ -440,6 +457,7 @@ fn cut_power_around_failure(seed: u64) {
     log.follow_next_devices(&[0, 2]);
     let (next, next_maintenance, _) = brick.reopen(&home.path(), &options()).expect("a brick");
     let mut next_client = Client::new(&next, 2);
+    history.repeat_last(&mut next_client);
     for _ in 0..60 {
         assert!(!history.write(&mut next_client));
     }
