@@ -212,7 +212,7 @@ impl AcceptedConnections for ServerState {
 
     fn serve(&self, (socket, address): (TcpStream, SocketAddr), slot: ConnectionSlot) {
         match Stream::tcp(socket) {
-            Ok(stream) => self.serve_stream(&stream, Some(address), slot),
+            Ok(stream) => self.serve_stream(slot, stream, Some(address)),
             Err(cause) => tracing::debug!(%address, %cause, "turned away"),
         }
     }
@@ -231,16 +231,19 @@ impl AcceptedConnections for LocalConnections {
     }
 
     fn serve(&self, socket: OwnedFd, slot: ConnectionSlot) {
-        self.0.serve_stream(&Stream::unix(socket), None, slot);
+        self.0.serve_stream(slot, Stream::unix(socket), None);
     }
 }
 
 impl ServerState {
-    fn serve_stream(&self, stream: &Stream, address: Option<SocketAddr>, mut slot: ConnectionSlot) {
-        match self.handshake(stream, &mut slot) {
-            Ok(agreed) => self.serve_requests(stream, agreed, address),
+    /// The stream is closed before the slot is free: a stop waits for free slots, and promises closed connections.
+    fn serve_stream(&self, mut slot: ConnectionSlot, stream: Stream, address: Option<SocketAddr>) {
+        match self.handshake(&stream, &mut slot) {
+            Ok(agreed) => self.serve_requests(&stream, agreed, address),
             Err(cause) => tracing::debug!(?address, %cause, "turned away"),
         }
+        drop(stream);
+        drop(slot);
     }
 
     /// The server's side of the handshake.
