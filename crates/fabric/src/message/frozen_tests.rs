@@ -35,7 +35,6 @@ fn slice_requests() -> Vec<SliceRequest> {
         },
         TransactionPart::Clear { offset, len },
     ];
-    let births = vec![Epoch(7), Epoch(0)];
     let copy = |births, data| Copy {
         page: PAGE,
         births,
@@ -69,7 +68,7 @@ fn slice_requests() -> Vec<SliceRequest> {
         Transact { parts, stamp },
         KeepOrder,
         Births { page: PAGE, count },
-        copy(births.clone(), Bytes::new()),
+        copy(vec![Epoch(7), Epoch(0)], Bytes::new()),
         copy(vec![Epoch(7)], data.clone()),
         Durable {
             change: Box::new(Write {

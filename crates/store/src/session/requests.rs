@@ -66,10 +66,7 @@ pub fn execute<M: Media>(
             let changed = transact(&mut [LegSession { session, handle }], parts, stamp);
             done_reply(changed)
         }
-        SliceRequest::Flush => match session.mapping().media().sync() {
-            Ok(()) => Ok(SliceReply::Done),
-            Err(cause) => Err(SliceError::Lost(cause.to_string())),
-        },
+        SliceRequest::Flush => flush(session),
         SliceRequest::Extents { offset, len } => extents(session, handle, epoch, offset, len),
         SliceRequest::Checksums { page, count } => {
             check_len(u64::from(count), LIST_ENTRIES_MAX as u64).and_then(|()| {
@@ -98,6 +95,13 @@ pub fn execute<M: Media>(
         // Nothing happened, or whole pages before that one have changed: the owner makes all of it under the same number.
         Err(SliceError::OnFlash) => ExecuteOutcome::NeedsOwner(request),
         result => ExecuteOutcome::Done(result),
+    }
+}
+
+fn flush<M: Media>(session: &Session<M>) -> RequestResult {
+    match session.mapping().media().sync() {
+        Ok(()) => Ok(SliceReply::Done),
+        Err(cause) => Err(SliceError::Lost(cause.to_string())),
     }
 }
 

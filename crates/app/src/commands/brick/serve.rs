@@ -142,7 +142,7 @@ impl BrickProcess<'_> {
     /// Serves a brick until a shutdown. A failure of its pool ends the process, unless `reopening` is possible.
     fn serve<M: Media + Send + Sync + 'static>(
         &mut self,
-        (mut brick, mut keeper, recovered): OpenedBrick<M>,
+        (mut brick, mut maintenance, recovered): OpenedBrick<M>,
         serve_socket: ServeSocket<M>,
         reopening: Option<Reopening<M>>,
     ) -> anyhow::Result<()> {
@@ -164,7 +164,13 @@ impl BrickProcess<'_> {
         let mut metrics = self.metrics.take();
         let mut responder = None;
         loop {
-            let served = self.start(&brick, keeper, serve_socket, &registered_name, &reopening)?;
+            let served = self.start(
+                &brick,
+                maintenance,
+                serve_socket,
+                &registered_name,
+                &reopening,
+            )?;
             if let Some(bound) = metrics.take() {
                 responder = metrics_pages::serve(Some(bound), page.clone())?;
             }
@@ -185,7 +191,7 @@ impl BrickProcess<'_> {
             let reopened = (reopening.reopen)(&brick, self.pool, &self.options);
             let (next, thread, recovered) = reopened.inspect_err(|_| exit_soon())?;
             tracing::info!(?recovered, %pool, "recovered");
-            keeper = thread;
+            maintenance = thread;
             current.set(&next);
             leave_to_thread(std::mem::replace(&mut brick, next));
         }
@@ -195,7 +201,7 @@ impl BrickProcess<'_> {
     fn start<M: Media + Send + Sync + 'static>(
         &mut self,
         brick: &Arc<Brick<M>>,
-        keeper: MaintenanceThread<M>,
+        maintenance: MaintenanceThread<M>,
         serve_socket: ServeSocket<M>,
         registered_name: &Arc<OnceLock<BrickName>>,
         reopening: &Option<Reopening<M>>,
@@ -238,7 +244,7 @@ impl BrickProcess<'_> {
             reporter,
             map,
             tcp,
-            keeper,
+            maintenance,
         })
     }
 
@@ -271,7 +277,7 @@ struct ServedBrick<M: Media + Send + Sync + 'static> {
     reporter: FigureReporter,
     map: Option<map::MapServer>,
     tcp: tcp::TcpServer,
-    keeper: MaintenanceThread<M>,
+    maintenance: MaintenanceThread<M>,
 }
 
 /// Why a brick is served no longer.
@@ -304,7 +310,7 @@ impl<M: Media + Send + Sync + 'static> ServedBrick<M> {
         drop(self.reporter);
         drop(self.map);
         stop_server(self.tcp);
-        self.keeper.stop();
+        self.maintenance.stop();
         match end {
             ServeEnd::Shutdown => Ok(()),
             ServeEnd::Failed => {
@@ -317,14 +323,14 @@ impl<M: Media + Send + Sync + 'static> ServedBrick<M> {
     /// Ends the connections, and leaves the rest to a thread: threads of the brick may be stuck at a device.
     fn abandon(self) {
         stop_server(self.tcp);
-        let (registrar, reporter, map, keeper) =
-            (self.registrar, self.reporter, self.map, self.keeper);
+        let (registrar, reporter, map, maintenance) =
+            (self.registrar, self.reporter, self.map, self.maintenance);
         leave_to_thread(self.brick);
         run_apart("failed-pool", move || {
             registrar.stop();
             drop(reporter);
             drop(map);
-            keeper.stop();
+            maintenance.stop();
         });
     }
 }
