@@ -23,6 +23,7 @@ const TORN_TRANSACTION_ERROR: &str = "half of a transaction";
 const PROMOTED_COPY_ERROR: &str = " promoted copy";
 const MOUNT_CONTENT_ERROR: &str = " finds: ";
 const MOUNT_READ_ERROR: &str = " cannot read: ";
+const FINAL_READ_ERROR: &str = " reads at the end: ";
 const LAST_LOSS_ERROR: &str = "the last power loss has changed flushed pages";
 const LOST_PAGE_ERROR: &str = " is lost";
 const DAMAGED_ERROR: &str = " is damaged on ";
@@ -126,11 +127,19 @@ fn block_histories_catch_every_defect() {
 
 /// Defects that programs would notice in their files.
 const FILE_DEFECTS: &[(Defect, &[&str])] = &[
+    // A page of one transaction without the others may also keep a replica from its place.
     (
         Defect::RecoveredByPage,
-        &[MOUNT_CONTENT_ERROR, MOUNT_READ_ERROR],
+        &[
+            MOUNT_CONTENT_ERROR,
+            MOUNT_READ_ERROR,
+            "a replica does not become active",
+        ],
     ),
-    (Defect::FirstPartResent, &[MOUNT_CONTENT_ERROR]),
+    (
+        Defect::FirstPartResent,
+        &[MOUNT_CONTENT_ERROR, FINAL_READ_ERROR],
+    ),
     // This defect leaves differing legs, so the final comparison of the legs may find it, too.
     (
         Defect::OneLegAcknowledged,
