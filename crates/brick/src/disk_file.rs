@@ -78,19 +78,11 @@ pub(crate) fn start(
         head_len: block.geometry.frames.start as usize,
         frame_table: block.geometry.frame_table.bytes(),
     };
-    let disk = start_disk(path, Some(first), options)?;
-    for device in &found {
-        device.attach(&disk.data())?;
-    }
-    Ok(StartedDisk {
-        disk,
-        found,
-        failed,
-    })
+    start_with(path, Some(first), (found, failed), options)
 }
 
-/// Starts a disk in place of one whose further devices have failed. Adds them to `retired`. `known` has the paths of
-/// devices.
+/// Starts a disk in place of a failed one, without its failed further devices. Adds them to `retired`. `known` has the paths
+/// of devices.
 pub(crate) fn restart(
     path: &Path,
     handed: HandOver,
@@ -113,15 +105,7 @@ pub(crate) fn restart(
         head_len: block.geometry.frames.start as usize,
         frame_table: block.geometry.frame_table.bytes(),
     };
-    let disk = start_disk(path, Some(first), options)?;
-    for device in &found {
-        device.attach(&disk.data())?;
-    }
-    Ok(StartedDisk {
-        disk,
-        found,
-        failed,
-    })
+    start_with(path, Some(first), (found, failed), options)
 }
 
 /// Starts the disks behind a pool in memory. None if it has none, and needs none.
@@ -136,15 +120,25 @@ pub(crate) fn start_behind(
     if found.is_empty() && failed.is_empty() && !options.takes_disks {
         return Ok(None);
     }
-    let disk = start_disk(path, None, options)?;
+    start_with(path, None, (found, failed), options).map(Some)
+}
+
+/// Starts a disk, and attaches the further devices that were found.
+fn start_with(
+    path: &Path,
+    first: Option<NewDevice>,
+    (found, failed): (Vec<FoundDevice>, Vec<Uuid>),
+    options: &OpenOptions,
+) -> Result<StartedDisk, FileError> {
+    let disk = start_disk(path, first, options)?;
     for device in &found {
         device.attach(&disk.data())?;
     }
-    Ok(Some(StartedDisk {
+    Ok(StartedDisk {
         disk,
         found,
         failed,
-    }))
+    })
 }
 
 fn start_disk(

@@ -36,7 +36,7 @@ impl TieredMedia {
             memory_len: memory.len_bytes(),
             memory,
             disk,
-            // What an earlier process left is unknown: the first sync is a real one.
+            // An earlier process may have left stores: the first sync is a real one.
             disk_stores: AtomicU64::new(1),
             synced_stores: AtomicU64::new(0),
         }

@@ -1,4 +1,4 @@
-//! A pool on disks whose further device fails while the brick runs: the brick opens it again without the device.
+//! A further device of a pool on disks fails while the brick runs: the brick opens the pool again without it.
 //!
 //! It is the ordinary opening with a failed device. The failure ends all answers of the brick before, and its sessions.
 //! The recovery then names the device as failed in both superblocks, before anything is served. A crash before that leaves

@@ -28,7 +28,7 @@ const DEVICES: usize = 3;
 /// Writes before the failure.
 const WRITES: u64 = 600;
 
-/// What a client knows of its slice.
+/// The contents of a slice that a client has written and flushed.
 struct Model {
     /// The bytes that were flushed last, and those with the writes after them.
     flushed: Vec<u8>,

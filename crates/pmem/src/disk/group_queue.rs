@@ -116,17 +116,17 @@ impl WriterQueue {
 
     /// Asks for a group that begins after this call, and signals `ended` after its writes.
     pub(super) fn request_write(&self, ended: &Arc<EventFd>) -> GroupNo {
-        let mut state = lock(&self.state);
-        let group = state.want(GroupEnd::Written);
-        state.signal_at(group, ended);
-        self.work.notify_one();
-        group
+        self.request_and_signal(GroupEnd::Written, ended)
     }
 
     /// As [`WriterQueue::request_flush`], and signals `ended` after the FLUSH.
     pub(super) fn request_durable_write(&self, ended: &Arc<EventFd>) -> GroupNo {
+        self.request_and_signal(GroupEnd::Flush, ended)
+    }
+
+    fn request_and_signal(&self, end: GroupEnd, ended: &Arc<EventFd>) -> GroupNo {
         let mut state = lock(&self.state);
-        let group = state.want(GroupEnd::Flush);
+        let group = state.want(end);
         state.signal_at(group, ended);
         self.work.notify_one();
         group

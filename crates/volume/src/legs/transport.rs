@@ -87,7 +87,7 @@ impl Transports {
         connect(tcp::resolve(&address.tcp)?.into())
     }
 
-    /// The socket at which a brick on this machine takes requests: that of a pool which cannot be mapped.
+    /// The socket of a brick on this machine with a pool that cannot be mapped.
     fn local_socket<'a>(&self, address: &'a BrickAddress) -> Option<&'a Path> {
         let socket = address.map_socket.as_deref().map(Path::new)?;
         let is_used = self.transport == Transport::Auto && address.buffers() && socket.exists();
