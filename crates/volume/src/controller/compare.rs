@@ -1,10 +1,11 @@
 //! Comparisons of the legs of a column by checksums and births. No data travels.
 
-use super::copy::{CopyError, LegConnection, births};
+use super::copy::{CopyError, LegConnection, request_births, take_births};
 use super::leg_errors::lose_leg_if_gone;
 use super::state::ControllerState;
 use crate::limits::RESYNC_CHUNK_BYTES;
 use crate::snapshot::LegSet;
+use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::PageNo;
 use pagemesh_base::slice::{SliceError, SliceReply, SliceRequest};
 use pagemesh_base::units::PAGE_BYTES;
@@ -31,27 +32,26 @@ pub(super) async fn differing_ranges(
     offset: u64,
     len: u64,
 ) -> Vec<(u64, u64)> {
-    debug_assert!(len <= RESYNC_CHUNK_BYTES);
-    let whole = vec![(offset, len)];
-    let request = SliceRequest::Checksums {
-        page: PageNo(offset / PAGE_BYTES as u64),
-        count: len.div_ceil(PAGE_BYTES as u64) as u32,
-    };
-    let wanted = first.control.call(state, request.clone()).await;
-    let Ok(SliceReply::Checksums(wanted)) = wanted else {
-        return whole;
-    };
-    let mut unequal = vec![false; wanted.len()];
-    for other in others {
-        match other.control.call(state, request.clone()).await {
-            Ok(SliceReply::Checksums(found)) if found.len() == wanted.len() => {
-                let pairs = wanted.iter().zip(found).zip(&mut unequal);
-                pairs.for_each(|((wanted, found), unequal)| *unequal |= *wanted != found);
-            }
-            _ => return whole,
-        }
-    }
+    let unequal = unequal_pages(state, first, others, (offset, len)).await;
     marked_runs(&unequal, offset, len)
+}
+
+/// The parts of a chunk with other contents or another birth. All is requested at once.
+pub(super) async fn ranges_of_other_content_or_birth(
+    state: &ControllerState,
+    first: &LegConnection,
+    other: &LegConnection,
+    (offset, len): (u64, u64),
+) -> Result<Vec<(u64, u64)>, CopyError> {
+    let births = [first, other].map(|leg| request_births(state, leg, (offset, len)));
+    let others = std::slice::from_ref(other);
+    let mut unequal = unequal_pages(state, first, others, (offset, len)).await;
+    let born = unequal_births(state, [first, other], births).await?;
+    unequal
+        .iter_mut()
+        .zip(born)
+        .for_each(|(unequal, born)| *unequal |= born);
+    Ok(marked_runs(&unequal, offset, len))
 }
 
 /// The parts of a chunk with two known births that differ, in whole pages except at the end. A page that was
@@ -62,12 +62,61 @@ pub(super) async fn ranges_of_other_birth(
     other: &LegConnection,
     (offset, len): (u64, u64),
 ) -> Result<Vec<(u64, u64)>, CopyError> {
-    let range = (offset, len.next_multiple_of(PAGE_BYTES as u64));
-    let wanted = births(state, first, range).await?;
-    let found = births(state, other, range).await?;
+    let births = [first, other].map(|leg| request_births(state, leg, (offset, len)));
+    let unequal = unequal_births(state, [first, other], births).await?;
+    Ok(marked_runs(&unequal, offset, len))
+}
+
+/// The pages of a chunk that differ. All legs sum at once.
+async fn unequal_pages(
+    state: &ControllerState,
+    first: &LegConnection,
+    others: &[LegConnection],
+    (offset, len): (u64, u64),
+) -> Vec<bool> {
+    debug_assert!(len <= RESYNC_CHUNK_BYTES);
+    let count = len.div_ceil(PAGE_BYTES as u64) as usize;
+    let request = || SliceRequest::Checksums {
+        page: PageNo(offset / PAGE_BYTES as u64),
+        count: count as u32,
+    };
+    let legs: Vec<_> = std::iter::once(first).chain(others).collect();
+    let tags: Vec<_> = legs
+        .iter()
+        .map(|leg| leg.control.submit(state, request()))
+        .collect();
+    let mut unequal = vec![false; count];
+    let mut wanted: Option<Vec<_>> = None;
+    for (leg, tag) in legs.into_iter().zip(tags) {
+        match (leg.control.answer(state, tag).await, &wanted) {
+            (Ok(SliceReply::Checksums(found)), None) if found.len() == count => {
+                wanted = Some(found)
+            }
+            (Ok(SliceReply::Checksums(found)), Some(wanted)) if found.len() == count => {
+                let pairs = wanted.iter().zip(found).zip(&mut unequal);
+                pairs.for_each(|((wanted, found), unequal)| *unequal |= *wanted != found);
+            }
+            _ => unequal.fill(true),
+        }
+    }
+    unequal
+}
+
+/// The pages whose births are known on both legs and differ.
+async fn unequal_births(
+    state: &ControllerState,
+    legs: [&LegConnection; 2],
+    requested: [u64; 2],
+) -> Result<Vec<bool>, CopyError> {
+    let wanted = take_births(state, legs[0], requested[0]).await;
+    let found = take_births(state, legs[1], requested[1]).await;
+    let (wanted, found) = (wanted?, found?);
+    if defect::is(Defect::ResyncedBirthsDiffer) {
+        return Ok(vec![false; wanted.len()]);
+    }
     let pairs = wanted.iter().zip(&found);
     let differ = pairs.map(|(wanted, found)| wanted != found && wanted.0 > 0 && found.0 > 0);
-    Ok(marked_runs(&differ.collect::<Vec<_>>(), offset, len))
+    Ok(differ.collect())
 }
 
 /// Runs of marked pages within a chunk, as offset and length.

@@ -181,13 +181,13 @@ async fn copy_data(
     kind: CopyKind,
 ) -> Result<(), CopyError> {
     // Both answers are on their way together.
-    let births = request_births(state, from, (offset, len), kind);
+    let births = request_kept_births(state, from, (offset, len), kind);
     let request = SliceRequest::Read {
         offset,
         len: len as u32,
     };
     let reply = from.control.call(state, request).await;
-    let births = take_births(state, from, births).await?;
+    let births = take_kept_births(state, from, births).await?;
     let fail = |error| CopyError {
         leg: from.leg,
         error,
@@ -220,8 +220,8 @@ async fn copy_holes(
     (offset, len): (u64, u64),
     kind: CopyKind,
 ) -> Result<(), CopyError> {
-    let births = request_births(state, from, (offset, len), kind);
-    let births = take_births(state, from, births).await?;
+    let births = request_kept_births(state, from, (offset, len), kind);
+    let births = take_kept_births(state, from, births).await?;
     let pages = len.div_ceil(PAGE_BYTES as u64) as usize;
     apply_change(state, to, |stamp| {
         let births = match kind {
@@ -241,20 +241,36 @@ async fn copy_holes(
     .await
 }
 
-/// The births of a range of whole pages on a leg.
-pub(super) async fn births(
+/// Requests the births of a range on a leg, in whole pages.
+pub(super) fn request_births(
     state: &ControllerState,
     of: &LegConnection,
-    range: (u64, u64),
+    (offset, len): (u64, u64),
+) -> u64 {
+    const PAGE: u64 = PAGE_BYTES as u64;
+    let request = SliceRequest::Births {
+        page: PageNo(offset / PAGE),
+        count: len.div_ceil(PAGE) as u32,
+    };
+    of.control.submit(state, request)
+}
+
+/// Takes the answer to [`request_births`].
+pub(super) async fn take_births(
+    state: &ControllerState,
+    of: &LegConnection,
+    tag: u64,
 ) -> Result<Vec<Epoch>, CopyError> {
-    let births = request_births(state, of, range, CopyKind::KeepBirths);
-    let births = take_births(state, of, births).await?;
-    Ok(births.unwrap_or_default())
+    let fail = |error| CopyError { leg: of.leg, error };
+    match of.control.answer(state, tag).await.map_err(fail)? {
+        SliceReply::Births(births) => Ok(births),
+        _ => Err(fail(SliceError::Refused("it lists no births".into()))),
+    }
 }
 
 /// Requests the births of a range, if the copy keeps them. The births of a part of a page are not
 /// kept: only the end of a slice could be one.
-fn request_births(
+fn request_kept_births(
     state: &ControllerState,
     from: &LegConnection,
     (offset, len): (u64, u64),
@@ -262,31 +278,18 @@ fn request_births(
 ) -> Option<u64> {
     const PAGE: u64 = PAGE_BYTES as u64;
     let is_whole = offset.is_multiple_of(PAGE) && len.is_multiple_of(PAGE);
-    (kind == CopyKind::KeepBirths && is_whole).then(|| {
-        let request = SliceRequest::Births {
-            page: PageNo(offset / PAGE),
-            count: (len / PAGE) as u32,
-        };
-        from.control.submit(state, request)
-    })
+    (kind == CopyKind::KeepBirths && is_whole).then(|| request_births(state, from, (offset, len)))
 }
 
-/// Takes the answer to [`request_births`].
-async fn take_births(
+/// Takes the answer to [`request_kept_births`].
+async fn take_kept_births(
     state: &ControllerState,
     from: &LegConnection,
     tag: Option<u64>,
 ) -> Result<Option<Vec<Epoch>>, CopyError> {
-    let Some(tag) = tag else {
-        return Ok(None);
-    };
-    let fail = |error| CopyError {
-        leg: from.leg,
-        error,
-    };
-    match from.control.answer(state, tag).await.map_err(fail)? {
-        SliceReply::Births(births) => Ok(Some(births)),
-        _ => Err(fail(SliceError::Refused("it lists no births".into()))),
+    match tag {
+        Some(tag) => take_births(state, from, tag).await.map(Some),
+        None => Ok(None),
     }
 }
 

@@ -33,7 +33,7 @@ impl LegResync<'_> {
                     // Legs that are still away must hear of holes, too, which no table of mapped
                     // pages lists.
                     true => self.copy_born(CopyMode::CopyBorn).await?,
-                    false if defect::is(Defect::ResyncedBirthsDiffer) => {}
+                    // Holes have births as well.
                     false => self.copy_born(CopyMode::CompareBirths).await?,
                 }
             }
@@ -127,7 +127,10 @@ impl LegResync<'_> {
         let mut from = PageNo(0);
         loop {
             let sources = self.sources()?;
-            let (runs, next) = self.born_runs(&sources[0], from, pass).await?;
+            let (mut runs, next) = self.born_runs(&sources[0], from, pass).await?;
+            if pass == CopyMode::CompareBirths {
+                runs = self.holes_of(&sources[0], &runs).await?;
+            }
             let skipped = usize::from(defect::is(Defect::RegionNotResynced)).min(runs.len());
             self.copy_runs(&runs[skipped..], pass).await?;
             match next {
@@ -135,6 +138,24 @@ impl LegResync<'_> {
                 None => return Ok(()),
             }
         }
+    }
+
+    /// The pages of these runs that are holes on the source.
+    async fn holes_of(
+        &self,
+        source: &LegConnection,
+        runs: &[PageRun],
+    ) -> Result<Vec<PageRun>, String> {
+        let bounds = self.byte_ranges(runs);
+        let (from, end) = bounds.fold((u64::MAX, 0), |(from, end), (at, stop)| {
+            (from.min(at), end.max(stop))
+        });
+        let mut mapped = vec![];
+        for at in (from..end).step_by(EXTENTS_WINDOW_BYTES as usize) {
+            let stop = (at + EXTENTS_WINDOW_BYTES).min(end);
+            mapped.extend(self.mapped_runs_of(source, at, stop).await?);
+        }
+        Ok(without(runs, &merge(mapped), 0..u64::MAX))
     }
 
     /// Copies the pages that only the source or only the leg holds, and compares those that

@@ -4,7 +4,7 @@
 //! [`RESYNC_BUSY_BYTES_PER_S`].
 
 use super::LegResync;
-use crate::controller::compare::{differing_ranges, ranges_of_other_birth};
+use crate::controller::compare::{ranges_of_other_birth, ranges_of_other_content_or_birth};
 use crate::controller::copy::{self, CopyError, CopyKind, chunks};
 use crate::controller::model::LegEntry;
 use crate::limits::{RESYNC_BUSY_BYTES_PER_S, RESYNC_BUSY_FOR, RESYNC_CHUNKS_MAX};
@@ -21,9 +21,9 @@ pub(super) enum CopyMode {
     CopyBorn,
     /// They are copied. Some may be born before the loss.
     Copy,
-    /// They are compared, and copied if they differ.
+    /// They are compared, with their births, and copied if one differs.
     Compare,
-    /// They are equal. They are copied if their births differ.
+    /// They are holes on both. They are copied if their births differ.
     CompareBirths,
     /// They are cleared if they are holes by now.
     FreeSpace,
@@ -106,7 +106,11 @@ impl LegResync<'_> {
             // may differ there from both.
             let places = match pass {
                 CopyMode::Compare if !self.is_other_stale() => {
-                    differing_ranges(self.state, &sources[0], &target, offset, len).await
+                    let (source, target) = (&sources[0], &target[0]);
+                    let chunk = (offset, len);
+                    let found =
+                        ranges_of_other_content_or_birth(self.state, source, target, chunk).await;
+                    found.map_err(|failure| self.copy_failed(&failure))?
                 }
                 CopyMode::CompareBirths => self.other_births((offset, len)).await?,
                 _ => vec![(offset, len)],
