@@ -31,7 +31,7 @@ mod steps;
 pub mod test_api;
 mod wake;
 
-pub use client::driven::{CallAnswer, DrivenVolume, PendingCall};
+pub use client::driven::{CallAnswer, DrivenVolume, FlushState, PendingCall};
 pub use client::volume::{AttachError, CheckError, RefreshError, Volume};
 pub use controller::ScrubPlan;
 pub use legs::connector::Connector;

@@ -45,6 +45,17 @@ pub struct DrivenVolume {
     calls: QueuedCalls,
 }
 
+/// See [`DrivenVolume::flush_state`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FlushState {
+    /// See [`pagemesh_base::space::Space::has_write_cache`].
+    pub has_write_cache: bool,
+    /// See [`pagemesh_base::space::Space::needs_flush`].
+    pub needs_flush: bool,
+    /// See [`pagemesh_base::space::Space::lost_writes`].
+    pub lost_writes: u64,
+}
+
 /// A blocking call that the driver must make.
 pub struct PendingCall {
     id: u64,
@@ -156,6 +167,16 @@ impl DrivenVolume {
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.shared.snapshot().1.size_bytes
+    }
+
+    /// Whether changes are durable without a flush, as a [`Space`](pagemesh_base::space::Space) tells it.
+    #[must_use]
+    pub fn flush_state(&self) -> FlushState {
+        FlushState {
+            has_write_cache: self.shared.has_write_cache(),
+            needs_flush: self.shared.needs_flush(),
+            lost_writes: self.shared.lost_writes.total(),
+        }
     }
 
     /// Enables direct access, as

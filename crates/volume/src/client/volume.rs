@@ -283,17 +283,11 @@ impl Space for Volume {
     }
 
     fn has_write_cache(&self) -> bool {
-        self.shared.snapshot().1.buffers()
+        self.shared.has_write_cache()
     }
 
     fn needs_flush(&self) -> bool {
-        let snapshot = self.shared.snapshot().1;
-        let is_unflushed = || {
-            self.shared
-                .lost_writes
-                .may_be_unflushed(snapshot.columns.len())
-        };
-        snapshot.buffers() && is_unflushed() || self.shared.replication.last_number() != 0
+        self.shared.needs_flush()
     }
 
     fn lost_writes(&self) -> u64 {

@@ -125,6 +125,21 @@ impl VolumeShared {
         true
     }
 
+    /// See [`pagemesh_base::space::Space::has_write_cache`].
+    pub fn has_write_cache(&self) -> bool {
+        self.snapshot().1.buffers()
+    }
+
+    /// See [`pagemesh_base::space::Space::needs_flush`].
+    pub fn needs_flush(&self) -> bool {
+        // Read before the snapshot: a fence closes the queue behind its snapshot.
+        let replicates = self.replication.last_number() != 0;
+        let snapshot = self.snapshot().1;
+        let is_unflushed = || self.lost_writes.may_be_unflushed(snapshot.columns.len());
+        // The flush of a fenced client fails: the next one may lack its changes.
+        replicates || snapshot.fenced || snapshot.buffers() && is_unflushed()
+    }
+
     /// The epoch that the manager's answer to the attach named.
     pub fn attachment(&self) -> Epoch {
         Epoch(self.attachment.load(Ordering::Relaxed))

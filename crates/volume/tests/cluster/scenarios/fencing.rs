@@ -39,6 +39,8 @@ fn superseded_client_late_writes_are_refused() {
     assert_eq!(world.client.status().state, VolumeState::Fenced);
     let again = world.submit(1, write(0, PAGE, 4));
     assert_eq!(world.result_of(again), Some(Err(SpaceError::Fenced)));
+    // A sync must not end well without a flush: an asynchronous replica may lack changes of this client.
+    assert!(world.client.flush_state().needs_flush);
     let read = world.submit(
         1,
         Request::Read {
