@@ -52,6 +52,8 @@ pub(crate) struct MountProgram {
     is_superseded: bool,
     /// The current task began before that.
     is_in_doubt: bool,
+    /// A change has ended since a replica was promoted that lacks it.
+    has_lost_change: bool,
 }
 
 #[derive(Clone)]
@@ -62,6 +64,11 @@ enum ProgramTask {
     Read,
     /// A request on a file of the direct clients.
     FileRequest(PendingFileRequest),
+}
+
+/// Whether an operation is durable when it is done, without a sync.
+fn is_durable_when_done(op: &Op) -> bool {
+    matches!(op, Op::Append(_, len, _) if *len > 0)
 }
 
 impl FilesOracle {
@@ -83,10 +90,9 @@ impl FilesOracle {
         last.or(self.durable_model.as_ref())
     }
 
-    /// Records an operation that is done.
-    fn record_op(&mut self, op: Op, after: FsModel) {
-        // Such a write is durable when it is done.
-        let is_durable = matches!(op, Op::Append(_, len, _) if len > 0);
+    /// Records an operation that has its answer.
+    fn record_op(&mut self, op: Op, after: FsModel, is_done: bool) {
+        let is_durable = is_done && is_durable_when_done(&op);
         self.undurable_ops.push((op, after));
         if is_durable {
             self.make_durable();
@@ -117,7 +123,14 @@ impl FilesOracle {
                 })?
             }
         };
-        self.may_lose_suffix = false;
+        // A client that has not heard of a promotion by force ends operations on the copies that it reaches, but none
+        // that is durable.
+        if std::mem::take(&mut self.may_lose_suffix)
+            && let Some((_, op)) = &self.in_doubt
+            && !is_durable_when_done(op)
+        {
+            self.resolved = None;
+        }
         self.in_doubt = None;
         self.undurable_ops.clear();
         self.durable_model = Some(adopted);
@@ -210,13 +223,14 @@ impl Scenario {
             .then(|| client.driven.enable_direct_access());
         let segment = admitted.map(|segment| segment.expect("memory"));
         client.mount_clients = segment.clone().map(MountClients::new);
-        let (mount, said) = ProgramHandle::new(client.driven.size_bytes(), may_make, segment);
+        let (mount, said) = ProgramHandle::new(&client.driven, may_make, segment);
         client.program = Some(MountProgram {
             handle: mount,
             model: None,
             task: None,
             is_superseded,
             is_in_doubt: false,
+            has_lost_change: false,
         });
         self.handle_program_reply(at, said)
     }
@@ -291,7 +305,7 @@ impl Scenario {
             ProgramTask::FileRequest(asked) => asked.job(),
         };
         program.task = Some(task);
-        let said = program.handle.start_job(job);
+        let said = program.handle.start_job(&client.driven, job);
         self.handle_program_reply(at, said)
     }
 
@@ -420,19 +434,42 @@ impl Scenario {
         self.report.acknowledged += 1;
         let is_change = after != before;
         match task {
-            ProgramTask::Op(op) if !is_superseded => self.files_oracle().record_op(op, after),
+            ProgramTask::Op(op) if !is_superseded => {
+                self.files_oracle().record_op(op, after, outcome.is_ok());
+            }
             ProgramTask::Sync if !is_superseded => self.files_oracle().make_durable(),
             ProgramTask::Op(op) if is_change && was_in_doubt => {
-                self.confirm_in_doubt(number, op)?
+                self.confirm_in_doubt(number, op)?;
             }
-            ProgramTask::Op(_) if is_change => {
-                return Err(format!(
-                    "client {number} changed files, though another one has attached"
-                ));
-            }
-            _ => {}
+            task => self.check_superseded_task(at, &task, is_change)?,
         }
         Ok(())
+    }
+
+    /// A task has ended well that began after another client had attached. A client that has not heard of a
+    /// promotion goes on with the copies that it reaches, but makes no change of that time durable.
+    fn check_superseded_task(
+        &mut self,
+        at: usize,
+        task: &ProgramTask,
+        is_change: bool,
+    ) -> Result<(), String> {
+        let is_promoted = self.files_oracle().promotion_epoch > self.clients[at].attachment;
+        let client = &mut self.clients[at];
+        let number = client.number;
+        let program = client.program.as_mut().expect("a program");
+        let is_legal = match task {
+            ProgramTask::Op(op) if is_change => is_promoted && !is_durable_when_done(op),
+            ProgramTask::Sync => !program.has_lost_change,
+            _ => return Ok(()),
+        };
+        program.has_lost_change |= is_change;
+        match is_legal {
+            true => Ok(()),
+            false => Err(format!(
+                "client {number} changed files, though another one has attached"
+            )),
+        }
     }
 
     /// The operation in doubt has its answer: it is done.
@@ -442,7 +479,7 @@ impl Scenario {
             files.in_doubt = None;
             let mut after = files.model().cloned().expect("it was mounted");
             let _ = after.run(&op);
-            files.record_op(op, after);
+            files.record_op(op, after, true);
             return Ok(());
         }
         match files.resolved {

@@ -13,8 +13,8 @@ use pagemesh_base::poison::lock;
 use pagemesh_base::space::{Channel, Completion, Request, Space, SpaceError, Token};
 use pagemesh_fs::{Fs, IoChannel, MkfsOptions, Time, mkfs};
 use pagemesh_fs_model::{FsModel, OWNER, Op, OpResult, read, run_op};
-use pagemesh_volume::DrivenVolume;
 use pagemesh_volume::direct_access::DirectSegment;
+use pagemesh_volume::{DrivenVolume, FlushState};
 use rustix::io::Errno;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -73,6 +73,8 @@ enum ProgramCommand {
 #[derive(Default)]
 struct VolumeTraffic {
     size_bytes: u64,
+    /// The state at the last time when the program got the baton.
+    flush_state: FlushState,
     opened: u32,
     closed: Vec<u32>,
     requests: Vec<(u32, Token, Request)>,
@@ -89,6 +91,18 @@ struct ProgramSpace(SharedTraffic);
 impl Space for ProgramSpace {
     fn size_bytes(&self) -> u64 {
         lock(&self.0).size_bytes
+    }
+
+    fn has_write_cache(&self) -> bool {
+        lock(&self.0).flush_state.has_write_cache
+    }
+
+    fn needs_flush(&self) -> bool {
+        lock(&self.0).flush_state.needs_flush
+    }
+
+    fn lost_writes(&self) -> u64 {
+        lock(&self.0).flush_state.lost_writes
     }
 
     fn open(&self) -> Result<Box<dyn Channel>, SpaceError> {
@@ -282,12 +296,13 @@ pub(crate) struct ProgramHandle {
 impl ProgramHandle {
     /// Starts a program, which begins to mount.
     pub(crate) fn new(
-        size_bytes: u64,
+        driven: &DrivenVolume,
         may_make: bool,
         segment: Option<Arc<DirectSegment>>,
     ) -> (ProgramHandle, ProgramReply) {
         let traffic = SharedTraffic::default();
-        lock(&traffic).size_bytes = size_bytes;
+        lock(&traffic).size_bytes = driven.size_bytes();
+        lock(&traffic).flush_state = driven.flush_state();
         let (baton, taken) = channel();
         let (say, said) = channel();
         let space: Arc<dyn Space> = Arc::new(ProgramSpace(Arc::clone(&traffic)));
@@ -334,9 +349,9 @@ impl ProgramHandle {
     }
 
     /// Gives the idle program a job.
-    pub(crate) fn start_job(&mut self, job: MountJob) -> ProgramReply {
+    pub(crate) fn start_job(&mut self, driven: &DrivenVolume, job: MountJob) -> ProgramReply {
         assert!(self.is_idle(), "one job at a time");
-        self.send_command(ProgramCommand::Run(job))
+        self.send_command(driven, ProgramCommand::Run(job))
     }
 
     /// Lets channels make progress, and the program if its wait may be over. None if there is no
@@ -358,7 +373,7 @@ impl ProgramHandle {
         if !self.is_busy || !is_answered && !rested {
             return None;
         }
-        let said = self.send_command(ProgramCommand::Continue);
+        let said = self.send_command(driven, ProgramCommand::Continue);
         self.forward_requests(driven);
         Some(said)
     }
@@ -389,7 +404,8 @@ impl ProgramHandle {
         }
     }
 
-    fn send_command(&mut self, baton: ProgramCommand) -> ProgramReply {
+    fn send_command(&mut self, driven: &DrivenVolume, baton: ProgramCommand) -> ProgramReply {
+        lock(&self.traffic).flush_state = driven.flush_state();
         let sent = self.commands.as_ref().map(|to| to.send(baton));
         assert!(matches!(sent, Some(Ok(()))), "the program listens");
         self.receive_reply()

@@ -487,6 +487,14 @@ impl Network {
             .collect()
     }
 
+    /// Whether a slow brick has messages that it has not served.
+    pub(crate) fn has_slow_arrivals(&self) -> bool {
+        let arrived = self.connections_with_arrivals();
+        arrived
+            .iter()
+            .any(|id| self.slow[self.connections[id].host])
+    }
+
     /// A peer's connections that are open at both ends.
     pub(crate) fn open_connections_of(&self, peer: Peer) -> Vec<ConnectionId> {
         let connections = self.connections.iter();

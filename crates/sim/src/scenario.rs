@@ -54,6 +54,13 @@ const DISK_SEED: u64 = 0x6469_736b_7320_3120;
 const DISK_ODDS: u64 = 5;
 /// Idle steps after which time jumps ahead.
 const IDLE_STEPS_MAX: u32 = 2;
+/// Maximum of a jump: only a poll detects a silent leg.
+const JUMP_MAX: Duration = Duration::from_millis(250);
+/// Odds that a slow brick serves a message that has come, in each step.
+const SLOW_SERVE_ODDS: u64 = 10;
+/// Maximum of a jump while a slow brick has messages. With longer jumps it would let connections time out whenever
+/// the rest of the cluster is idle.
+const SLOW_JUMP_MAX: Duration = Duration::from_millis(50);
 
 /// The use of a volume.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -367,7 +374,7 @@ impl Scenario {
             net.connection(connection)
                 .is_some_and(|line| net.is_slow(line.host))
         };
-        (!is_slow || self.rng.one_in(10)) && self.cluster.serve(connection)
+        (!is_slow || self.rng.one_in(SLOW_SERVE_ODDS)) && self.cluster.serve(connection)
     }
 
     /// A client's turn: volume controller and channels.
@@ -485,8 +492,11 @@ impl Scenario {
         let next = next.chain(self.cluster.next_disk_due());
         let next = next.filter(|at| *at > now).min();
         let by = next.map_or(Duration::from_millis(1), |at| at - now);
-        // Only a poll detects a silent leg.
-        self.advance_time(by.min(Duration::from_millis(250)));
+        let most = match self.cluster.net().has_slow_arrivals() {
+            true => SLOW_JUMP_MAX,
+            false => JUMP_MAX,
+        };
+        self.advance_time(by.min(most));
     }
 
     fn run(&mut self) -> Result<(), String> {

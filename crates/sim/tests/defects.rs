@@ -127,14 +127,9 @@ fn block_histories_catch_every_defect() {
 
 /// Defects that programs would notice in their files.
 const FILE_DEFECTS: &[(Defect, &[&str])] = &[
-    // A page of one transaction without the others may also keep a replica from its place.
     (
         Defect::RecoveredByPage,
-        &[
-            MOUNT_CONTENT_ERROR,
-            MOUNT_READ_ERROR,
-            "a replica does not become active",
-        ],
+        &[MOUNT_CONTENT_ERROR, MOUNT_READ_ERROR],
     ),
     (
         Defect::FirstPartResent,
