@@ -7,6 +7,7 @@ mod support;
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use serde_json::Value;
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -25,7 +26,12 @@ fn tiny_args(dir: &Path, rows: &str) -> Vec<String> {
 }
 
 fn is_empty(dir: &Path) -> bool {
-    std::fs::read_dir(dir).unwrap().next().is_none()
+    contents(dir).is_empty()
+}
+
+fn contents(dir: &Path) -> Vec<OsString> {
+    let entries = std::fs::read_dir(dir).unwrap();
+    entries.map(|entry| entry.unwrap().file_name()).collect()
 }
 
 #[test]
@@ -117,7 +123,8 @@ fn signal_ends_mounts_before_their_bricks() {
         !mounts.contains(scratch.path().to_str().unwrap()),
         "{mounts}"
     );
-    assert!(is_empty(scratch.path()) && is_empty(dir.path()));
+    let left = [contents(scratch.path()), contents(dir.path())].concat();
+    assert!(left.is_empty(), "{left:?}");
 }
 
 #[test]
