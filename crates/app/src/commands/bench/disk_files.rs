@@ -68,7 +68,11 @@ pub fn run(args: &DiskFilesArgs) -> anyhow::Result<Report> {
     let scratch = ScratchCluster::with_pools(&args.measure, 2, 2, 2 * args.size.0 + SPARE_BYTES)?;
     let (_one, unmirrored) = scratch.mount("one-copy", 1, "auto", &spec)?;
     let (_two, mirrored) = scratch.mount("two-copies", 2, "auto", &spec)?;
-    let plain = tempfile::tempdir_in(pools)?;
+    // All files of the run lie in the two directories that a signal removes.
+    if let Err(other) = tempfile::env::override_temp_dir(scratch.dir.path()) {
+        bail!("temporary files go to {} already", other.display());
+    }
+    let plain = tempfile::tempdir_in(scratch.pools.path())?;
     let plain_place = MountPlace::unserved("the disk's file system", plain.path());
     let places = [unmirrored, mirrored, plain_place];
     let rounds = args.measure.rounds;
