@@ -5,7 +5,7 @@ use crate::world::manager::Manager;
 use pagemesh_base::poison;
 use pagemesh_volume::test_api::lower_replication_limits;
 use pagemesh_volume::test_api::{Mailbox, VolumeChannel, VolumeShared, open_channel, parts_of};
-use pagemesh_volume::{AttachError, CallAnswer, DrivenVolume, VolumeStatus};
+use pagemesh_volume::{AttachError, CallAnswer, DrivenVolume, FlushState, VolumeStatus};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -66,6 +66,10 @@ impl Client {
 
     pub(crate) fn open(&self) -> VolumeChannel {
         open_channel(&self.shared, &self.mailbox).expect("a channel")
+    }
+
+    pub(crate) fn flush_state(&self) -> FlushState {
+        self.volume.flush_state()
     }
 
     pub(crate) fn status(&self) -> VolumeStatus {
