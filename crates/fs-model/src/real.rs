@@ -320,8 +320,8 @@ fn try_run(fs: &Fs, channel: &mut IoChannel, op: &Op) -> Result<(), FsError> {
             fs.read(channel, from.1, 0, 1)?;
             // An error ends a copy short if it has copied something. The next call reports it.
             let size = fs.attr(from.1)?.size;
+            let mut copied = fs.copy(channel, (from.1, *source), (to.1, *target), *len)?;
             let len = size.saturating_sub(*source).min(*len);
-            let mut copied = fs.copy(channel, (from.1, *source), (to.1, *target), len)?;
             while copied < len {
                 let (source, target) = (*source + copied, *target + copied);
                 match fs.copy(channel, (from.1, source), (to.1, target), len - copied)? {
