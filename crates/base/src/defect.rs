@@ -129,6 +129,8 @@ pub enum Defect {
     DeviceRemovedInUse,
     /// `file-sync`: a node moves before the records of its slots are durable.
     NodeMovedBeforeSync,
+    /// The pages below a node on a failed device become holes.
+    LostNodeEmptied,
     /// A session goes on with the place of a leaf that has moved.
     MovedLeafCached,
     /// A page moves to flash before its data is durable there.

@@ -192,7 +192,7 @@ fn open_on_disk<M: Media + Send + Sync + 'static>(
         );
     }
     drop(pool);
-    opened.0.continue_drains();
+    opened.0.continue_device_work();
     Ok(opened)
 }
 

@@ -1,12 +1,14 @@
 //! The devices of a running brick's pool: adding, draining and removing them.
 //!
-//! A thread carries out requests, and moves the data of draining devices. It starts with the first request, or when a
-//! pool with a draining device is opened, and ends with the brick.
+//! A thread carries out requests, puts new page-table nodes in the place of those on failed devices, and moves the data of
+//! draining devices. It starts with the first request, or when a pool with a draining or failed device is opened, and ends
+//! with the brick.
 //!
 //! Invariants: the pool is locked for single steps only, never over allocation of a file, a load of pages or a pause. One
 //! device changes at a time. A drain has no state of its own on the medium but the state of the device: after a restart
 //! it begins again, and finds what is left.
 
+mod lost_nodes;
 mod mover;
 mod rate;
 mod status;
@@ -16,13 +18,14 @@ pub use status::{DeviceStatus, DrainStatus};
 use crate::brick::Brick;
 pub use crate::device_error::DeviceError;
 use crate::device_file::{self, DeviceFile, DeviceFileError, NamedDevice};
+use lost_nodes::LostNodes;
 use mover::{DrainStep, Mover};
 use pagemesh_base::poison::{lock, recover};
 use pagemesh_pmem::{MapError, Media, NewDevice};
 use pagemesh_store::devices::{Device, DeviceState};
 use pagemesh_store::pool::{ObjectError, PreparedDevice};
 use pagemesh_store::recovery::PoolError;
-use status::DrainRecord;
+use status::{DrainRecord, next_to_drain};
 use std::collections::{HashMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -104,6 +107,8 @@ struct DeviceWork {
     drains: HashMap<Uuid, DrainRecord>,
     /// A device that the pool does not name any more. Its file is still locked.
     leaving: Option<Device>,
+    /// Why page-table nodes on failed devices are not replaced.
+    nodes_problem: Option<String>,
     thread: Option<JoinHandle<()>>,
     /// Whether the thread shall not finish its pause.
     is_woken: bool,
@@ -143,17 +148,17 @@ impl PoolDevices {
         self.changed.notify_all();
     }
 
-    /// Waits, at most `limit`, for a request or the end of the brick. True at the end of the brick.
-    fn wait(&self, limit: Option<Duration>) -> bool {
+    /// Waits until `due`, or for a request, or the end of the brick. True if it was woken before.
+    fn wait(&self, due: Option<Instant>) -> bool {
         let work = self.work();
         let is_idle =
             |work: &mut DeviceWork| work.queue.is_empty() && !work.is_woken && !work.is_ending;
+        let limit = due.map(|due| due.saturating_duration_since(Instant::now()));
         let mut work = match limit {
             Some(limit) => recover(self.changed.wait_timeout_while(work, limit, is_idle)).0,
             None => recover(self.changed.wait_while(work, is_idle)),
         };
-        work.is_woken = false;
-        work.is_ending
+        std::mem::take(&mut work.is_woken)
     }
 }
 
@@ -177,6 +182,8 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
         self.join(path, device, (planned, &prepared))?;
         self.pool_devices.note_path(id, path);
         tracing::info!(path = %path.display(), device = %id, "a device has joined the pool");
+        // There is room for lost nodes now.
+        self.pool_devices.wake();
         Ok(id)
     }
 
@@ -338,11 +345,10 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
         }
     }
 
-    /// Continues the drains that the pool was opened with.
-    pub(crate) fn continue_drains(self: &Arc<Self>) {
+    /// Continues the drains that the pool was opened with, and replaces nodes on failed devices.
+    pub(crate) fn continue_device_work(self: &Arc<Self>) {
         let devices = self.mapping().geometry().devices;
-        let is_draining = devices.iter().any(|it| it.state == DeviceState::Draining);
-        if is_draining {
+        if devices.iter().any(|it| it.state != DeviceState::Active) {
             self.ensure_device_thread();
         }
     }
@@ -368,21 +374,36 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
 
     fn device_loop(self: Arc<Self>) {
         let mut mover = None;
-        let mut pause = Some(Duration::ZERO);
+        let mut lost_nodes = LostNodes::default();
+        let now = Instant::now();
+        let (mut nodes_due, mut drains_due) = (Some(now), Some(now));
         loop {
-            if self.pool_devices.wait(pause) || self.has_failed() {
+            let due = [nodes_due, drains_due].into_iter().flatten().min();
+            let is_woken = self.pool_devices.wait(due);
+            if self.pool_devices.work().is_ending || self.has_failed() {
                 break;
             }
-            if let Some((request, change)) = self.next_request() {
+            let request = self.next_request();
+            if is_woken || request.is_some() {
+                // A drain may have begun or ended, and a device may have joined.
+                (nodes_due, drains_due) = (Some(Instant::now()), Some(Instant::now()));
+            }
+            if let Some((request, change)) = request {
                 let outcome = self.carry_out(change);
                 let mut work = self.pool_devices.work();
                 work.running = None;
                 work.add_result(request, outcome.map_err(|cause| cause.to_string()));
-                // A drain may have begun or ended.
-                pause = Some(Duration::ZERO);
                 continue;
             }
-            pause = self.drain_step(&mut mover);
+            let now = Instant::now();
+            let is_due = |due: Option<Instant>| due.is_some_and(|due| due <= now);
+            let after = |pause: Option<Duration>| pause.map(|pause| Instant::now() + pause);
+            if is_due(nodes_due) {
+                nodes_due = after(self.replace_lost_nodes(&mut lost_nodes));
+            }
+            if is_due(drains_due) {
+                drains_due = after(self.drain_step(&mut mover));
+            }
         }
     }
 
@@ -401,32 +422,32 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
         }
     }
 
-    /// The device that is drained now. One that has failed leaves if the operator wants that, after the others.
-    fn next_to_drain(&self) -> Option<Device> {
-        let devices = self.mapping().geometry().devices;
-        let mut draining = devices.iter();
-        let draining = draining.find(|it| it.state == DeviceState::Draining);
-        let work = self.pool_devices.work();
-        let mut failed = devices.failed();
-        let failed = failed.find(|it| work.drains.contains_key(&it.id));
-        draining.or(failed).copied()
-    }
-
     /// Does a step of the drains. Returns the pause before the next; none without a drain.
     fn drain_step(self: &Arc<Self>, mover: &mut Option<Mover<M>>) -> Option<Duration> {
-        let Some(device) = self.next_to_drain() else {
-            *mover = None;
-            return None;
+        let devices = self.mapping().geometry().devices;
+        // A pass is over the pages of one device. It goes on to its end, unless the drain was cancelled.
+        let is_leaving = |id| {
+            let mut leaving = devices.iter().filter(|it| it.state != DeviceState::Active);
+            leaving.find(|it| it.id == id)
         };
-        // A pass is over the pages of one device.
-        if mover.as_ref().is_some_and(|it| it.device() != device.id) {
-            *mover = None;
-        }
+        let current = mover.as_ref().and_then(|it| is_leaving(it.device()));
+        let device = match current {
+            Some(device) => device,
+            None => {
+                *mover = None;
+                let states = devices.iter().map(|it| (it.id, it.state));
+                let drains = &self.pool_devices.work().drains;
+                match next_to_drain(states, drains, Instant::now())? {
+                    (id, Duration::ZERO) => is_leaving(id)?,
+                    (_, wait) => return Some(wait),
+                }
+            }
+        };
         let step = match mover {
             Some(mover) => Ok(mover),
             None => Mover::new(self, device.id).map(|new| mover.insert(new)),
         };
-        let step = step.and_then(|mover| mover.step(&device));
+        let step = step.and_then(|mover| mover.step(device));
         let now = Instant::now();
         let mut work = self.pool_devices.work();
         let record = work
@@ -449,7 +470,7 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
             Ok(DrainStep::Empty) => {
                 drop(work);
                 *mover = None;
-                Some(self.finish_drain(&device))
+                Some(self.finish_drain(device))
             }
             Err(cause) => {
                 let pause = record.block(device.id, device.state, cause.to_string());
@@ -485,7 +506,8 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
             Ok(true) => {}
             // Records after the last pass have named frames of it, or the drain was cancelled.
             Ok(false) if device.state == DeviceState::Failed => {
-                return self.block_drain(device, LOST_TABLES);
+                let problem = self.pool_devices.work().nodes_problem.clone();
+                return self.block_drain(device, problem.as_deref().unwrap_or(DAMAGED_TABLES));
             }
             Ok(false) | Err(ObjectError::NotDraining(_)) => return PASS_PAUSE,
             Err(cause) => {
@@ -513,8 +535,8 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
 }
 
 /// The reason why a failed device without a known page stays.
-const LOST_TABLES: &str = "page tables of volumes were on it, and these volumes are damaged: find them with a scrub, attach \
-     copies of them to other bricks and detach the ones here, or delete them";
+const DAMAGED_TABLES: &str = "page tables of volumes cannot be read, so pages may lie on it: find these volumes with a scrub, \
+     attach copies of them to other bricks and detach the ones here, or delete them";
 
 fn attach_refused(path: &Path, cause: MapError) -> DeviceError {
     DeviceError::Attach {

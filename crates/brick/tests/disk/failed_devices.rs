@@ -1,7 +1,8 @@
 //! A further device fails while a brick writes, and is lost: the pool goes on without it.
 
 use crate::client::{Client, PAGE, Pool, SIZE, SLICE, open, options, random_write};
-use crate::pool_devices::{find, until};
+use crate::pool_devices::{DEVICE_BYTES, SmallPool, fill, find, until};
+use pagemesh_base::layout::SliceId;
 use pagemesh_base::rng::SplitMix64;
 use pagemesh_base::slice::{BrickControl, SliceError, SliceReply, SliceRequest};
 use pagemesh_brick::brick::Brick;
@@ -13,6 +14,8 @@ use pagemesh_store::devices::DeviceState;
 use uuid::Uuid;
 
 const EIO: i32 = 5;
+/// A slice whose page tables lie on the second device, because another slice has filled the first.
+const LATER: SliceId = SliceId(Uuid::from_u128(8));
 
 /// What a client knows of a slice on a pool with a lost device.
 struct LostDevice {
@@ -198,4 +201,56 @@ fn failed_device_with_pages_stays_and_says_why() {
     // The device comes back, and is not used.
     let status = find(&brick, lost.device).expect("it is listed");
     assert_eq!(status.state, DeviceState::Failed);
+}
+
+#[test]
+fn brick_replaces_page_tables_of_a_lost_device() {
+    let home = SmallPool::new();
+    let (brick, maintenance) = open(&home.path("pool"));
+    let second = brick.add_device(&home.path("second"), Some(2 * DEVICE_BYTES));
+    let second = second.expect("a device");
+    let mut model = vec![0; SIZE as usize];
+    for slice in [SLICE, LATER] {
+        brick.create(slice, SIZE).expect("a thin slice");
+        let mut client = Client::of_slice(&brick, slice, 1);
+        fill(&mut client, &mut model);
+        let flushed = client.execute(vec![SliceRequest::Flush]);
+        assert_eq!(flushed, [Ok(SliceReply::Done)]);
+    }
+    maintenance.stop();
+    drop(brick);
+    std::fs::remove_file(home.path("second")).expect("removed");
+    let opened = Brick::open_disk(&home.path("pool"), without(second));
+    let (brick, _maintenance, _) = opened.expect("a brick");
+    let mut client = Client::of_slice(&brick, LATER, 2);
+    let mut write = |page: u64| {
+        let range = (page * PAGE) as usize..((page + 1) * PAGE) as usize;
+        let write = SliceRequest::Write {
+            offset: page * PAGE,
+            data: model[range].to_vec().into(),
+            stamp: client.stamp(),
+        };
+        client.execute(vec![write]).remove(0)
+    };
+    // The first device is full, or has room for some nodes.
+    let third = home.path("third");
+    let added = brick.add_device(&third, Some(3 * DEVICE_BYTES));
+    added.expect("a new device");
+    for page in 0..SIZE / PAGE {
+        until("the replacement of nodes", || match write(page) {
+            Ok(_) => true,
+            Err(SliceError::Damaged { .. }) => false,
+            Err(cause) => panic!("{cause}"),
+        });
+    }
+    assert!(client.read_all() == model);
+    drop(client);
+    fill(&mut Client::of_slice(&brick, SLICE, 2), &mut model);
+    brick.drain_device(second).expect("it leaves");
+    until("the end of the failed device", || {
+        find(&brick, second).is_none()
+    });
+    for slice in [SLICE, LATER] {
+        assert!(Client::of_slice(&brick, slice, 3).read_all() == model);
+    }
 }

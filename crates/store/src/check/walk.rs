@@ -1,6 +1,7 @@
 //! Walks every page table of a pool once and records each frame.
 
 use super::{CheckOptions, FindingKind, FindingLocation, PoolReport, Remedy, RepairPlan};
+use crate::format::devices::DeviceState;
 use crate::format::frame_set::FrameSet;
 use crate::format::frame_word::FrameWord;
 use crate::format::geometry::{Geometry, frame_at};
@@ -92,7 +93,8 @@ impl<'c, 'p, M: Media> TableWalk<'c, 'p, M> {
             self.report_lost(FindingKind::NoSuchFrame { level }, spot, Some(frame));
             return;
         }
-        if self.frames_found.has(frame) {
+        // Each page below a lost node names the frame of that node.
+        if self.frames_found.has(frame) && !self.is_failed(frame) {
             self.report_lost(FindingKind::Shared { level }, spot, Some(frame));
             return;
         }
@@ -204,6 +206,11 @@ impl<'c, 'p, M: Media> TableWalk<'c, 'p, M> {
             return found == expected;
         }
         NodeSlots::of(self.media, frame, self.geometry.frame_numbers()).is_some()
+    }
+
+    fn is_failed(&self, frame: FrameNo) -> bool {
+        let device = self.geometry.devices.device_of(frame.0);
+        device.is_some_and(|device| device.state == DeviceState::Failed)
     }
 
     /// Reports that the subtree of this slot is lost.

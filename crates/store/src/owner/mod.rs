@@ -11,6 +11,7 @@ pub(crate) mod frame_allocator;
 mod in_flight;
 mod maintenance;
 mod media_bytes;
+mod node_moves;
 mod objects;
 mod partial_checkpoint;
 pub mod pool;

@@ -6,6 +6,7 @@ use crate::brick::Brick;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
 use pagemesh_store::devices::{Device, DeviceState};
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use uuid::Uuid;
@@ -49,6 +50,8 @@ pub(super) struct DrainRecord {
     pub(super) problem: Option<String>,
     /// The last pause of a failed device with this problem.
     last_pause: Option<Duration>,
+    /// When the next pass may begin.
+    due: Option<Instant>,
 }
 
 impl DrainRecord {
@@ -58,7 +61,14 @@ impl DrainRecord {
             rate: MoveRate::new(now),
             problem: None,
             last_pause: None,
+            due: None,
         }
+    }
+
+    /// The time until the next pass may begin.
+    pub(super) fn wait(&self, now: Instant) -> Duration {
+        self.due
+            .map_or(Duration::ZERO, |due| due.saturating_duration_since(now))
     }
 
     fn status(&self, now: Instant) -> DrainStatus {
@@ -78,17 +88,38 @@ impl DrainRecord {
             self.reset_pause();
         }
         self.problem = Some(problem);
-        if state != DeviceState::Failed {
-            return RETRY_PAUSE;
-        }
         let doubled = self.last_pause.map(|it| (it * 2).min(FAILED_PAUSE_MAX));
-        *self.last_pause.insert(doubled.unwrap_or(FAILED_PAUSE))
+        let pause = match state {
+            DeviceState::Failed => *self.last_pause.insert(doubled.unwrap_or(FAILED_PAUSE)),
+            _ => RETRY_PAUSE,
+        };
+        self.due = Some(Instant::now() + pause);
+        pause
     }
 
     /// The next pause of a failed device is the shortest again.
     pub(super) fn reset_pause(&mut self) {
         self.last_pause = None;
+        self.due = None;
     }
+}
+
+/// The device to drain next, and the time until its next pass: the one that may proceed first. One that has failed leaves
+/// if the operator wants that, after the others.
+pub(super) fn next_to_drain(
+    devices: impl Iterator<Item = (Uuid, DeviceState)>,
+    drains: &HashMap<Uuid, DrainRecord>,
+    now: Instant,
+) -> Option<(Uuid, Duration)> {
+    let leaving = devices.filter(|(id, state)| match state {
+        DeviceState::Active => false,
+        DeviceState::Draining => true,
+        DeviceState::Failed => drains.contains_key(id),
+    });
+    let wait_of = |id| drains.get(&id).map_or(Duration::ZERO, |it| it.wait(now));
+    let waits = leaving.map(|(id, state)| (id, wait_of(id), state == DeviceState::Failed));
+    let next = waits.min_by_key(|(_, wait, has_failed)| (*wait, *has_failed));
+    next.map(|(id, wait, _)| (id, wait))
 }
 
 impl<M: Media + Send + Sync + 'static> Brick<M> {
@@ -160,5 +191,37 @@ mod tests {
         record.reset_pause();
         let pause = record.block(Uuid::nil(), DeviceState::Failed, "another".into());
         assert_eq!(pause, FAILED_PAUSE);
+    }
+    #[test]
+    fn blocked_drain_holds_back_no_other() {
+        let now = Instant::now();
+        let ids = [1, 2, 3].map(Uuid::from_u128);
+        let states = [
+            DeviceState::Failed,
+            DeviceState::Draining,
+            DeviceState::Draining,
+        ];
+        let mut drains = HashMap::new();
+        let next = |drains: &HashMap<_, _>| {
+            let devices = ids.into_iter().zip(states);
+            next_to_drain(devices, drains, now).expect("a drain")
+        };
+        assert_eq!(next(&drains), (ids[1], Duration::ZERO));
+        let block = |drains: &mut HashMap<_, DrainRecord>, of: usize| {
+            let record = drains.entry(ids[of]);
+            let record = record.or_insert_with(|| DrainRecord::new(now));
+            record.block(ids[of], states[of], "it is blocked".into());
+        };
+        block(&mut drains, 1);
+        assert_eq!(next(&drains), (ids[2], Duration::ZERO));
+        block(&mut drains, 2);
+        drains.insert(ids[0], DrainRecord::new(now));
+        assert_eq!(next(&drains), (ids[0], Duration::ZERO));
+        // All wait, and the first one that was blocked is the next.
+        block(&mut drains, 0);
+        let (id, wait) = next(&drains);
+        assert!(id == ids[1] && wait > Duration::ZERO, "{id} {wait:?}");
+        drains.get_mut(&ids[0]).expect("a record").reset_pause();
+        assert_eq!(next(&drains), (ids[0], Duration::ZERO));
     }
 }

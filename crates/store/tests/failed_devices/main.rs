@@ -1,193 +1,21 @@
 //! Pools that lose a further device: it is named as failed, and its pages are damaged, never older.
 
+mod bed;
+mod lost_nodes;
+
+use bed::{
+    Client, DEVICE, FIRST_BYTES, FIRST_LEAF_PAGES, Kind, LATE_PAGES, Model, PAGE, PAGES, SLICE,
+    checked, crashed_pool, damaged_or_newer_pages, damaged_pages, maintain, page_bytes, state_of,
+    written_pool,
+};
 use pagemesh_base::defect::{self, Defect};
-use pagemesh_base::ids::Epoch;
-use pagemesh_base::layout::SliceId;
-use pagemesh_base::slice::Stamp;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{Image, Media, Recorder};
-use pagemesh_store::check::{CheckOptions, PoolReport, RepairPlan, check};
 use pagemesh_store::devices::DeviceState;
-use pagemesh_store::pool::{FormatOptions, ObjectError, Pool, format_as};
-use pagemesh_store::pool_mapping::{Handle, StoreError};
-use pagemesh_store::recovery::PoolError;
-use pagemesh_store::session::{LegSession, Session, write};
+use pagemesh_store::pool::ObjectError;
+use pagemesh_store::pool_mapping::StoreError;
 use pagemesh_store::superblock::Superblock;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use uuid::Uuid;
-
-const PAGE: u64 = PAGE_BYTES as u64;
-const SLICE: SliceId = SliceId(Uuid::from_u128(7));
-const DEVICE: Uuid = Uuid::from_u128(2);
-const FIRST_BYTES: u64 = 2 << 20;
-const DEVICE_BYTES: u64 = 3 << 20;
-/// Pages of the slice. The first device has room for fewer, and its leaf of the first 512 pages.
-const PAGES: u64 = 800;
-const FIRST_LEAF_PAGES: u64 = 500;
-/// Pages that are written after the last checkpoint.
-const LATE_PAGES: u64 = 6;
-
-/// The medium of a pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Memory,
-    File,
-}
-
-impl Kind {
-    fn recorder(self, image: Image) -> Arc<Recorder> {
-        Arc::new(match self {
-            Kind::Memory => Recorder::from_image(image),
-            Kind::File => Recorder::for_file(image),
-        })
-    }
-
-    fn open(self, media: &Arc<Recorder>, failed: &[Uuid]) -> Result<Pool<Recorder>, PoolError> {
-        let overlay = match self {
-            Kind::Memory => media.clone(),
-            Kind::File => Arc::new(media.overlay()),
-        };
-        Ok(Pool::open_without(media.clone(), overlay, failed)?.0)
-    }
-}
-
-/// The version of each page that was flushed last.
-type Model = Vec<u8>;
-
-fn page_bytes(page: u64, version: u8) -> Vec<u8> {
-    let byte = |at: u64| (page * 31 + at * 7 + u64::from(version) * 101) as u8;
-    (0..PAGE).map(byte).collect()
-}
-
-static NEXT_OP: AtomicU64 = AtomicU64::new(1);
-
-/// A client of a pool.
-struct Client {
-    session: Session<Recorder>,
-    handle: Handle,
-}
-
-impl Client {
-    fn new(pool: &mut Pool<Recorder>) -> Client {
-        let number = pool.open_session(1, 1).expect("a session");
-        Client {
-            session: Session::new(pool.mapping().clone(), number),
-            handle: pool.handle(SLICE).expect("the slice"),
-        }
-    }
-
-    fn write(&mut self, page: u64, version: u8) -> Result<(), StoreError> {
-        let stamp = Stamp {
-            epoch: Epoch(0),
-            op: NEXT_OP.fetch_add(1, Ordering::Relaxed),
-            open_ops: 0,
-        };
-        let (session, handle) = (&mut self.session, self.handle);
-        let mut legs = [LegSession { session, handle }];
-        let written = write(&mut legs, page * PAGE, &page_bytes(page, version), stamp);
-        written.map_err(|failure| failure.cause)
-    }
-
-    /// Writes a page of a pool whose owner serves the session.
-    fn write_maintained(&mut self, pool: &mut Pool<Recorder>, page: u64, model: &mut Model) {
-        maintain(pool);
-        model[page as usize] += 1;
-        self.write(page, model[page as usize]).expect("room");
-    }
-
-    fn end(self, pool: &mut Pool<Recorder>) {
-        pool.close_session(self.session.number()).expect("ended");
-    }
-}
-
-fn maintain(pool: &mut Pool<Recorder>) {
-    while pool.maintain().expect("a sound pool") {}
-}
-
-/// A crash image of a pool with flushed pages on both devices, and the versions of its pages.
-fn crashed_pool(kind: Kind, pages: u64) -> (Image, Model) {
-    let (_pool, media, _client, model) = written_pool(kind, pages);
-    media.take_crash_points();
-    (media.crash_point().image(0), model)
-}
-
-/// A pool with flushed pages on both devices, and the versions of its pages.
-fn written_pool(kind: Kind, pages: u64) -> (Pool<Recorder>, Arc<Recorder>, Client, Model) {
-    let len = (FIRST_BYTES + DEVICE_BYTES + (2 << 20)) as usize;
-    let media = kind.recorder(Image::filled(len, 0xa5a5_5a5a_a5a5_5a5a));
-    let options = FormatOptions {
-        pool_bytes: FIRST_BYTES,
-        ..FormatOptions::of(&*media)
-    };
-    format_as(&*media, Uuid::from_u128(1), options).expect("a pool");
-    let mut pool = kind.open(&media, &[]).expect("a pool");
-    pool.create(SLICE, PAGES * PAGE).expect("room");
-    let mut client = Client::new(&mut pool);
-    let mut model = vec![0; PAGES as usize];
-    client.write_maintained(&mut pool, 0, &mut model);
-    let planned = pool.plan_device(DEVICE, DEVICE_BYTES);
-    let planned = planned.expect("a possible device");
-    pool.add_device(planned).expect("a sound medium");
-    (0..pages).for_each(|page| client.write_maintained(&mut pool, page, &mut model));
-    for page in (0..pages).step_by(3) {
-        client.write_maintained(&mut pool, page, &mut model);
-    }
-    maintain(&mut pool);
-    for page in 0..LATE_PAGES {
-        model[page as usize] += 1;
-        let written = client.write(page, model[page as usize]);
-        written.expect("granted frames");
-    }
-    pool.flush().expect("a sound medium");
-    (pool, media, client, model)
-}
-
-/// Reads all pages. Each has its flushed version, or is damaged. Returns the damaged ones.
-fn damaged_pages(pool: &mut Pool<Recorder>, model: &Model) -> Result<Vec<u64>, String> {
-    damaged_or_newer_pages(pool, model, 0)
-}
-
-/// The same, where the first `newer` pages may have the next version.
-fn damaged_or_newer_pages(
-    pool: &mut Pool<Recorder>,
-    model: &Model,
-    newer: u64,
-) -> Result<Vec<u64>, String> {
-    let mut client = Client::new(pool);
-    let mut found = vec![0; PAGE_BYTES];
-    let mut damaged = Vec::new();
-    for (page, &version) in (0..).zip(model) {
-        let at = page * PAGE;
-        let (session, handle) = (&mut client.session, client.handle);
-        match session.read(&handle, at, &mut found, Epoch(0)) {
-            Ok(()) if version == 0 && found.iter().all(|&byte| byte == 0) => {}
-            Ok(()) if version > 0 && found == page_bytes(page, version) => {}
-            Ok(()) if page < newer && found == page_bytes(page, version + 1) => {}
-            Ok(()) => return Err(format!("page {page} is not of version {version}")),
-            Err(StoreError::Damaged { .. }) => damaged.push(page),
-            Err(cause) => return Err(format!("page {page}: {cause}")),
-        }
-    }
-    client.end(pool);
-    Ok(damaged)
-}
-
-fn state_of(pool: &Pool<Recorder>) -> Option<DeviceState> {
-    let devices = pool.mapping().geometry().devices;
-    let device = devices.iter().find(|it| it.id == DEVICE);
-    device.map(|it| it.state)
-}
-
-fn checked(media: &Recorder, kind: Kind) -> (PoolReport, RepairPlan) {
-    let scratch = Recorder::unrecorded(media.visible_image());
-    let mut options = CheckOptions {
-        is_ordered: kind == Kind::Memory,
-        reads_data: true,
-        progress: &mut |_, _| {},
-    };
-    check(&scratch, &mut options).expect("a pool")
-}
 
 #[test]
 fn pages_of_a_failed_device_are_damaged_never_older() {
@@ -331,7 +159,7 @@ fn crash_while_a_device_is_named_as_failed_loses_no_more() {
 /// As [`crashed_pool`], with later writes to the late pages that were not flushed: their records are there, and their data on
 /// the device is not.
 fn pool_with_lost_writes(kind: Kind) -> (Image, Model) {
-    let (pool, media, mut client, model) = written_pool(kind, FIRST_LEAF_PAGES);
+    let (pool, media, mut client, model) = written_pool(kind, PAGES, 0..FIRST_LEAF_PAGES);
     let before = Recorder::unrecorded(media.visible_image());
     for page in 0..LATE_PAGES {
         let written = client.write(page, model[page as usize] + 1);
@@ -367,7 +195,7 @@ fn returned_device_keeps_flushed_pages() -> Result<(), String> {
         for image in point.images(64, 8, 17) {
             let media = Arc::new(Recorder::unrecorded(image));
             let mut pool = kind.open(&media, &[]).expect("a pool");
-            let damaged = damaged_or_newer_pages(&mut pool, &model, LATE_PAGES)?;
+            let damaged = damaged_or_newer_pages(&mut pool, &model, 0..LATE_PAGES)?;
             let is_failed = state_of(&pool) == Some(DeviceState::Failed);
             if !is_failed && !damaged.is_empty() {
                 return Err(format!("{damaged:?} are damaged"));
