@@ -317,6 +317,7 @@ fn brick_goes_on_when_a_further_device_fails() {
     for (_, block) in blocks() {
         export.io(&[&format!("read -P {block}")]);
     }
-    assert!(bed.cluster.brick(0).log().contains("opened again"));
+    let log = bed.cluster.brick(0).log();
+    assert!(log.contains("is used once more") && log.contains("opened again"));
     export.stop();
 }

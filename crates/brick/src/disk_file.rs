@@ -81,7 +81,7 @@ pub(crate) fn start(
     start_with(path, Some(first), (found, failed), options)
 }
 
-/// Starts a disk in place of a failed one, without its failed further devices. Adds them to `retired`. `known` has the paths
+/// Starts a disk in place of a failed one, without the devices that are not handed over. Adds them to `retired`. `known` has the paths
 /// of devices.
 pub(crate) fn restart(
     path: &Path,
@@ -90,7 +90,7 @@ pub(crate) fn restart(
     known: impl Fn(Uuid) -> Option<PathBuf>,
     options: &OpenOptions,
 ) -> Result<StartedDisk, FileError> {
-    let HandOver { sound, failed } = handed;
+    let HandOver { sound, failed, .. } = handed;
     let (first, others): (Vec<_>, Vec<_>) = sound.into_iter().partition(|it| it.first_byte == 0);
     let first = first.into_iter().next();
     let file = first.ok_or_else(|| FileError::InUse(path.into()))?.file;

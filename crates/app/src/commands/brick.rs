@@ -35,8 +35,9 @@ pub struct BrickArgs {
     #[arg(long = "failed-device", value_name = "UUID")]
     pub failed_devices: Vec<Uuid>,
     /// Action when a further device of a pool of class `file-sync` fails. `end`: the brick ends, and its next start recovers
-    /// the pool with the device. `retire`: the brick opens the pool again without the device, and goes on. Data loss: the
-    /// device is never used again, and its pages are damaged, until scrubs of their volumes repair them from other copies.
+    /// the pool with the device. `retire`: the brick opens the pool again and goes on, with the device after its first error
+    /// in 24 hours, and without it after the second one or a request of more than 60 s. Data loss: a retired device is never
+    /// used again, and its pages are damaged, until scrubs of their volumes repair them from other copies.
     #[arg(long, default_value = "end", value_name = "ACTION")]
     pub on_device_failure: OnDeviceFailure,
     /// Address of the TCP transport; port 0 takes a free port.
@@ -89,7 +90,7 @@ pub struct BrickArgs {
 /// The effect of a further device that fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum OnDeviceFailure {
-    /// The pool goes on without it.
+    /// The pool goes on, without it after a second error.
     Retire,
     /// The brick ends.
     End,

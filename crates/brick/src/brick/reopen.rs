@@ -1,6 +1,9 @@
-//! A further device of a pool on disks fails while the brick runs: the brick opens the pool again without it.
+//! A further device of a pool on disks fails while the brick runs: the brick opens the pool again.
 //!
-//! It is the ordinary opening with a failed device. The failure ends all answers of the brick before, and its sessions.
+//! A device whose requests have ended is tried once more. That is the ordinary opening after a crash, with all devices. At
+//! another failure within a day, and at a request that does not end, the pool is opened without the device.
+//!
+//! That is the ordinary opening with a failed device. The failure ends all answers of the brick before, and its sessions.
 //! The recovery then names the device as failed in both superblocks, before anything is served. A crash before that leaves
 //! the pool as any crash does, with the device.
 //!
@@ -11,9 +14,32 @@ use super::{Brick, OpenedBrick, open_on_disk};
 use crate::disk_file::{self, OpenOptions};
 use crate::file::FileError;
 use pagemesh_pmem::{Disk, DiskMedia};
+use pagemesh_store::devices::Device;
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use uuid::Uuid;
+
+/// A second failure of a device within this time of the first one is for ever.
+const SECOND_CHANCE_TIME: Duration = Duration::from_hours(24);
+
+/// When each device of a pool has failed first. Only this process knows it: the format has no place for the time.
+#[derive(Debug, Default)]
+pub struct FirstFailures(HashMap<Uuid, Instant>);
+
+impl FirstFailures {
+    /// Notes a failure of a device. False if it is the second one within 24 hours.
+    pub fn note(&mut self, device: Uuid, now: Instant) -> bool {
+        let is_recent =
+            |first: &Instant| now.saturating_duration_since(*first) < SECOND_CHANCE_TIME;
+        if self.0.get(&device).is_some_and(is_recent) {
+            return false;
+        }
+        self.0.insert(device, now);
+        true
+    }
+}
 
 impl Brick<DiskMedia> {
     /// Whether the brick has failed, and only by further devices of its pool: [`Brick::reopen`] can go on without them.
@@ -26,10 +52,11 @@ impl Brick<DiskMedia> {
         self.mapping.media().disk()
     }
 
-    /// Opens the pool of this failed brick without its failed devices, for ever. The caller has ended the connections, or
-    /// ends them afterwards: no request of them is executed any more.
+    /// Opens the pool of this failed brick again: with its failed devices, if all their requests have ended and `failures` has
+    /// no earlier failure of them, and else without them, for ever. The caller has ended the connections, or ends them
+    /// afterwards: no request of them is executed any more.
     ///
-    /// **Data loss:** the pages on these devices are damaged from then on.
+    /// **Data loss:** the pages on devices that are left out are damaged from then on.
     ///
     /// # Errors
     /// When the first device has failed, a request to a sound device does not end, or the pool cannot be recovered.
@@ -37,24 +64,35 @@ impl Brick<DiskMedia> {
         &self,
         path: &Path,
         options: &OpenOptions,
+        failures: &mut FirstFailures,
     ) -> Result<OpenedBrick<DiskMedia>, FileError> {
         let mut disk = self.disk().clone();
         let mut failed: Vec<Uuid> = Vec::new();
         loop {
             let claim = self.share_owner_lock(path)?;
-            let handed = disk.hand_over(options.request_limits.fail);
+            let handed = disk.hand_over(options.request_limits.fail, |first_byte| {
+                self.tries_again(first_byte, failures)
+            });
             let handed = handed.map_err(|cause| FileError::Map {
                 path: path.into(),
                 cause,
             })?;
             let known = |device| self.pool_devices.path_of(device);
-            let started = disk_file::restart(path, handed, &mut failed, known, options)?;
+            let tries_again = !handed.again.is_empty();
+            let started = match disk_file::restart(path, handed, &mut failed, known, options) {
+                // No device is tried twice.
+                Err(cause) if tries_again => {
+                    tracing::error!(%cause, "a device that has failed cannot be used again");
+                    continue;
+                }
+                started => started?,
+            };
             let opened = open_on_disk(path, &started, |failed| {
                 let views = [started.disk.data(), started.disk.overlay()].map(Arc::new);
                 Brick::recover(path, views, self.durability, claim, failed)
             });
             match opened {
-                // Each turn loses a device.
+                // Each turn loses a device, or tries one for the last time.
                 Err(FileError::DiskFailed { cause, .. }) if started.disk.can_hand_over() => {
                     tracing::error!(%cause, "another device has failed meanwhile");
                     disk = started.disk;
@@ -62,5 +100,44 @@ impl Brick<DiskMedia> {
                 opened => return opened,
             }
         }
+    }
+
+    /// Whether a failed device is used once more.
+    fn tries_again(&self, first_byte: usize, failures: &mut FirstFailures) -> bool {
+        let devices = self.mapping.geometry().devices;
+        let is_it = |device: &&Device| device.bytes().start == first_byte;
+        let Some(device) = devices.iter().find(is_it) else {
+            return false;
+        };
+        let is_first = failures.note(device.id, Instant::now());
+        let path = self.pool_devices.path_of(device.id);
+        if is_first {
+            tracing::warn!(
+                device = %device.id, ?path,
+                "a device has failed, and is used once more; check it: after another failure within 24 hours the pool goes on \
+                 without it, for ever"
+            );
+        }
+        is_first
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn second_failure_within_a_day_is_for_ever() {
+        let (mut failures, start) = (FirstFailures::default(), Instant::now());
+        let [one, other] = [1, 2].map(Uuid::from_u128);
+        let day = Duration::from_hours(24);
+        assert!(failures.note(one, start));
+        assert!(!failures.note(one, start));
+        assert!(failures.note(other, start));
+        // The day begins with the first one of two.
+        assert!(!failures.note(one, start + day / 2));
+        assert!(!failures.note(one, start + day - Duration::from_secs(1)));
+        assert!(failures.note(one, start + day));
+        assert!(!failures.note(one, start + day + day / 2));
     }
 }

@@ -6,7 +6,7 @@ use crate::power_cuts::{CutDisk, PageHistory};
 use pagemesh_base::poison::lock;
 use pagemesh_base::rng::SplitMix64;
 use pagemesh_base::slice::{BrickControl, SliceError, SliceReply, SliceRequest};
-use pagemesh_brick::brick::{Brick, MaintenanceThread};
+use pagemesh_brick::brick::{Brick, FirstFailures, MaintenanceThread};
 use pagemesh_brick::disk_file::OpenOptions;
 use pagemesh_brick::file;
 use pagemesh_pmem::{DeviceFault, DeviceLog, DevicePlan, DiskMedia, PlannedRequest, RequestLimits};
@@ -101,20 +101,34 @@ impl LoadedBrick {
         }
     }
 
-    /// Waits for the failure, and opens the pool again. Requests may hang meanwhile.
+    /// Waits for the failure, and opens the pool again without the device. Requests may hang meanwhile.
     fn reopen(self) -> ReopenedBrick {
+        let mut failures = earlier_failure(self.device);
+        let reopened = self.reopen_after(&mut failures);
+        let status = find(&reopened.brick, reopened.before.device).expect("it is listed");
+        assert_eq!(status.state, DeviceState::Failed);
+        reopened
+    }
+
+    /// The same, with or without the device.
+    fn reopen_after(self, failures: &mut FirstFailures) -> ReopenedBrick {
         self.wait_until_failed();
         assert!(self.brick.can_reopen());
-        let opened = self.brick.reopen(&self.home.path(), &limits());
+        let opened = self.brick.reopen(&self.home.path(), &limits(), failures);
         let (brick, maintenance, _) = opened.expect("the other devices are sound");
-        let status = find(&brick, self.device).expect("it is listed");
-        assert_eq!(status.state, DeviceState::Failed);
         ReopenedBrick {
             before: self,
             brick,
             maintenance,
         }
     }
+}
+
+/// A failure of the device, shortly before.
+fn earlier_failure(device: Uuid) -> FirstFailures {
+    let mut failures = FirstFailures::default();
+    assert!(failures.note(device, Instant::now()));
+    failures
 }
 
 fn is_lost(result: &Result<SliceReply, SliceError>) -> bool {
@@ -347,7 +361,7 @@ fn brick_goes_on_while_requests_of_further_device_hang() {
 /// Waits until the brick has failed and its disk has no write in flight.
 fn wait_until_quiet(brick: &Brick<DiskMedia>) {
     let disk = brick.mapping().media().disk();
-    disk.hand_over(Duration::from_secs(60))
+    disk.hand_over(Duration::from_secs(60), |_| false)
         .expect("sound devices");
 }
 
@@ -423,8 +437,9 @@ impl CutHistory {
     }
 }
 
-/// A device fails and the brick goes on; then the power fails at any moment, before, within or after the opening.
-fn cut_power_around_failure(seed: u64) {
+/// A device fails and the brick goes on, without it or with it once more; then the power fails at any moment, before, within
+/// or after the opening.
+fn cut_power_around_failure(seed: u64, is_again: bool) {
     let home = Pool::with_devices(DEVICES);
     let start = home.images();
     let log = DeviceLog::of_next_devices(DEVICES);
@@ -448,14 +463,21 @@ fn cut_power_around_failure(seed: u64) {
     plans[FAILING].add(
         PlannedRequest::Write,
         EVERYTHING,
-        u64::MAX,
+        if is_again { 1 } else { u64::MAX },
         DeviceFault::Error(EIO),
     );
     while !history.write(&mut client) {}
     wait_until_quiet(&brick);
     let failed_at = (log.events().len(), history.write);
-    log.follow_next_devices(&[0, 2]);
-    let (next, next_maintenance, _) = brick.reopen(&home.path(), &options()).expect("a brick");
+    let device = file::read_superblock(&home.path()).expect("a pool");
+    let device = device.geometry.devices.iter().next().expect("a device").id;
+    let mut failures = match is_again {
+        true => FirstFailures::default(),
+        false => earlier_failure(device),
+    };
+    log.follow_next_devices(if is_again { &[0, 1, 2] } else { &[0, 2] });
+    let reopened = brick.reopen(&home.path(), &options(), &mut failures);
+    let (next, next_maintenance, _) = reopened.expect("a brick");
     let mut next_client = Client::new(&next, 2);
     history.repeat_last(&mut next_client);
     for _ in 0..60 {
@@ -494,14 +516,95 @@ fn cut_power_around_failure(seed: u64) {
         let mut client = Client::new(&brick, 3);
         history.check(&mut client, disk.flushed, reopened, &context);
     }
-    assert_eq!(states.len(), 2, "the device has failed in some images only");
+    let count = if is_again { 1 } else { 2 };
+    assert_eq!(
+        states.len(),
+        count,
+        "the device has failed in some images only"
+    );
 }
 
 #[test]
 fn power_cut_around_failure_keeps_flushed_writes() {
     for seed in 1..=2 {
-        cut_power_around_failure(seed);
+        cut_power_around_failure(seed, false);
     }
+}
+
+#[test]
+fn power_cut_around_second_chance_keeps_flushed_writes() {
+    for seed in 3..=4 {
+        cut_power_around_failure(seed, true);
+    }
+}
+
+fn state_of(brick: &Brick<DiskMedia>, device: Uuid) -> DeviceState {
+    find(brick, device).expect("it is listed").state
+}
+
+#[test]
+fn device_with_an_error_is_used_once_more() {
+    let once = |plans: &[Arc<DevicePlan>]| {
+        plans[FAILING].add(
+            PlannedRequest::Write,
+            EVERYTHING,
+            1,
+            DeviceFault::Error(EIO),
+        );
+    };
+    let loaded = LoadedBrick::start(once);
+    let mut failures = FirstFailures::default();
+    loaded.wait_until_failed();
+    let plans: Vec<_> = (0..DEVICES).map(|_| DevicePlan::of_next_device()).collect();
+    let reopened = loaded.reopen_after(&mut failures);
+    let device = reopened.before.device;
+    assert_eq!(state_of(&reopened.brick, device), DeviceState::Active);
+    let mut client = Client::new(&reopened.brick, 2);
+    let mut model = {
+        let model = lock(&reopened.before.model);
+        Model {
+            flushed: model.flushed.clone(),
+            written: model.written.clone(),
+        }
+    };
+    assert_eq!(damaged_pages(&mut client, &model), []);
+    // The second error within a day is the last one.
+    plans[FAILING].fail_all(EIO);
+    let mut rng = SplitMix64::new(47);
+    while !reopened.brick.has_failed() {
+        let write = random_write(&mut rng, &mut client, &mut model.written);
+        client.execute(vec![write, SliceRequest::Flush]);
+    }
+    let home = reopened.before.home.path();
+    let last = reopened.brick.reopen(&home, &limits(), &mut failures);
+    let (last, _maintenance, _) = last.expect("the other devices are sound");
+    assert_eq!(state_of(&last, device), DeviceState::Failed);
+    plans.iter().for_each(|plan| plan.clear());
+    drop(client);
+    reopened.end_before();
+}
+
+#[test]
+fn device_that_fails_at_once_again_is_left_out() {
+    let loaded = LoadedBrick::start(|plans| plans[FAILING].fail_all(EIO));
+    loaded.wait_until_failed();
+    let plans: Vec<_> = (0..DEVICES).map(|_| DevicePlan::of_next_device()).collect();
+    plans[FAILING].fail_all(EIO);
+    let reopened = loaded.reopen_after(&mut FirstFailures::default());
+    let device = reopened.before.device;
+    assert_eq!(state_of(&reopened.brick, device), DeviceState::Failed);
+    assert!(plans[FAILING].befallen() > 0);
+    plans.iter().for_each(|plan| plan.clear());
+    reopened.end_before();
+}
+
+#[test]
+fn device_that_hangs_is_left_out_at_once() {
+    let hang = on_device(PlannedRequest::Write, DeviceFault::Hang);
+    let reopened = LoadedBrick::start(hang).reopen_after(&mut FirstFailures::default());
+    let device = reopened.before.device;
+    assert_eq!(state_of(&reopened.brick, device), DeviceState::Failed);
+    reopened.end_before();
 }
 
 #[test]
@@ -513,7 +616,8 @@ fn failure_of_first_device_is_not_reopened() {
     let first = |plans: &[Arc<DevicePlan>]| plans[0].fail_all(EIO);
     for loaded in [LoadedBrick::start(first), LoadedBrick::start(with_first)] {
         loaded.wait_until_failed();
-        let refused = loaded.brick.reopen(&loaded.home.path(), &limits());
+        let failures = &mut FirstFailures::default();
+        let refused = (loaded.brick).reopen(&loaded.home.path(), &limits(), failures);
         assert!(refused.is_err());
         loaded.plans.iter().for_each(|plan| plan.clear());
         loaded.load.join().expect("no panic");
@@ -541,14 +645,14 @@ fn sound_device_is_handed_over_after_its_writes() {
         let _ = read_page(&mut reader, pages.next().expect("a page"));
     }
     let disk = loaded.brick.mapping().media().disk().clone();
-    let refused = disk.hand_over(Duration::from_millis(50));
+    let refused = disk.hand_over(Duration::from_millis(50), |_| false);
     let cause = refused.expect_err("a write is in flight").to_string();
     assert!(cause.contains("have not ended"), "{cause}");
     loaded.plans.iter().for_each(|plan| plan.clear());
     loaded.load.join().expect("no panic");
     // The write ends as a short one, so this device has failed, too.
     let handed = disk
-        .hand_over(Duration::from_secs(60))
+        .hand_over(Duration::from_secs(60), |_| false)
         .expect("the first device");
     assert_eq!((handed.sound.len(), handed.failed.len()), (1, 2));
 }

@@ -39,6 +39,8 @@ pub(super) struct DiskDevice {
     is_unflushed: AtomicBool,
     has_left: AtomicBool,
     has_failed: AtomicBool,
+    /// A request of it has not ended in time.
+    is_hung: AtomicBool,
     /// Writes and FLUSHes that have begun and not ended.
     changes_in_flight: AtomicUsize,
     /// Holds the lock of the file as long as requests are possible.
@@ -90,6 +92,7 @@ impl DiskDevice {
             is_unflushed: AtomicBool::new(true),
             has_left: AtomicBool::new(false),
             has_failed: AtomicBool::new(false),
+            is_hung: AtomicBool::new(false),
             changes_in_flight: AtomicUsize::new(0),
             locked: Mutex::new(Some(file)),
         })
@@ -193,6 +196,15 @@ impl DiskDevice {
 
     pub(super) fn mark_failed(&self) {
         self.has_failed.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether it has failed by a request that did not end.
+    pub(super) fn is_hung(&self) -> bool {
+        self.is_hung.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn mark_hung(&self) {
+        self.is_hung.store(true, Ordering::SeqCst);
     }
 
     /// A write or a FLUSH begins.

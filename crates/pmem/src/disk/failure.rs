@@ -131,6 +131,7 @@ impl DiskParts {
     /// A request to a device has not ended for so long that the device counts as failed.
     pub(super) fn note_hung(&self, device: &DiskDevice, offset: u64, age: Duration) {
         let name = device.device.name();
+        device.mark_hung();
         self.fail_device(
             device,
             format!(

@@ -1,4 +1,4 @@
-//! The devices of a failed disk that go on without the ones that have failed.
+//! The devices of a failed disk that go on: those that have not failed, and those that the caller tries once more.
 //!
 //! A request to a failed device may never end, and then the disk keeps its threads, its memory and its open files. The next
 //! disk has the sound devices by the same open files, so they stay locked and claimed all the time.
@@ -31,8 +31,38 @@ pub struct SoundDevice {
 pub struct HandOver {
     /// Those that go on, with the first device.
     pub sound: Vec<SoundDevice>,
-    /// The first bytes of those that have failed, none of them the first device.
+    /// The first bytes of those of them that have failed, and are tried once more.
+    pub again: Vec<usize>,
+    /// The first bytes of the other ones that have failed, none of them the first device.
     pub failed: Vec<usize>,
+}
+
+/// Failed devices, and whether each is tried once more.
+struct FailedDevices<'k> {
+    /// The caller's decision about a device that has failed, and whose requests have ended.
+    tries_again: &'k mut dyn FnMut(usize) -> bool,
+    decided: Vec<usize>,
+    again: Vec<usize>,
+}
+
+impl FailedDevices<'_> {
+    /// Decides about devices that have failed since the last call. False if there is none.
+    fn decide(&mut self, disk: &Disk) -> bool {
+        let mut failed = disk.failed_devices();
+        failed.retain(|first| !self.decided.contains(first));
+        for &first in &failed {
+            let device = disk.parts().devices.device_of(first);
+            if device.is_some_and(|it| !it.is_hung()) && (self.tries_again)(first) {
+                self.again.push(first);
+            }
+        }
+        self.decided.extend(&failed);
+        !failed.is_empty()
+    }
+
+    fn is_again(&self, device: &DiskDevice) -> bool {
+        self.again.contains(&device.bytes.start) && !device.is_hung()
+    }
 }
 
 impl Disk {
@@ -55,11 +85,16 @@ impl Disk {
         }
     }
 
-    /// Gives away the sound devices of a failed disk. Waits at most `limit` for their writes.
+    /// Gives away the sound devices of a failed disk, and those failed ones that `tries_again` chooses by their first bytes. It
+    /// is asked once about each device without a request that hangs. Waits at most `limit` for their writes.
     ///
     /// # Errors
     /// When the disk has not failed by further devices alone, or writes of a sound device do not end in time.
-    pub fn hand_over(&self, limit: Duration) -> Result<HandOver, MapError> {
+    pub fn hand_over(
+        &self,
+        limit: Duration,
+        mut tries_again: impl FnMut(usize) -> bool,
+    ) -> Result<HandOver, MapError> {
         let refused = |cause: io::Error| system("hand over the devices")(cause);
         if !self.can_hand_over() {
             let cause = "the first device has failed, or the disk as a whole";
@@ -68,31 +103,49 @@ impl Disk {
         let parts = self.parts();
         // The listener of the failure may run before the writer knows of it.
         parts.queue.fail();
+        let mut chosen = FailedDevices {
+            tries_again: &mut tries_again,
+            decided: Vec::new(),
+            again: Vec::new(),
+        };
         let end = Instant::now() + limit;
         let is_changing = |device: &DiskDevice| !device.has_failed() && device.is_changing();
-        while parts.devices.iter().any(is_changing) {
+        // A write that is waited for may fail.
+        while chosen.decide(self)
+            || parts.devices.iter().any(is_changing)
+            || (parts.devices.iter()).any(|it| chosen.is_again(it) && it.is_changing())
+        {
             if Instant::now() >= end {
-                let cause = "writes of another device have not ended";
-                return Err(refused(io::Error::new(io::ErrorKind::TimedOut, cause)));
+                break;
             }
             std::thread::sleep(LOOK_PAUSE);
         }
-        // A write that was waited for may have failed.
-        let failed = self.failed_devices();
+        if parts.devices.iter().any(is_changing) {
+            let cause = "writes of another device have not ended";
+            return Err(refused(io::Error::new(io::ErrorKind::TimedOut, cause)));
+        }
+        let mut failed = self.failed_devices();
         if failed.is_empty() {
             return Err(refused(io::Error::other("the first device has failed too")));
         }
-        let mut sound = Vec::new();
-        for device in parts
-            .devices
-            .iter()
-            .filter(|it| !failed.contains(&it.bytes.start))
-        {
+        let (mut sound, mut again) = (Vec::new(), Vec::new());
+        for device in parts.devices.iter() {
+            let first_byte = device.bytes.start;
+            if failed.contains(&first_byte) {
+                if !chosen.is_again(device) || device.is_changing() {
+                    continue;
+                }
+                again.push(first_byte);
+            }
             if let Some(file) = device.share_file().map_err(refused)? {
-                let first_byte = device.bytes.start;
                 sound.push(SoundDevice { first_byte, file });
             }
         }
-        Ok(HandOver { sound, failed })
+        failed.retain(|first| !again.contains(first));
+        Ok(HandOver {
+            sound,
+            again,
+            failed,
+        })
     }
 }

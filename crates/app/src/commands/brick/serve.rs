@@ -16,7 +16,7 @@ use pagemesh_base::fd_limit::raise_fd_limit;
 use pagemesh_base::key::Key;
 use pagemesh_base::layout::BrickId;
 use pagemesh_base::poison::lock;
-use pagemesh_brick::brick::{Brick, MaintenanceThread, OpenedBrick, OpenedPool};
+use pagemesh_brick::brick::{Brick, FirstFailures, MaintenanceThread, OpenedBrick, OpenedPool};
 use pagemesh_brick::disk_file::OpenOptions;
 use pagemesh_brick::file::FileError;
 use pagemesh_brick::scrub::{ScrubState, ScrubStatus};
@@ -117,7 +117,8 @@ struct BrickProcess<'a> {
     is_ending: Arc<AtomicBool>,
 }
 
-type ReopenBrick<M> = fn(&Brick<M>, &Path, &OpenOptions) -> Result<OpenedBrick<M>, FileError>;
+type ReopenBrick<M> =
+    fn(&Brick<M>, &Path, &OpenOptions, &mut FirstFailures) -> Result<OpenedBrick<M>, FileError>;
 
 /// How a process goes on after a failure of its pool.
 struct Reopening<M: Media> {
@@ -163,6 +164,7 @@ impl BrickProcess<'_> {
         let page = move || metrics_pages::brick_page(&measured.get(), &name);
         let mut metrics = self.metrics.take();
         let mut responder = None;
+        let mut failures = FirstFailures::default();
         loop {
             let served = self.start(
                 &brick,
@@ -185,10 +187,10 @@ impl BrickProcess<'_> {
                 drop(responder);
                 return served.end(end);
             };
-            tracing::error!(%pool, "the pool is opened again without the device that has failed");
-            service::notify_status("opening the pool without a device that has failed");
+            tracing::error!(%pool, "the pool is opened again after the failure of a device");
+            service::notify_status("opening the pool after the failure of a device");
             served.abandon();
-            let reopened = (reopening.reopen)(&brick, self.pool, &self.options);
+            let reopened = (reopening.reopen)(&brick, self.pool, &self.options, &mut failures);
             let (next, thread, recovered) = reopened.inspect_err(|_| exit_soon())?;
             tracing::info!(?recovered, %pool, "recovered");
             maintenance = thread;
