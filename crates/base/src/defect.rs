@@ -6,6 +6,7 @@
 //! - `store/tests/enumerate/defects.rs`, by the images that crashes leave;
 //! - `store/tests/models` and `volume/tests/models`, by thread interleavings;
 //! - `sim/tests/defects.rs`, by histories of a cluster;
+//! - `fs/tests/deferred_commit.rs`, by power cuts of a file system;
 //! - `volume/tests/cluster/scenarios`, by scenarios of a volume, for transactions and births;
 //! - `store/tests/enumerate/direct_clients` and `volume/tests/cluster/histories/direct_clients`,
 //!   for direct clients.
@@ -17,6 +18,12 @@
 /// A way to break the product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Defect {
+    /// Pages of a file are discarded before the removal of its last name is committed.
+    DiscardBeforeRemoval,
+    /// A sync of a file does not commit acknowledged changes.
+    SyncSkipsAcknowledged,
+    /// A file is read from its volume although its pages are not committed yet.
+    UncommittedPagesRead,
     /// A write is acknowledged without the fence that commits it.
     NoCommitFence,
     /// Slots are swapped before the fence.

@@ -33,10 +33,11 @@ git -c user.name=bench -c user.email=bench@localhost commit -q -m tree
 cd ..
 tar cf tree.tar tree
 ";
-/// Unpacks the archive `$1/tree.tar` in the directory `$2`.
-const TAR_SCRIPT: &str = "cd \"$2\"; tar xf \"$1/tree.tar\"; sync -f .";
+/// The scripts end with an fsync, because syncfs(2) does not reach a file system on FUSE. Unpacks the archive `$1/tree.tar` in the directory `$2`.
+const TAR_SCRIPT: &str = "cd \"$2\"; tar xf \"$1/tree.tar\"; sync . && sync -f .";
 /// Clones the repository `$1/tree` in the directory `$2`.
-const CLONE_SCRIPT: &str = "cd \"$2\"; git clone -q --no-local \"$1/tree\" clone; sync -f .";
+const CLONE_SCRIPT: &str =
+    "cd \"$2\"; git clone -q --no-local \"$1/tree\" clone; sync . && sync -f .";
 /// The commands, by their names in the report.
 const COMMANDS: [(&str, &str); 2] = [("tar x", TAR_SCRIPT), ("git clone", CLONE_SCRIPT)];
 

@@ -65,4 +65,5 @@ pub use names::list::DirEntry;
 pub use names::rename::RenameMode;
 pub use names::xattrs::SetXattrMode;
 pub use tree::new_inode::{CreateKind, Credentials};
+pub use txn::deferred_commit::{CommitHook, UncommittedChanges};
 pub use txn::manager::Clock;

@@ -74,6 +74,13 @@ pub struct MountArgs {
     /// own bytes.
     #[arg(long)]
     pub direct_io: bool,
+    /// Store changes of names, attributes and sizes on the disk after so many seconds, as `commit` of ext4. Without it
+    /// each such call returns when its change is on the disk. fsync, fdatasync and O_SYNC store all changes at once.
+    ///
+    /// Data loss: changes since the last fsync, at most so many seconds old, are lost if the machine loses power, and also
+    /// if this process is killed. The changes before them stay, in their order. Without copies on disks, and below 64 MiB, it has no effect.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=300))]
+    pub commit_interval: Option<u64>,
     #[command(flatten)]
     pub scrubs: ScrubArgs,
     #[command(flatten)]

@@ -2,6 +2,7 @@
 //!
 //! - `fuse-care` writes recorded times once a second, lets idle channels process the volume's
 //!   messages, and closes channels that are idle for long.
+//! - `fuse-commit` sends acknowledged changes, on a mount with a commit interval.
 //! - `fuse-free` frees the remains of a crash, and space that could not be freed for lack of room.
 
 use crate::classic;
@@ -61,6 +62,18 @@ impl BackgroundThread {
         })
     }
 
+    /// Starts the thread that commits acknowledged changes, and allows such changes.
+    pub(crate) fn start_commits(fs: &Arc<Fs>, interval: Duration) -> io::Result<BackgroundThread> {
+        let wanted = Arc::new(EventFd::new()?);
+        let hook = Arc::clone(&wanted);
+        let known = Arc::downgrade(fs);
+        let thread = BackgroundThread::start("fuse-commit", move |end| {
+            commit_loop(&known, interval, &wanted, end);
+        })?;
+        fs.set_commit_interval(interval, Box::new(move || hook.signal()));
+        Ok(thread)
+    }
+
     /// Starts the thread for periodic work: times, invalidations, and idle channels.
     pub(crate) fn start_maintenance(
         fs: &Arc<Fs>,
@@ -94,6 +107,23 @@ fn free_loop(fs: &Weak<Fs>, end: &EventFd) {
                 Some(Instant::now() + FREE_RETRY_INTERVAL),
             );
         }
+        if end.drain() > 0 {
+            return;
+        }
+    }
+}
+
+/// A change after the call of `commit_due` is due after the next wait, or later.
+fn commit_loop(fs: &Weak<Fs>, interval: Duration, wanted: &EventFd, end: &EventFd) {
+    while let Some(fs) = fs.upgrade() {
+        wanted.drain();
+        let due = fs.commit_due(Instant::now()).unwrap_or_else(|cause| {
+            tracing::warn!(%cause, "acknowledged changes of files cannot be stored");
+            None
+        });
+        drop(fs);
+        let until = due.unwrap_or_else(|| Instant::now() + interval);
+        wait(&[end.as_raw_fd(), wanted.as_raw_fd()], Some(until));
         if end.drain() > 0 {
             return;
         }

@@ -65,7 +65,7 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Most serving threads: about as many as a volume has channels.
 pub const THREADS_MAX: usize = 64;
@@ -145,6 +145,8 @@ pub struct FuseMount {
     fs: Arc<Fs>,
     maintenance: BackgroundThread,
     free_thread: BackgroundThread,
+    /// With a commit interval.
+    commit_thread: Option<BackgroundThread>,
 }
 
 /// Unmounts from another thread.
@@ -211,6 +213,7 @@ pub fn mount(
     Ok(FuseMount {
         maintenance: BackgroundThread::start_maintenance(&fs, &session.device, events)?,
         free_thread: BackgroundThread::start_free_thread(&fs)?,
+        commit_thread: None,
         session,
         connect_hook: connect,
         fs,
@@ -255,6 +258,16 @@ impl FuseMount {
         }
     }
 
+    /// Lets calls return before their changes are committed, for at most about `interval` ([`Fs::set_commit_interval`]). Call it once, before
+    /// [`FuseMount::serve`].
+    ///
+    /// # Errors
+    /// When the process or the system has no descriptor or thread left.
+    pub fn defer_commits(&mut self, interval: Duration) -> io::Result<()> {
+        self.commit_thread = Some(BackgroundThread::start_commits(&self.fs, interval)?);
+        Ok(())
+    }
+
     /// Lets processes connect to the mounting process through files of the mount from now on.
     pub fn set_connect_hook(&self, connect: ConnectHook) {
         // Only the first call has an effect.
@@ -281,12 +294,18 @@ impl FuseMount {
     /// # Errors
     /// As [`FuseMount::serve`].
     pub fn serve_with_hook(self, gone: impl FnOnce()) -> Result<(), ServeError> {
-        self.session.serve(|| self.fs.stop_resending())?;
-        gone();
+        let served = self.session.serve(|| self.fs.stop_resending());
+        if served.is_ok() {
+            gone();
+        }
         drop(self.free_thread);
         drop(self.maintenance);
-        let mut channel = self.fs.borrow_channel()?;
-        Ok(self.fs.sync_all(&mut channel)?)
+        drop(self.commit_thread);
+        // Also after an error of the device: acknowledged changes may wait.
+        let synced = self.fs.borrow_channel();
+        let synced = synced.and_then(|mut channel| self.fs.sync_all(&mut channel));
+        served?;
+        Ok(synced?)
     }
 }
 

@@ -154,7 +154,7 @@ pub(crate) fn publish_size(txs: &TxManager, ino: Ino) -> Result<()> {
 /// it open. Retries a failure later. Returns whether the size is published.
 pub(crate) fn publish_size_at_close(txs: &TxManager, ino: Ino) -> bool {
     let settled = txs.file_lock(ino).and_then(|data| {
-        let _alone = data.write();
+        let _alone = txs.lock_exclusive(ino, &data)?;
         publish_size(txs, ino)?;
         publish::release_file_map(txs, ino, &data);
         Ok(())

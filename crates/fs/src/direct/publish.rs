@@ -59,6 +59,7 @@ pub(crate) fn publish_open_file_map(
 ) -> Result<Option<Arc<dyn SharedFileMap>>> {
     let data = txs.file_lock(ino)?;
     let _lock = data.lock.write();
+    txs.settle(ino)?;
     if data.is_mmapped() || data.kernel_pages.blocks_direct_clients() {
         return Ok(None);
     }
@@ -104,6 +105,7 @@ pub(crate) fn publish_open_file_map(
 pub(crate) fn disable_direct_access(txs: &TxManager, ino: Ino) -> Result<()> {
     let data = txs.file_lock(ino)?;
     let _alone = data.lock.write();
+    txs.settle(ino)?;
     if !data.set_mmapped() {
         data.block_direct_permanently();
     }

@@ -47,7 +47,7 @@ pub(crate) fn allocate(
         return Err(Errno::FBIG.into());
     }
     let lock = txs.file_lock(ino)?;
-    let _alone = lock.write();
+    let _alone = txs.lock_exclusive(ino, &lock)?;
     txs.with_reserve_fallback(|| redo_log::complete_pending(txs, channel, ino))?;
     privileges::drop_capabilities(txs, ino)?;
     let inode = txs.inspect(|core| {

@@ -37,7 +37,7 @@ fn write_atomic_open(
     is_wanted: impl FnOnce() -> bool,
 ) -> Result<()> {
     let lock = txs.file_lock(ino)?;
-    let _alone = lock.write();
+    let _alone = txs.lock_exclusive(ino, &lock)?;
     if !is_wanted() {
         return Err(Errno::INTR.into());
     }

@@ -133,7 +133,7 @@ pub(crate) fn copy(
 /// refused copy is done by reads and writes.
 fn prepare_target(txs: &TxManager, to: Ino, target: Range<u64>) -> Result<()> {
     let lock = txs.file_lock(to)?;
-    let _alone = lock.write();
+    let _alone = txs.lock_exclusive(to, &lock)?;
     let size = txs.inspect(|core| core.regular_file(to))?.size;
     let is_whole_pages = target.start.is_multiple_of(PAGE)
         && (target.end.is_multiple_of(PAGE) || target.end >= size);
@@ -155,10 +155,13 @@ fn share_spans(
 ) -> Result<u64> {
     let (first, second) = (from.min(to), from.max(to));
     let first_lock = txs.file_lock(first)?;
-    let _first = first_lock.write();
+    let _first = txs.lock_exclusive(first, &first_lock)?;
     let second_lock = (first != second).then(|| txs.file_lock(second));
     let second_lock = second_lock.transpose()?;
-    let _second = second_lock.as_ref().map(|lock| lock.write());
+    let _second = second_lock
+        .as_ref()
+        .map(|lock| txs.lock_exclusive(second, lock))
+        .transpose()?;
     redo_log::complete_pending(txs, channel, first)?;
     redo_log::complete_pending(txs, channel, second)?;
     let has_held = |lock: &Arc<FileLock>| lock.has_mmap_dirty();

@@ -15,7 +15,7 @@ pub(crate) fn create_inode(
     mut run: impl FnMut(&mut Tx<'_>) -> Result<Attr>,
 ) -> Result<Attr> {
     let mut made = None;
-    let result = txs.change(|tx| {
+    let result = txs.change_deferrable(|tx| {
         // `run` runs again if it did not fit, and may get another number then.
         made.take()
             .into_iter()

@@ -43,7 +43,7 @@ fn free_deferred_inode(txs: &TxManager, ino: Ino) -> Result<bool> {
     // The channel first: a thread with a channel may wait for the file.
     let finished = txs.channels.borrow().and_then(|mut channel| {
         let lock = txs.file_lock(ino)?;
-        let _alone = lock.write();
+        let _alone = txs.lock_exclusive(ino, &lock)?;
         txs.with_reserve_fallback(|| free_marked_piece(txs, &mut channel, ino))
     });
     lifetime::release(txs, ino);

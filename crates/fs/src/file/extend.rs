@@ -16,6 +16,7 @@ use crate::format::{PAGE, page_count};
 use crate::io::channel::IoChannel;
 use crate::live::kernel_pages::WritePath;
 use crate::txn::core::Core;
+use crate::txn::deferred_commit::Acknowledge;
 use crate::txn::manager::TxManager;
 use crate::txn::tx::Tx;
 use bytes::Bytes;
@@ -108,7 +109,11 @@ pub(crate) fn extend_dense(
         durable,
     };
     let tail = core.tail_pages.take(&lock);
-    let last = txs.change_from(core, |tx| {
+    let when = match durable {
+        true => Acknowledge::Committed,
+        false => Acknowledge::Deferrable,
+    };
+    let last = txs.change_from(core, when, |tx| {
         tx.set_tail_page(tail.clone());
         extension.apply(tx, ino, now)?;
         Ok(tx.last_data_page())

@@ -14,6 +14,8 @@ use crate::live::inode::LiveInode;
 use crate::tree::map_update;
 use crate::tree::xattr_list::clear_xattrs;
 use crate::txn::manager::TxManager;
+use crate::txn::tx::Tx;
+use pagemesh_base::defect::{self, Defect};
 use std::sync::Arc;
 
 /// Most spans that are freed in one transaction with their inode and its attributes.
@@ -188,6 +190,7 @@ pub(crate) fn free_orphan_piece(
     let is_file = inode.kind() == InodeKind::File;
     let is_small = is_file && inode.is_dense() && inode.pages <= CLEARED_PAGES_MAX;
     if !goes_at_once {
+        settle_removal(txs, ino)?;
         if inode.size > 0 || inode.flags != NEEDS_TRIM || inode.append_extent.is_some() {
             txs.change(|tx| {
                 let mut inode = tx.inode(ino)?;
@@ -204,6 +207,7 @@ pub(crate) fn free_orphan_piece(
         return Ok(true);
     }
     if !is_small {
+        settle_removal(txs, ino)?;
         let all = pieces
             .iter()
             .map(|piece| discard_request(piece, &(0..u64::MAX)));
@@ -211,7 +215,7 @@ pub(crate) fn free_orphan_piece(
             .with_channel(channel.as_deref_mut(), |channel| Ok(channel.call_all(all)?))?;
     }
     let log = inode.redo_log;
-    txs.change(|tx| {
+    let free = |tx: &mut Tx<'_>| {
         let mut inode = tx.inode(ino)?;
         for &FileSpan {
             first_page: at,
@@ -230,9 +234,21 @@ pub(crate) fn free_orphan_piece(
         tx.put_inode(ino, &Inode::free(inode.generation))?;
         tx.free_ino(ino);
         Ok(())
-    })?;
+    };
+    match is_small {
+        true => txs.change_deferrable(free)?,
+        false => txs.change(free)?,
+    }
     if let Some(log) = log {
         redo_log::drop_log(txs, log, channel);
     }
     Ok(false)
+}
+
+/// Commits the removal of an orphan's last name, before its pages are discarded: a crash could bring the name back.
+fn settle_removal(txs: &TxManager, ino: Ino) -> Result<()> {
+    match defect::is(Defect::DiscardBeforeRemoval) {
+        true => Ok(()),
+        false => txs.settle(ino),
+    }
 }

@@ -146,7 +146,7 @@ fn revoke_direct_clients(txs: &TxManager, ino: Ino, data: &FileLock) -> Result<(
     if !is_shown {
         return Ok(());
     }
-    let _alone = data.write();
+    let _alone = txs.lock_exclusive(ino, data)?;
     txs.with_reserve_fallback(|| append::publish_size(txs, ino))
 }
 

@@ -73,7 +73,7 @@ fn buffer_write_locked(
         publish::disable_direct_access(txs, ino)?;
     }
     limit_pages(txs, channel, ino, page_count(data.len() as u64) + 1)?;
-    let _alone = lock.write();
+    let _alone = txs.lock_exclusive(ino, lock)?;
     // The end may be unpublished since direct access was disabled, for lack of room.
     txs.with_reserve_fallback(|| redo_log::complete_pending(txs, channel, ino))?;
     let now = txs.now();
@@ -220,7 +220,7 @@ pub(crate) fn flush(
         };
         data
     };
-    let _alone = data.write();
+    let _alone = txs.lock_exclusive(ino, &data)?;
     flush_locked(txs, channel, ino, &data, how)
 }
 

@@ -19,12 +19,12 @@ pub(crate) fn read(
         return Ok(bytes);
     }
     let lock = txs.file_lock(ino)?;
-    let shared = lock.read();
+    let shared = txs.lock_shared(ino, &lock)?;
     if let Some(bytes) = read_with_mmap_dirty(txs, channel, ino, &lock, offset, len)? {
         return Ok(bytes);
     }
     drop(shared);
-    let _alone = lock.write();
+    let _alone = txs.lock_exclusive(ino, &lock)?;
     redo_log::apply(txs, channel, ino)?;
     let bytes = read_with_mmap_dirty(txs, channel, ino, &lock, offset, len)?;
     Ok(bytes.unwrap_or_default())

@@ -104,7 +104,7 @@ fn write_log(
     let mut at = 0;
     let mut write = |bytes: &mut Vec<u8>| {
         let data = Bytes::from(std::mem::take(bytes));
-        let _alone = lock.write();
+        let _alone = txs.lock_exclusive(log, &lock)?;
         let written = extend::extend_locked(txs, channel, log, at, &data, false)?;
         at += data.len() as u64;
         if written.end == at {
@@ -184,7 +184,7 @@ fn read_log(
     len: u32,
 ) -> Result<Vec<u8>> {
     let lock = txs.file_lock(log)?;
-    let _shared = lock.read();
+    let _shared = txs.lock_shared(log, &lock)?;
     let bytes = read_with_mmap_dirty(txs, channel, log, &lock, offset, len)?;
     Ok(bytes.unwrap_or_default())
 }

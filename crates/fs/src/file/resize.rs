@@ -24,7 +24,7 @@ pub(crate) fn set_size(
     }
     let lock = txs.file_lock(ino)?;
     let _telling = lock.kernel_pages.lock_notify();
-    let _alone = lock.write();
+    let _alone = txs.lock_exclusive(ino, &lock)?;
     txs.with_reserve_fallback(|| redo_log::complete_pending(txs, channel, ino))?;
     privileges::drop_capabilities(txs, ino)?;
     let set = if size < txs.inspect(|core| core.regular_file(ino))?.size {

@@ -28,7 +28,7 @@ pub(crate) fn seek(
     what: SeekTarget,
 ) -> Result<u64> {
     let lock = txs.file_lock(ino)?;
-    let _shared = lock.read();
+    let _shared = txs.lock_shared(ino, &lock)?;
     let (inode, pieces) = txs.inspect(|core| {
         let mut inode = core.regular_file(ino)?;
         inode.size = append::file_end(core, ino, &inode)?;

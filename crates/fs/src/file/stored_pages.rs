@@ -69,7 +69,7 @@ pub(crate) fn read_with_mmap_dirty(
 }
 
 /// Reads with one look at the core. `None` unless the file's lock is free, the file has no
-/// shared map and no mmap-dirty pages, and no redo log must be applied.
+/// shared map, no mmap-dirty pages and no uncommitted changes, and no redo log must be applied.
 pub(crate) fn read_unlocked(
     txs: &TxManager,
     channel: &mut IoChannel,
@@ -79,6 +79,9 @@ pub(crate) fn read_unlocked(
 ) -> Result<Option<Vec<u8>>> {
     let now = txs.now();
     let found = txs.inspect(|core| {
+        if core.has_uncommitted(ino) {
+            return Ok(None);
+        }
         let live = core.live_inodes.get(&ino);
         let Some(shared) = live.and_then(|live| live.file_lock.try_read()) else {
             return Ok(None);

@@ -51,6 +51,9 @@ pub(crate) fn has_nothing_to_sync(txs: &TxManager, ino: Ino, seen: &LostWriteCur
         return false;
     }
     let core = txs.lock_core();
+    if core.has_acknowledged() || core.lost_changes.is_some() {
+        return false;
+    }
     let live = core.live_inodes.get(&ino);
     live.is_some_and(|live| live.file_lock.has_nothing_to_sync())
 }
@@ -86,6 +89,7 @@ fn flush_and_report(
     channel: &mut IoChannel,
     seen: &LostWriteCursor,
 ) -> Result<()> {
+    txs.commit_acknowledged()?;
     // The transactions of names and sizes were flushed, each with all changes before it.
     if txs.channels.space().needs_flush() {
         channel.flush(txs.channels.space())?;

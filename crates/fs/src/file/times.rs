@@ -17,7 +17,7 @@ pub(crate) fn flush_times(txs: &TxManager, ino: Ino) -> Result<()> {
         return Ok(());
     }
     txs.with_reserve_fallback(|| {
-        txs.change(|tx| {
+        txs.change_deferrable(|tx| {
             let inode = tx.inode(ino)?;
             tx.put_inode(ino, &inode)
         })

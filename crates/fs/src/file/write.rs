@@ -39,7 +39,8 @@ use std::ops::Range;
 enum OverwriteAttempt {
     Ready(Overwrite),
     NotOverwrite,
-    /// Another thread holds the lock exclusively or waits for that, or the file is not looked up.
+    /// Another thread holds the lock exclusively or waits for that, the file is not looked up, or changes must be committed
+    /// first.
     Locked,
 }
 
@@ -91,6 +92,22 @@ pub(crate) fn write(
     data: &Bytes,
     (durable, path): (bool, WritePath),
 ) -> Result<Range<u64>> {
+    let written = write_unsynced(txs, channel, ino, offset, data, (durable, path))?;
+    if durable {
+        txs.commit_acknowledged()?;
+    }
+    Ok(written)
+}
+
+/// As [`write()`]; a durable write may precede acknowledged changes.
+fn write_unsynced(
+    txs: &TxManager,
+    channel: &mut IoChannel,
+    ino: Ino,
+    offset: Option<u64>,
+    data: &Bytes,
+    (durable, path): (bool, WritePath),
+) -> Result<Range<u64>> {
     if let Some(written) = extend::extend_dense(txs, ino, offset, data, (durable, path))? {
         return Ok(written);
     }
@@ -104,7 +121,7 @@ pub(crate) fn write(
             }
             OverwriteAttempt::Locked => {
                 let lock = txs.file_lock(ino)?;
-                let _shared = lock.read();
+                let _shared = txs.lock_shared(ino, &lock)?;
                 if !lock.has_mmap_dirty()
                     && !path.leaves_old_pages(&lock.kernel_pages)
                     && overwrite_locked(txs, channel, ino, offset, data, durable)?
@@ -128,7 +145,7 @@ fn write_exclusively(
     (durable, path): (bool, WritePath),
 ) -> Result<Range<u64>> {
     let lock = txs.file_lock(ino)?;
-    let _alone = lock.write();
+    let _alone = txs.lock_exclusive(ino, &lock)?;
     redo_log::complete_pending(txs, channel, ino)?;
     let inode = txs.inspect(|core| core.regular_file(ino))?;
     if inode.has_xattrs() {
@@ -187,6 +204,10 @@ fn try_overwrite(
     let now = txs.now();
     let bytes = data.len();
     txs.inspect(|core| {
+        // A durable write commits all changes before it.
+        if core.has_uncommitted(ino) || durable && core.has_acknowledged() {
+            return Ok(OverwriteAttempt::Locked);
+        }
         let lock = core.live_inodes.get(&ino).map(|live| &live.file_lock);
         let held = lock.and_then(|lock| Some((lock, lock.try_read()?)));
         let held = held.filter(|(lock, _)| !path.leaves_old_pages(&lock.kernel_pages));

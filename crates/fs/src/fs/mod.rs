@@ -11,12 +11,13 @@ use crate::io::channel::{IoChannel, Wait};
 use crate::io::channel_pool::PooledChannel;
 use crate::live::kernel_hooks::KernelHooks;
 use crate::recovery::mount;
+use crate::txn::deferred_commit::{CommitHook, UncommittedChanges};
 use crate::txn::manager::{Clock, TxManager};
 use pagemesh_base::space::Space;
 use pagemesh_base::units::PAGE_BYTES;
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 /// A mounted file system.
@@ -73,7 +74,7 @@ impl Fs {
         Usage {
             limit_bytes: core.head.limit_bytes,
             used_bytes: core.used_pages.saturating_mul(PAGE_BYTES as u64),
-            inodes: core.ino_allocator.in_use(),
+            inodes: core.inodes_in_use(),
         }
     }
 
@@ -91,6 +92,30 @@ impl Fs {
             tx.set_limit(limit_bytes)?;
             Ok(true)
         })
+    }
+
+    /// Lets calls that change names, attributes or sizes return before their changes are committed, for at most about `interval`.
+    /// The caller calls [`Fs::commit_due`] at the times that it returns, and soon after `hook` was called. Only the
+    /// first call has an effect.
+    ///
+    /// **Data loss:** the changes since the last sync or commit are lost if this process ends. What is left is the
+    /// state after some of them, in their order.
+    pub fn set_commit_interval(&self, interval: Duration, hook: CommitHook) {
+        self.txs.set_commit_interval(interval, hook);
+    }
+
+    /// Commits the changes that have waited for long enough. Returns when to call it next, at the latest, if changes wait.
+    ///
+    /// # Errors
+    /// Errors of the volume.
+    pub fn commit_due(&self, now: Instant) -> Result<Option<Instant>> {
+        self.txs.commit_due(now)
+    }
+
+    /// The acknowledged changes that are not committed.
+    #[must_use]
+    pub fn uncommitted_changes(&self) -> UncommittedChanges {
+        self.txs.uncommitted_changes()
     }
 
     /// Stops resending. Changes that wait for an unreachable volume fail now, and so do later ones.

@@ -57,7 +57,7 @@ pub(crate) fn set_attr(txs: &TxManager, ino: Ino, changes: AttrChanges) -> Resul
     let arms = changes.mode.is_some_and(|mode| mode & SET_ID != 0);
     let armed = arms.then(|| txs.file_lock(ino)).transpose()?;
     let _alone = armed.as_ref().map(|data| data.write());
-    txs.change(|tx| {
+    txs.change_deferrable(|tx| {
         let mut inode = tx.inode(ino)?;
         if let Some(mode) = changes.mode {
             inode.mode = inode.kind().bits() | mode & 0o7777;

@@ -41,7 +41,7 @@ pub(crate) fn link(txs: &TxManager, ino: Ino, parent: Ino, name: &[u8]) -> Resul
     check_name(name)?;
     check_ino(ino)?;
     let now = txs.now();
-    let attr = txs.change(|tx| {
+    let attr = txs.change_deferrable(|tx| {
         let mut inode = tx.inode(ino)?;
         if inode.is_directory() {
             return Err(Errno::PERM.into());

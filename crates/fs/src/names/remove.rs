@@ -63,7 +63,7 @@ fn remove_name(
         unlink_inode(tx, entry.ino, &mut inode, now)?;
         Ok(entry.ino)
     };
-    let ino = txs.with_reserve_fallback(|| txs.change(&mut take))?;
+    let ino = txs.with_reserve_fallback(|| txs.change_deferrable(&mut take))?;
     free::release_if_unused(txs, ino);
     Ok(())
 }

@@ -39,8 +39,9 @@ pub(crate) fn rename(
     check_name(old)?;
     check_name(new)?;
     let now = txs.now();
-    let gone =
-        txs.change(|tx| RenameOp::begin(tx, (from, old), (to, new), now)?.apply(how, None))?;
+    let gone = txs.change_deferrable(|tx| {
+        RenameOp::begin(tx, (from, old), (to, new), now)?.apply(how, None)
+    })?;
     if let Some(ino) = gone {
         free::release_if_unused(txs, ino);
     }

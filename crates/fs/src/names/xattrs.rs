@@ -90,7 +90,7 @@ fn change_xattrs(
     change: impl Fn(&mut XattrList) -> Result<()>,
 ) -> Result<()> {
     let now = txs.now();
-    txs.change(|tx| {
+    txs.change_deferrable(|tx| {
         let mut inode = tx.inode(ino)?;
         let mut all = load_xattrs(tx, ino, &inode)?;
         change(&mut all)?;

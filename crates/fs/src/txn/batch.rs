@@ -4,6 +4,7 @@
 use crate::format::inode::Ino;
 use crate::format::page_map::Span;
 use crate::format::{PAGE, Page};
+use crate::hash::NumberSet;
 use crate::live::inode::PendingTimes;
 use bytes::Bytes;
 use pagemesh_base::slice::TransactionPart;
@@ -11,6 +12,7 @@ use pagemesh_base::space::SpaceError;
 use pagemesh_base::units::PAGE_BYTES;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 /// A page that a transaction changes.
 #[derive(Clone)]
@@ -34,6 +36,35 @@ pub(crate) struct Batch {
     pub(super) effects: BatchEffects,
     pub(super) outcome: BatchOutcome,
     pub(super) durable: bool,
+    pub(super) acknowledged: AcknowledgedChanges,
+}
+
+/// A batch that was sent and has no result yet.
+pub(crate) struct BatchInFlight {
+    pub(super) changes: PageChanges,
+    pub(super) outcome: BatchOutcome,
+    pub(super) acknowledged: AcknowledgedChanges,
+    pub(super) inos_freed: usize,
+}
+
+/// The changes of a batch whose calls returned before it is committed ([`crate::txn::deferred_commit`]).
+#[derive(Clone, Default)]
+pub(crate) struct AcknowledgedChanges {
+    /// Their inodes.
+    pub(super) inos: NumberSet<Ino>,
+    /// The time of the first one.
+    pub(super) since: Option<Instant>,
+}
+
+impl AcknowledgedChanges {
+    pub(super) fn is_empty(&self) -> bool {
+        self.since.is_none()
+    }
+
+    pub(super) fn add(&mut self, inos: impl IntoIterator<Item = Ino>, now: Instant) {
+        self.since.get_or_insert(now);
+        self.inos.extend(inos);
+    }
 }
 
 /// Changes of the state in memory that go with a batch.

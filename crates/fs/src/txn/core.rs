@@ -31,7 +31,7 @@ use crate::live::mmap_dirty::MmapDirtyFiles;
 use crate::live::tail_pages::TailPages;
 use crate::live::unseen_writes::UnseenWrites;
 use crate::txn::batch::{
-    Batch, BatchEffects, BatchOutcome, PageChange, PageChanges, transaction_parts,
+    Batch, BatchEffects, BatchInFlight, BatchOutcome, PageChange, PageChanges, transaction_parts,
 };
 use crate::txn::cache::Cache;
 use crate::txn::tx::Tx;
@@ -80,7 +80,11 @@ pub(crate) struct Core {
     cache: Cache,
     channel: IoChannel,
     pub(super) batch: Batch,
-    in_flight: Option<PageChanges>,
+    pub(super) in_flight: Option<BatchInFlight>,
+    /// Mapped pages of the reserve.
+    pub(super) reserved_pages: u64,
+    /// Why changes are lost whose calls had returned.
+    pub(crate) lost_changes: Option<SpaceError>,
     /// Calls that wait for the batch in flight.
     pub(crate) waiters: usize,
     /// The error of every further change.
@@ -120,6 +124,8 @@ impl Core {
             channel,
             batch: Batch::default(),
             in_flight: None,
+            reserved_pages: 0,
+            lost_changes: None,
             waiters: 0,
             stop_error: None,
         }
@@ -160,7 +166,7 @@ impl Core {
             .batch
             .changes
             .get(&page)
-            .or_else(|| on_its_way?.get(&page))?;
+            .or_else(|| on_its_way?.changes.get(&page))?;
         Some(match change {
             PageChange::Metadata(bytes) | PageChange::Data(bytes) => bytes.clone(),
             PageChange::Cleared => Arc::new([0; PAGE_BYTES]),
@@ -367,6 +373,13 @@ impl Core {
         }
     }
 
+    /// Inodes in use, without those that a batch frees.
+    pub(crate) fn inodes_in_use(&self) -> u64 {
+        let sent = self.in_flight.as_ref().map_or(0, |sent| sent.inos_freed);
+        let freed = self.batch.effects.inos_freed.len() + sent;
+        self.ino_allocator.in_use().saturating_sub(freed as u64)
+    }
+
     pub(crate) fn outcome(&self) -> BatchOutcome {
         self.batch.outcome.clone()
     }
@@ -383,7 +396,12 @@ impl Core {
             parts: transaction_parts(&batch.changes),
             durable: batch.durable,
         };
-        self.in_flight = Some(batch.changes.clone());
+        self.in_flight = Some(BatchInFlight {
+            changes: batch.changes.clone(),
+            outcome: batch.outcome.clone(),
+            acknowledged: batch.acknowledged.clone(),
+            inos_freed: batch.effects.inos_freed.len(),
+        });
         (batch, request)
     }
 
@@ -393,12 +411,31 @@ impl Core {
         batch: Batch,
         result: std::result::Result<(), SpaceError>,
     ) {
-        self.in_flight = None;
         match &result {
-            Ok(()) => self.apply_committed(batch.changes, batch.effects),
-            Err(cause) => self.fail_batch(batch.effects, cause),
+            Ok(()) => {
+                self.in_flight = None;
+                self.apply_committed(batch.changes, batch.effects);
+            }
+            Err(cause) => {
+                let is_acknowledged = self.has_acknowledged();
+                self.in_flight = None;
+                self.fail_batch(batch.effects, cause);
+                if is_acknowledged {
+                    self.lose_acknowledged(cause);
+                }
+            }
         }
         let _ = batch.outcome.set(result);
+    }
+
+    /// Calls have returned whose changes are lost now. No later change may be stored: it would survive them.
+    fn lose_acknowledged(&mut self, cause: &SpaceError) {
+        tracing::error!(
+            %cause,
+            "DATA LOSS: acknowledged changes cannot be stored; the file system takes no more changes"
+        );
+        self.lost_changes = Some(cause.clone());
+        self.stop_error = Some(FsError::Stopped(cause.clone()));
     }
 
     fn apply_committed(&mut self, changes: PageChanges, books: BatchEffects) {

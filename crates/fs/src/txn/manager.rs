@@ -7,7 +7,9 @@ use crate::format::inode::{Ino, Time};
 use crate::io::channel::{IoChannel, Wait};
 use crate::io::channel_pool::ChannelPool;
 use crate::live::file_lock::FileLock;
+use crate::txn::batch::BatchOutcome;
 use crate::txn::core::Core;
+use crate::txn::deferred_commit::{Acknowledge, CommitPolicy};
 use crate::txn::tx::Tx;
 use pagemesh_base::poison;
 use pagemesh_base::space::{Reply, Request, Space, SpaceError};
@@ -34,6 +36,8 @@ pub(crate) struct TxManager {
     commit_channel: Mutex<IoChannel>,
     /// Mapped pages of the reserve. Locked while the reserve is filled or released.
     pub(super) reserved_pages: Mutex<u64>,
+    /// When calls may return before their changes are committed.
+    pub(super) commit_policy: CommitPolicy,
     /// Batches are not sent again after an error.
     is_resend_stopped: AtomicBool,
     /// The last field: the channels above are dropped first, because the space waits for them.
@@ -45,16 +49,18 @@ impl TxManager {
         space: Arc<dyn Space>,
         wait: Wait,
         clock: Clock,
-        core: Core,
+        mut core: Core,
         reserved_pages: u64,
     ) -> Result<TxManager> {
         let commit_channel = IoChannel::open_ready(&*space, wait)?;
+        core.reserved_pages = reserved_pages;
         Ok(TxManager {
             clock,
             core: Mutex::new(core),
             batch_done: Condvar::new(),
             commit_channel: Mutex::new(commit_channel),
             reserved_pages: Mutex::new(reserved_pages),
+            commit_policy: CommitPolicy::default(),
             is_resend_stopped: AtomicBool::new(false),
             channels: ChannelPool::new(space, wait),
         })
@@ -85,13 +91,14 @@ impl TxManager {
     /// Runs an operation and waits until it is committed. `run` may run more than once, so its
     /// effects outside the transaction must be repeatable.
     pub(crate) fn change<T>(&self, run: impl FnMut(&mut Tx<'_>) -> Result<T>) -> Result<T> {
-        self.change_from(self.lock_core(), run)
+        self.change_from(self.lock_core(), Acknowledge::Committed, run)
     }
 
     /// As [`TxManager::change`], for a caller that already holds the core's lock.
     pub(crate) fn change_from<'a, T>(
         &'a self,
         mut core: MutexGuard<'a, Core>,
+        when: Acknowledge,
         mut run: impl FnMut(&mut Tx<'_>) -> Result<T>,
     ) -> Result<T> {
         loop {
@@ -110,14 +117,25 @@ impl TxManager {
                 return Ok(value);
             }
             if tx.fits() {
-                if self.channels.space().has_write_cache() {
+                let has_write_cache = self.channels.space().has_write_cache();
+                if has_write_cache {
                     // Otherwise a later transaction might survive a power loss and this one not,
                     // and a span that this one freed would be cleared although an inode still names
                     // it.
                     tx.make_durable();
                 }
+                // Only a change that makes its batch durable may be acknowledged before.
+                let may_return = has_write_cache
+                    && when == Acknowledge::Deferrable
+                    && self.may_defer_commit(tx.core);
+                if may_return {
+                    tx.acknowledge(Instant::now());
+                }
                 tx.join_batch()?;
-                self.commit(core)?;
+                match may_return {
+                    true => self.request_commit(core),
+                    false => self.commit(core)?,
+                }
                 return Ok(value);
             }
             drop(tx);
@@ -126,8 +144,17 @@ impl TxManager {
     }
 
     /// Waits until the current batch is committed.
-    pub(crate) fn commit<'a>(&'a self, mut core: MutexGuard<'a, Core>) -> Result<()> {
+    pub(crate) fn commit<'a>(&'a self, core: MutexGuard<'a, Core>) -> Result<()> {
         let outcome = core.outcome();
+        self.await_batch(core, &outcome)
+    }
+
+    /// Waits for a batch: the current one, or the one in flight.
+    pub(super) fn await_batch<'a>(
+        &'a self,
+        mut core: MutexGuard<'a, Core>,
+        outcome: &BatchOutcome,
+    ) -> Result<()> {
         loop {
             if let Some(result) = outcome.get() {
                 return result.clone().map_err(FsError::Space);
@@ -149,8 +176,7 @@ impl TxManager {
         }
         let (batch, request) = core.take_batch();
         drop(core);
-        let result = self.send_batch(&request);
-        let mut core = self.lock_core();
+        let (mut core, result) = self.send_acknowledged_batch(&request);
         core.finish_batch(batch, result.map(drop));
         // Each notification is a system call.
         if core.waiters > 0 {

@@ -35,6 +35,14 @@ fn reserve_order(pages: u64) -> Option<u8> {
     (pages >= PAGES_MIN).then(|| pages.ilog2() as u8)
 }
 
+/// The request that releases the reserve.
+pub(super) fn reserve_discard(span: Span) -> Request {
+    Request::Discard {
+        offset: span.page * PAGE,
+        len: PAGE << span.order,
+    }
+}
+
 impl TxManager {
     pub(crate) fn lock_reserve(&self) -> MutexGuard<'_, u64> {
         poison::lock(&self.reserved_pages)
@@ -64,14 +72,16 @@ impl TxManager {
     }
 
     pub(crate) fn discard_reserve(&self, span: Span, held: &mut u64) -> Result<()> {
-        self.lock_commit_channel().call(Request::Discard {
-            offset: span.page * PAGE,
-            len: PAGE << span.order,
-        })?;
+        self.lock_commit_channel().call(reserve_discard(span))?;
+        self.record_released_reserve(held);
+        Ok(())
+    }
+
+    pub(super) fn record_released_reserve(&self, held: &mut u64) {
         let mut core = self.lock_core();
         core.used_pages = core.used_pages.saturating_sub(*held);
         *held = 0;
-        Ok(())
+        core.reserved_pages = 0;
     }
 
     /// Fills the reserve, if there is room.
@@ -145,6 +155,7 @@ impl TxManager {
         drop(channel);
         let mut core = self.lock_core();
         core.used_pages = core.used_pages.saturating_sub(pages - *held);
+        core.reserved_pages = *held;
         Ok(written.map(drop)?)
     }
 }

@@ -14,6 +14,7 @@ use pagemesh_base::space::TRANSACTION_PAGES_MAX;
 use pagemesh_base::units::PAGE_BYTES;
 use rustix::io::Errno;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Pages that one operation may change; files are written in pieces.
 const CHANGED_PAGES_MAX: usize = TRANSACTION_PAGES_MAX as usize;
@@ -41,6 +42,10 @@ pub(crate) struct Tx<'c> {
     /// The last page of a file that was changed.
     last_data_page: Option<u64>,
     durable: bool,
+    /// Inodes stored so far.
+    stored_inos: Vec<Ino>,
+    /// The call returns before the transaction is committed: the time of that.
+    acknowledged_at: Option<Instant>,
 }
 
 impl Drop for Tx<'_> {
@@ -64,6 +69,8 @@ impl<'c> Tx<'c> {
             tail_page: None,
             last_data_page: None,
             durable: false,
+            stored_inos: Vec::new(),
+            acknowledged_at: None,
         }
     }
 }
@@ -165,6 +172,11 @@ impl Tx<'_> {
         self.durable = true;
     }
 
+    /// The call returns before the transaction is committed.
+    pub(super) fn acknowledge(&mut self, now: Instant) {
+        self.acknowledged_at = Some(now);
+    }
+
     /// Allocates a span; its pages hold nothing.
     pub(crate) fn allocate_span(&mut self, order: u8) -> Result<Span> {
         let span = self
@@ -260,6 +272,7 @@ impl Tx<'_> {
         let bytes = self.page_mut(page)?;
         let before = Inode::stored_pages(&bytes[at..at + INODE_BYTES]);
         put(&mut bytes[..], at, inode.encode());
+        self.stored_inos.push(ino);
         let now = inode.pages + inode.granted_pages();
         self.effects.page_delta += now.cast_signed() - before.cast_signed();
         if let Some(live) = self.core.live_inodes.get_mut(&ino) {
@@ -328,6 +341,9 @@ impl Tx<'_> {
         }
         batch.effects.add(std::mem::take(&mut self.effects));
         batch.durable |= self.durable;
+        if let Some(now) = self.acknowledged_at {
+            batch.acknowledged.add(self.stored_inos.drain(..), now);
+        }
         Ok(())
     }
 }

@@ -38,6 +38,7 @@ pub struct MemorySpace {
     content: Arc<Mutex<MemoryContent>>,
     /// Requests that were submitted and are not done.
     requests_waiting: Arc<AtomicUsize>,
+    has_write_cache: bool,
 }
 
 impl MemorySpace {
@@ -46,6 +47,16 @@ impl MemorySpace {
             size_bytes,
             content: Arc::default(),
             requests_waiting: Arc::default(),
+            has_write_cache: false,
+        }
+    }
+
+    /// The same memory, as a space whose changes need a flush.
+    #[allow(dead_code)]
+    pub fn with_write_cache(self) -> MemorySpace {
+        MemorySpace {
+            has_write_cache: true,
+            ..self
         }
     }
 
@@ -147,6 +158,10 @@ fn apply(pages: &mut BTreeMap<u64, Arc<Page>>, step: &ChangedPages) {
 impl Space for MemorySpace {
     fn size_bytes(&self) -> u64 {
         self.size_bytes
+    }
+
+    fn has_write_cache(&self) -> bool {
+        self.has_write_cache
     }
 
     fn open(&self) -> Result<Box<dyn Channel>, SpaceError> {

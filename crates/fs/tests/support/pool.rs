@@ -17,6 +17,7 @@ use pagemesh_store::pool::{Pool, format};
 use pagemesh_store::requests::{ExecuteOutcome, execute};
 use pagemesh_store::session::Session;
 use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use uuid::Uuid;
 
@@ -34,6 +35,15 @@ pub struct PoolSpace {
     size_bytes: u64,
     session: Arc<Mutex<(Session<Recorder>, u64)>>,
     pool: Arc<Mutex<Pool<Recorder>>>,
+    requests: Arc<ChangeCounts>,
+}
+
+/// Changes so far.
+#[derive(Default)]
+struct ChangeCounts {
+    transactions: AtomicUsize,
+    /// Of pages, outside of transactions.
+    direct: AtomicUsize,
 }
 
 fn open(media: &Arc<Recorder>, buffers: bool) -> Pool<Recorder> {
@@ -119,7 +129,17 @@ impl PoolSpace {
             size_bytes: object.size_bytes,
             session: Arc::new(Mutex::new((session.in_owner_process(tend), 0))),
             pool,
+            requests: Arc::default(),
         }
+    }
+
+    /// Numbers of transactions, and of other changes of pages, since the last call.
+    pub fn take_change_counts(&self) -> (usize, usize) {
+        let take = |count: &AtomicUsize| count.swap(0, Ordering::Relaxed);
+        (
+            take(&self.requests.transactions),
+            take(&self.requests.direct),
+        )
     }
 
     /// The possible crash images at each fence since the last call, and now.
@@ -198,6 +218,15 @@ impl PoolSpace {
             request,
             Request::Write { durable: true, .. } | Request::Transact { durable: true, .. }
         );
+        match request {
+            Request::Transact { .. } => {
+                self.requests.transactions.fetch_add(1, Ordering::Relaxed);
+            }
+            Request::Write { .. } | Request::Discard { .. } => {
+                self.requests.direct.fetch_add(1, Ordering::Relaxed);
+            }
+            _ => {}
+        }
         let reply = self.run_buffered(request)?;
         if is_durable {
             self.change(SliceRequest::Flush)?;

@@ -50,6 +50,9 @@ pub struct DiskFilesArgs {
     /// Bytes of each file system.
     #[arg(long, default_value = "1G")]
     pub size: Size,
+    /// Seconds of `mount --commit-interval` of two more mounts; 0: without them.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(0..=300))]
+    pub commit_interval: u64,
 }
 
 /// Runs the benchmark.
@@ -65,7 +68,8 @@ pub fn run(args: &DiskFilesArgs) -> anyhow::Result<Report> {
         size_bytes: args.size.0,
         serving: MountServing::auto(4),
     };
-    let scratch = ScratchCluster::with_pools(&args.measure, 2, 2, 2 * args.size.0 + SPARE_BYTES)?;
+    let bytes = 4 * args.size.0 + SPARE_BYTES;
+    let scratch = ScratchCluster::with_pools(&args.measure, 2, 2, bytes)?;
     let (_one, unmirrored) = scratch.mount("one-copy", 1, "auto", &spec)?;
     let (_two, mirrored) = scratch.mount("two-copies", 2, "auto", &spec)?;
     // All files of the run lie in the two directories that a signal removes.
@@ -74,7 +78,19 @@ pub fn run(args: &DiskFilesArgs) -> anyhow::Result<Report> {
     }
     let plain = tempfile::tempdir_in(scratch.pools.path())?;
     let plain_place = MountPlace::unserved("the disk's file system", plain.path());
-    let places = [unmirrored, mirrored, plain_place];
+    let mut places = vec![unmirrored, mirrored];
+    let mut deferring = Vec::new();
+    if args.commit_interval > 0 {
+        let mut spec = spec;
+        spec.serving.commit_interval = Some(args.commit_interval);
+        for (name, copies) in [("one-copy-commit", 1), ("two-copies-commit", 2)] {
+            let (daemon, place) = scratch.mount(name, copies, "auto", &spec)?;
+            deferring.push(daemon);
+            places.push(place);
+        }
+    }
+    let mounts = places.len();
+    places.push(plain_place);
     let rounds = args.measure.rounds;
     let report = match args.workload {
         DiskWorkload::Sqlite => {
@@ -98,7 +114,7 @@ pub fn run(args: &DiskFilesArgs) -> anyhow::Result<Report> {
                 files: args.count.into(),
                 entries: 0,
             };
-            run_small_files(&places[..2], &places[2..], &options)?
+            run_small_files(&places[..mounts], &places[mounts..], &options)?
         }
         DiskWorkload::Pgbench => {
             if !is_root() {

@@ -49,6 +49,7 @@ impl MirrorArgs {
             threads: self.threads,
             fuse: self.fuse,
             direct_io: self.direct_io,
+            commit_interval: None,
         }
     }
 

@@ -32,6 +32,8 @@ pub struct MountServing {
     pub fuse: FuseTransport,
     /// Whether the kernel caches no file pages.
     pub direct_io: bool,
+    /// Seconds for which changes may wait for the disk.
+    pub commit_interval: Option<u64>,
 }
 
 impl MountServing {
@@ -41,6 +43,7 @@ impl MountServing {
             threads,
             fuse,
             direct_io: false,
+            commit_interval: None,
         }
     }
 
@@ -48,6 +51,9 @@ impl MountServing {
         let (threads, fuse) = (self.threads.to_string(), self.fuse.name().to_owned());
         let mut args = vec!["--threads".into(), threads, "--fuse".into(), fuse];
         args.extend(self.direct_io.then(|| "--direct-io".into()));
+        if let Some(seconds) = self.commit_interval {
+            args.extend(["--commit-interval".into(), seconds.to_string()]);
+        }
         args
     }
 }

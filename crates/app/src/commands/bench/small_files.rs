@@ -44,6 +44,7 @@ pub fn run(args: &SmallFilesArgs) -> anyhow::Result<Report> {
         threads: args.threads,
         fuse: args.fuse,
         direct_io: false,
+        commit_interval: None,
     };
     let wish = MountSpec {
         size_bytes: FILES_BYTES,

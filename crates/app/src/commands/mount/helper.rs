@@ -34,7 +34,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const LOG_DIR: &str = "/var/log/pagemesh";
 
 /// Mount options with a value, and the matching flags of `pagemesh mount`.
-const VALUE_OPTIONS: [(&str, &str); 8] = [
+const VALUE_OPTIONS: [(&str, &str); 9] = [
+    ("commit", "--commit-interval"),
     ("manager", "--manager"),
     ("key", "--key"),
     ("threads", "--threads"),

@@ -94,7 +94,10 @@ pub fn run(args: &MountArgs) -> anyhow::Result<()> {
     let options = mount_options(args, name);
     let on_error = fenced.clone();
     let on_error = move |error: &FsError| on_error.check_error(error);
-    let mounted = pagemesh_fuse::mount(fs, &dir, &options, Box::new(on_error), free_space)?;
+    let mut mounted = pagemesh_fuse::mount(fs, &dir, &options, Box::new(on_error), free_space)?;
+    if let Some(seconds) = args.commit_interval {
+        mounted.defer_commits(Duration::from_secs(seconds))?;
+    }
     signs.set_mount(mounted.unmounter());
     tracing::info!(transport = ?mounted.transport(), "mounted");
     let process = MountProcess {
@@ -389,7 +392,7 @@ fn save_state(fs: &Weak<Fs>, volume: &Volume) {
             .borrow_channel()
             .and_then(|mut channel| fs.sync_all(&mut channel));
         if let Err(cause) = saved {
-            tracing::error!(%cause, "DATA LOSS: writes to mapped files and file times may be lost");
+            tracing::error!(%cause, "DATA LOSS: writes to mapped files, file times and uncommitted changes may be lost");
         }
     }
     volume.detach();

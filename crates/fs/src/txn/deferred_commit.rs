@@ -1,0 +1,250 @@
+//! Deferred commits: calls that change names, attributes or sizes return before their batch is committed.
+//!
+//! The default is that each such call waits for its batch. With a commit interval ([`TxManager::set_commit_interval`]) the
+//! changes wait in the current batch instead, in the memory of this process, as in the running transaction of a journaling
+//! file system. The batch is sent when it is half full, after the interval, and before a sync returns. Batches are atomic and
+//! durable, and the next one is sent only after the one before was committed. So a crash leaves the state after some
+//! prefix of the batches, and each batch is a prefix of the changes since the one before.
+//!
+//! Invariants:
+//! - a thread that reads, writes or discards pages of a file in the space, outside of a batch, has committed the acknowledged
+//!   changes of the file before ([`TxManager::settle`]), with the file locked. So no page is read that is still in a
+//!   batch, and none is discarded whose removal a crash may undo;
+//! - a call returns early only if the reserve can hold this batch and the next one, and only if the space has a write cache: without one, waiting
+//!   costs little;
+//! - if acknowledged changes cannot be stored, the file system takes no more changes, and each sync fails.
+
+use crate::error::{FsError, Result};
+use crate::format::inode::Ino;
+use crate::live::file_lock::{ExclusiveFileGuard, FileLock, SharedFileGuard};
+use crate::txn::batch::BatchOutcome;
+use crate::txn::core::Core;
+use crate::txn::manager::TxManager;
+use crate::txn::reserve::reserve_discard;
+use crate::txn::tx::Tx;
+use pagemesh_base::defect::{self, Defect};
+use pagemesh_base::space::{Reply, Request, SpaceError, TRANSACTION_PAGES_MAX};
+use std::sync::{MutexGuard, OnceLock, TryLockError};
+use std::time::{Duration, Instant};
+
+/// Pages of a batch from which on it is sent without waiting for the interval. The next batch fills meanwhile.
+const SEND_PAGES_MIN: usize = TRANSACTION_PAGES_MAX as usize / 2;
+/// Pages that the reserve must have, so that a batch and the next one can be stored on a full pool: their pages, and as many
+/// pages of the volume's own tables.
+const RESERVE_PAGES_MIN: u64 = 4 * TRANSACTION_PAGES_MAX;
+
+/// When a call returns.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Acknowledge {
+    /// When its change is committed.
+    Committed,
+    /// When its change is in the batch, if the mount allows that.
+    Deferrable,
+}
+
+/// Called when a batch should be sent soon. It must not wait.
+pub type CommitHook = Box<dyn Fn() + Send + Sync>;
+
+/// When calls may return before their changes are committed. Each part is set once.
+#[derive(Default)]
+pub(crate) struct CommitPolicy {
+    interval: OnceLock<Duration>,
+    hook: OnceLock<CommitHook>,
+}
+
+/// Acknowledged changes that are not committed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UncommittedChanges {
+    /// Pages that they change.
+    pub pages: usize,
+    /// The time of the first one.
+    pub since: Option<Instant>,
+}
+
+impl Core {
+    /// Whether acknowledged changes of any inode are not committed.
+    pub(crate) fn has_acknowledged(&self) -> bool {
+        let in_flight = self.in_flight.as_ref();
+        !self.batch.acknowledged.is_empty()
+            || in_flight.is_some_and(|sent| !sent.acknowledged.is_empty())
+    }
+
+    /// Whether an acknowledged change of an inode is not committed.
+    pub(crate) fn has_uncommitted(&self, ino: Ino) -> bool {
+        let in_flight = self.in_flight.as_ref();
+        let is_listed = self.batch.acknowledged.inos.contains(&ino)
+            || in_flight.is_some_and(|sent| sent.acknowledged.inos.contains(&ino));
+        is_listed && !defect::is(Defect::UncommittedPagesRead)
+    }
+
+    /// When the batch is to be sent, if it has acknowledged changes.
+    fn commit_deadline(&self, interval: Duration, now: Instant) -> Option<Instant> {
+        let since = self.batch.acknowledged.since?;
+        let is_half_full = self.batch.changes.len() >= SEND_PAGES_MIN;
+        Some(if is_half_full { now } else { since + interval })
+    }
+
+    /// The last batch with acknowledged changes.
+    fn last_acknowledged(&self) -> Option<BatchOutcome> {
+        if !self.batch.acknowledged.is_empty() {
+            return Some(self.batch.outcome.clone());
+        }
+        let in_flight = self.in_flight.as_ref()?;
+        (!in_flight.acknowledged.is_empty()).then(|| in_flight.outcome.clone())
+    }
+}
+
+impl TxManager {
+    /// See [`crate::Fs::set_commit_interval`].
+    pub(crate) fn set_commit_interval(&self, interval: Duration, hook: CommitHook) {
+        // Only the first call has an effect.
+        let _ = self.commit_policy.hook.set(hook);
+        let _ = self.commit_policy.interval.set(interval);
+    }
+
+    /// As [`TxManager::change`], and may return before the change is committed.
+    pub(crate) fn change_deferrable<T>(
+        &self,
+        run: impl FnMut(&mut Tx<'_>) -> Result<T>,
+    ) -> Result<T> {
+        self.change_from(self.lock_core(), Acknowledge::Deferrable, run)
+    }
+
+    /// Whether calls may return before their changes are committed, on a space with a write cache.
+    pub(super) fn may_defer_commit(&self, core: &Core) -> bool {
+        self.commit_policy.interval.get().is_some() && core.reserved_pages >= RESERVE_PAGES_MIN
+    }
+
+    /// Calls the hook if the batch should be sent.
+    pub(super) fn request_commit(&self, core: MutexGuard<'_, Core>) {
+        let is_wanted = core.batch.changes.len() >= SEND_PAGES_MIN && !core.has_batch_in_flight();
+        drop(core);
+        if let Some(hook) = self.commit_policy.hook.get().filter(|_| is_wanted) {
+            hook();
+        }
+    }
+
+    /// Commits the acknowledged changes of an inode. The caller has the file locked, so no more follow that change its pages.
+    pub(crate) fn settle(&self, ino: Ino) -> Result<()> {
+        if self.commit_policy.interval.get().is_none() {
+            return Ok(());
+        }
+        let core = self.lock_core();
+        match core.has_uncommitted(ino) {
+            true => self.commit_acknowledged_from(core),
+            false => Ok(()),
+        }
+    }
+
+    /// Locks a file for reads and overwrites of its pages in the space.
+    pub(crate) fn lock_shared<'l>(
+        &self,
+        ino: Ino,
+        lock: &'l FileLock,
+    ) -> Result<SharedFileGuard<'l>> {
+        let guard = lock.read();
+        self.settle(ino)?;
+        Ok(guard)
+    }
+
+    /// Locks a file for any access to its pages in the space.
+    pub(crate) fn lock_exclusive<'l>(
+        &self,
+        ino: Ino,
+        lock: &'l FileLock,
+    ) -> Result<ExclusiveFileGuard<'l>> {
+        let guard = lock.write();
+        self.settle(ino)?;
+        Ok(guard)
+    }
+
+    /// Commits all changes that were acknowledged before the call.
+    ///
+    /// # Errors
+    /// If one of them is lost, also at an earlier time.
+    pub(crate) fn commit_acknowledged(&self) -> Result<()> {
+        match self.commit_policy.interval.get() {
+            Some(_) if defect::is(Defect::SyncSkipsAcknowledged) => Ok(()),
+            Some(_) => self.commit_acknowledged_from(self.lock_core()),
+            None => Ok(()),
+        }
+    }
+
+    fn commit_acknowledged_from(&self, core: MutexGuard<'_, Core>) -> Result<()> {
+        if let Some(outcome) = core.last_acknowledged() {
+            return self.await_batch(core, &outcome);
+        }
+        match &core.lost_changes {
+            Some(cause) => Err(FsError::Space(SpaceError::Unavailable(format!(
+                "acknowledged changes are lost: {cause}"
+            )))),
+            None => Ok(()),
+        }
+    }
+
+    /// See [`crate::Fs::commit_due`].
+    pub(crate) fn commit_due(&self, now: Instant) -> Result<Option<Instant>> {
+        let Some(interval) = self.commit_policy.interval.get() else {
+            return Ok(None);
+        };
+        let core = self.lock_core();
+        let due = core.commit_deadline(*interval, now);
+        if due.is_none_or(|due| due > now) {
+            return Ok(due);
+        }
+        self.commit_acknowledged_from(core)?;
+        Ok(self.lock_core().commit_deadline(*interval, now))
+    }
+
+    /// See [`crate::Fs::uncommitted_changes`].
+    pub(crate) fn uncommitted_changes(&self) -> UncommittedChanges {
+        let core = self.lock_core();
+        let in_flight = core.in_flight.as_ref();
+        let in_flight = in_flight.filter(|sent| !sent.acknowledged.is_empty());
+        let batch = Some(&core.batch).filter(|batch| !batch.acknowledged.is_empty());
+        let pages = in_flight.map_or(0, |sent| sent.changes.len())
+            + batch.map_or(0, |batch| batch.changes.len());
+        let first = in_flight.and_then(|sent| sent.acknowledged.since);
+        UncommittedChanges {
+            pages,
+            since: first.or_else(|| batch?.acknowledged.since),
+        }
+    }
+
+    /// Sends a batch. If it has no room and acknowledged changes depend on it, releases the reserve and sends it once more.
+    pub(super) fn send_acknowledged_batch(
+        &self,
+        request: &Request,
+    ) -> (MutexGuard<'_, Core>, std::result::Result<Reply, SpaceError>) {
+        let result = self.send_batch(request);
+        let core = self.lock_core();
+        if !matches!(result, Err(SpaceError::NoSpace(_))) || !core.has_acknowledged() {
+            return (core, result);
+        }
+        drop(core);
+        let result = match self.try_release_reserve() {
+            true => self.send_batch(request),
+            false => result,
+        };
+        (self.lock_core(), result)
+    }
+
+    /// Releases the reserve, unless another thread fills or releases it. That thread may wait for this batch.
+    fn try_release_reserve(&self) -> bool {
+        let mut held = match self.reserved_pages.try_lock() {
+            Ok(held) => held,
+            Err(TryLockError::Poisoned(held)) => held.into_inner(),
+            Err(TryLockError::WouldBlock) => return false,
+        };
+        let span = self.lock_core().head.reserve;
+        let Some(span) = span.filter(|_| *held > 0) else {
+            return false;
+        };
+        // Sent again until the volume is reachable, as the batch itself.
+        let is_released = self.send_batch(&reserve_discard(span)).is_ok();
+        if is_released {
+            self.record_released_reserve(&mut held);
+        }
+        is_released
+    }
+}
