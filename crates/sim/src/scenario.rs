@@ -6,6 +6,7 @@ mod plan;
 
 pub(crate) use plan::ScenarioPlan;
 
+use crate::brick_host::catch_crash;
 use crate::checker::HistoryChecker;
 use crate::client::VolumeClient;
 use crate::cluster::{Cluster, tell};
@@ -559,10 +560,12 @@ fn run_history(seed: u64, used: VolumeUse, is_printed: bool) -> Result<HistoryRe
     let ended = catch_unwind(AssertUnwindSafe(|| {
         let mut scenario = Scenario::new(seed, used, is_printed);
         let lived = scenario.run();
-        if let Err(broken) = &lived {
+        if let Err(broken) = lived {
             tell!(scenario.cluster, "{broken}");
+            // A brick may be set to die in the operations that end it.
+            let _ = catch_crash(|| drop(scenario));
+            return Err(broken);
         }
-        lived?;
         let mut outcome = scenario.report.clone();
         outcome.histories = 1;
         outcome.digest = scenario.cluster.digest();
