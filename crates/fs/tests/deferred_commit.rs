@@ -127,14 +127,14 @@ impl CrashWindow {
 
 /// Runs operations, and checks every loss of power. Returns the window, and the number of operations that succeeded.
 fn run_ops(seed: u64, operations: usize) -> (CrashWindow, usize) {
-    let mut dice = OpGenerator::new(seed, OpScale::Large);
+    let mut rng = OpGenerator::new(seed, OpScale::Large);
     let mut window = CrashWindow::new();
     let (mut fs, mut port) = mount(&window.pooled);
     let mut model = FsModel::default();
     window.pooled.crash_points();
     let mut done = 0;
     for number in 0..operations {
-        let op = dice.next_op(&model);
+        let op = rng.next_op(&model);
         let at = format!("seed {seed}, operation {number}, {op:?}");
         let expected = model.run(&op);
         window.pooled.take_change_counts();
@@ -143,17 +143,17 @@ fn run_ops(seed: u64, operations: usize) -> (CrashWindow, usize) {
         let (transactions, direct) = window.pooled.take_change_counts();
         let is_atomic = op.non_atomic_file().is_none() || direct == 0 && transactions <= 1;
         window.check_operation(&op, &model, is_atomic, &at);
-        if dice.one_in(6) {
+        if rng.one_in(6) {
             // What programs see does not depend on the commits.
             let found = read(&fs, &mut port).expect("sound");
             model
                 .check(&found)
                 .unwrap_or_else(|what| panic!("{at}: {what}"));
         }
-        if !is_atomic || dice.one_in(12) {
+        if !is_atomic || rng.one_in(12) {
             window.sync(&fs, &mut port, &op, &at);
         }
-        if dice.one_in(15) {
+        if rng.one_in(15) {
             window.sync(&fs, &mut port, &op, &at);
             drop((fs, port));
             (fs, port) = mount(&window.pooled);
@@ -177,7 +177,7 @@ fn power_failure_leaves_a_state_since_the_last_sync() {
     assert!(longest > 5, "only {longest} states between two syncs");
 }
 
-/// A file that is written, synced and removed, and whose removal is not committed: its bytes are still there.
+/// A file that is written, synced and removed. Its bytes stay until the removal is committed.
 fn check_removal_of_large_file() {
     let mut window = CrashWindow::new();
     let (fs, mut port) = mount(&window.pooled);

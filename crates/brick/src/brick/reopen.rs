@@ -1,6 +1,6 @@
 //! A further device of a pool on disks fails while the brick runs: the brick opens the pool again.
 //!
-//! A device whose requests have ended is tried once more. That is the ordinary opening after a crash, with all devices. At
+//! A device without a request in flight is tried once more. That is the ordinary opening after a crash, with all devices. At
 //! another failure within a day, and at a request that does not end, the pool is opened without the device.
 //!
 //! That is the ordinary opening with a failed device. The failure ends all answers of the brick before, and its sessions.

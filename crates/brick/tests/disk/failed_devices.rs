@@ -14,7 +14,7 @@ use pagemesh_store::devices::DeviceState;
 use uuid::Uuid;
 
 const EIO: i32 = 5;
-/// A slice whose page tables lie on the second device, because another slice has filled the first.
+/// A slice with page tables on the second device, because another slice has filled the first.
 const LATER: SliceId = SliceId(Uuid::from_u128(8));
 
 /// What a client knows of a slice on a pool with a lost device.

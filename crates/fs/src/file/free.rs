@@ -191,15 +191,7 @@ pub(crate) fn free_orphan_piece(
     let is_small = is_file && inode.is_dense() && inode.pages <= CLEARED_PAGES_MAX;
     if !goes_at_once {
         settle_removal(txs, ino)?;
-        if inode.size > 0 || inode.flags != NEEDS_TRIM || inode.append_extent.is_some() {
-            txs.change(|tx| {
-                let mut inode = tx.inode(ino)?;
-                inode.size = 0;
-                inode.flags = NEEDS_TRIM;
-                inode.append_extent = None;
-                tx.put_inode(ino, &inode)
-            })?;
-        }
+        mark_for_trim(txs, ino, &inode)?;
         txs.channels.with_channel(channel, |channel| {
             share::free_spare(txs, channel, ino)?;
             trim_piece(txs, channel, ino)
@@ -243,6 +235,20 @@ pub(crate) fn free_orphan_piece(
         redo_log::drop_log(txs, log, channel);
     }
     Ok(false)
+}
+
+/// Marks an orphan, so that its pieces can be freed one by one.
+fn mark_for_trim(txs: &TxManager, ino: Ino, inode: &Inode) -> Result<()> {
+    if inode.size == 0 && inode.flags == NEEDS_TRIM && inode.append_extent.is_none() {
+        return Ok(());
+    }
+    txs.change(|tx| {
+        let mut inode = tx.inode(ino)?;
+        inode.size = 0;
+        inode.flags = NEEDS_TRIM;
+        inode.append_extent = None;
+        tx.put_inode(ino, &inode)
+    })
 }
 
 /// Commits the removal of an orphan's last name, before its pages are discarded: a crash could bring the name back.

@@ -47,7 +47,7 @@ pub(crate) struct BatchInFlight {
     pub(super) inos_freed: usize,
 }
 
-/// The changes of a batch whose calls returned before it is committed ([`crate::txn::deferred_commit`]).
+/// The changes of a batch that are acknowledged before it is committed ([`crate::txn::deferred_commit`]).
 #[derive(Clone, Default)]
 pub(crate) struct AcknowledgedChanges {
     /// Their inodes.

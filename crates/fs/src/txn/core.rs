@@ -83,7 +83,7 @@ pub(crate) struct Core {
     pub(super) in_flight: Option<BatchInFlight>,
     /// Mapped pages of the reserve.
     pub(super) reserved_pages: u64,
-    /// Why changes are lost whose calls had returned.
+    /// The cause of the loss of acknowledged changes.
     pub(crate) lost_changes: Option<SpaceError>,
     /// Calls that wait for the batch in flight.
     pub(crate) waiters: usize,
@@ -428,7 +428,7 @@ impl Core {
         let _ = batch.outcome.set(result);
     }
 
-    /// Calls have returned whose changes are lost now. No later change may be stored: it would survive them.
+    /// Acknowledged changes are lost. No later change may be stored: it would survive them.
     fn lose_acknowledged(&mut self, cause: &SpaceError) {
         tracing::error!(
             %cause,

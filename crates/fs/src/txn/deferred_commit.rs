@@ -9,7 +9,7 @@
 //! Invariants:
 //! - a thread that reads, writes or discards pages of a file in the space, outside of a batch, has committed the acknowledged
 //!   changes of the file before ([`TxManager::settle`]), with the file locked. So no page is read that is still in a
-//!   batch, and none is discarded whose removal a crash may undo;
+//!   batch, and no page is discarded while a crash may undo its removal;
 //! - a call returns early only if the reserve can hold this batch and the next one, and only if the space has a write cache: without one, waiting
 //!   costs little;
 //! - if acknowledged changes cannot be stored, the file system takes no more changes, and each sync fails.

@@ -51,7 +51,7 @@ impl MemorySpace {
         }
     }
 
-    /// The same memory, as a space whose changes need a flush.
+    /// The same memory, as a space with a write cache.
     #[allow(dead_code)]
     pub fn with_write_cache(self) -> MemorySpace {
         MemorySpace {

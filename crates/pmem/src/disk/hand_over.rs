@@ -39,7 +39,7 @@ pub struct HandOver {
 
 /// Failed devices, and whether each is tried once more.
 struct FailedDevices<'k> {
-    /// The caller's decision about a device that has failed, and whose requests have ended.
+    /// The caller's decision about a device that has failed and has no request in flight.
     tries_again: &'k mut dyn FnMut(usize) -> bool,
     decided: Vec<usize>,
     again: Vec<usize>,

@@ -127,7 +127,7 @@ impl<M: Media> Pool<M> {
             && self.mapping.has_overlay()
             && !defect::is(Defect::NodeMovedBeforeSync)
         {
-            // The new nodes, and every record whose slot is in an old one.
+            // The new nodes, and every record with a slot in an old one.
             self.mapping.data.sync().map_err(PoolError::from)?;
         }
         while let Some(node) = nodes.pop() {

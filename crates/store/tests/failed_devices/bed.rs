@@ -102,7 +102,7 @@ impl Client {
         written.map_err(|failure| failure.cause)
     }
 
-    /// Writes a page of a pool whose owner serves the session.
+    /// Writes a page of a pool, and lets its owner serve the session.
     pub fn write_maintained(&mut self, pool: &mut Pool<Recorder>, page: u64, model: &mut Model) {
         maintain(pool);
         model[page as usize] += 1;

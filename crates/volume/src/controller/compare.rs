@@ -102,7 +102,7 @@ async fn unequal_pages(
     unequal
 }
 
-/// The pages whose births are known on both legs and differ.
+/// The pages with two known births that differ.
 async fn unequal_births(
     state: &ControllerState,
     legs: [&LegConnection; 2],
