@@ -144,7 +144,7 @@ fn run_ops(seed: u64, operations: usize) -> (CrashWindow, usize) {
         let is_atomic = op.non_atomic_file().is_none() || direct == 0 && transactions <= 1;
         window.check_operation(&op, &model, is_atomic, &at);
         if rng.one_in(6) {
-            // What programs see does not depend on the commits.
+            // Programs see the same state before and after a commit.
             let found = read(&fs, &mut port).expect("sound");
             model
                 .check(&found)

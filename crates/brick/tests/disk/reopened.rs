@@ -29,6 +29,7 @@ const DEVICES: usize = 3;
 const WRITES: u64 = 600;
 
 /// The contents of a slice that a client has written and flushed.
+#[derive(Clone)]
 struct Model {
     /// The bytes that were flushed last, and those with the writes after them.
     flushed: Vec<u8>,
@@ -272,13 +273,7 @@ fn repair(client: &mut Client, pages: &[u64], bytes: &[u8]) {
 fn check_failure(fail: impl FnOnce(&[Arc<DevicePlan>]) + Send + 'static) {
     let reopened = LoadedBrick::start(fail).reopen();
     let mut client = Client::new(&reopened.brick, 2);
-    let mut model = {
-        let model = lock(&reopened.before.model);
-        Model {
-            flushed: model.flushed.clone(),
-            written: model.written.clone(),
-        }
-    };
+    let mut model = lock(&reopened.before.model).clone();
     let damaged = damaged_pages(&mut client, &model);
     let pages = (SIZE / PAGE) as usize;
     assert!((10..pages - 10).contains(&damaged.len()), "{damaged:?}");
@@ -560,13 +555,7 @@ fn device_with_an_error_is_used_once_more() {
     let device = reopened.before.device;
     assert_eq!(state_of(&reopened.brick, device), DeviceState::Active);
     let mut client = Client::new(&reopened.brick, 2);
-    let mut model = {
-        let model = lock(&reopened.before.model);
-        Model {
-            flushed: model.flushed.clone(),
-            written: model.written.clone(),
-        }
-    };
+    let mut model = lock(&reopened.before.model).clone();
     assert_eq!(damaged_pages(&mut client, &model), []);
     // The second error within a day is the last one.
     plans[FAILING].fail_all(EIO);

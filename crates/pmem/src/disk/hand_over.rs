@@ -31,7 +31,7 @@ pub struct SoundDevice {
 pub struct HandOver {
     /// Those that go on, with the first device.
     pub sound: Vec<SoundDevice>,
-    /// The first bytes of those of them that have failed, and are tried once more.
+    /// The first bytes of the failed devices among them, which the caller tries once more.
     pub again: Vec<usize>,
     /// The first bytes of the other ones that have failed, none of them the first device.
     pub failed: Vec<usize>,

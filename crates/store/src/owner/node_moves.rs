@@ -8,7 +8,7 @@
 //! Invariants: a node moves only while no session has an operation in progress. Every session then looks up its
 //! leaves anew, because its grants were recalled. On a `file-sync` pool the new node and all records of the old one's
 //! slots are durable before the record that names the new one: a replay applies records to a node, and makes none.
-//! The replaced slot names a frame, also that of a lost node, because a replay zeroes a node that takes no other's place.
+//! The replaced slot always names a frame, if need be that of the lost node: a replay zeroes the new node of an empty slot.
 
 use super::error::ObjectError;
 use super::pool::Pool;

@@ -163,7 +163,7 @@ pub fn add_device(pool: &mut Pool<Recorder>, id: Uuid) {
     pool.add_device(planned).expect("a sound medium");
 }
 
-/// Reads all pages but those of a gap that is never written. Each has its flushed version, or is damaged. Returns the damaged ones.
+/// Reads all pages outside of a gap that is never written. Each has its flushed version, or is damaged. Returns the damaged ones.
 pub fn damaged_pages(pool: &mut Pool<Recorder>, model: &Model) -> Result<Vec<u64>, String> {
     damaged_or_newer_pages(pool, model, 0..0)
 }
