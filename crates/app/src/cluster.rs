@@ -11,7 +11,7 @@ use crate::shutdown::Shutdown;
 use crate::{key, output};
 use anyhow::{Context, bail};
 use pagemesh_base::key::Key;
-use pagemesh_brick::file::NewPool;
+use pagemesh_brick::file::{NewPool, Preallocation};
 use pagemesh_brick::resource_limits;
 use pagemesh_manage::ManagerClient;
 use std::fs::OpenOptions;
@@ -162,6 +162,8 @@ pub struct ClusterPlan<'a> {
     pub size_bytes: u64,
     /// Sessions that each new pool can serve; none: by its size.
     pub sessions: Option<u32>,
+    /// Allocation of each new pool that is a plain file.
+    pub preallocation: Preallocation,
     /// Memory of each brick for the data pages of a pool on a disk.
     pub memory_budget: MemoryBudget,
     /// The manager's address; port 0 takes a free one.
@@ -297,6 +299,7 @@ fn make_pools(plan: &ClusterPlan<'_>) -> anyhow::Result<()> {
         let mut progress = |done, _| bar.set_position(before + done);
         let new = NewPool {
             sessions: plan.sessions,
+            preallocation: plan.preallocation,
             ..NewPool::of_size(plan.size_bytes)
         };
         let made = pagemesh_brick::file::create_with(path, new, &mut progress);

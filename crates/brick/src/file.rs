@@ -15,10 +15,11 @@ use pagemesh_pmem::{Durability, MappedMedia, Media, StatedClass};
 use pagemesh_store::pool::{self, FormatOptions};
 use pagemesh_store::recovery::PoolError;
 use pagemesh_store::superblock::Superblock;
-use rustix::fs::{FallocateFlags, FlockOperation};
+use rustix::fs::{Advice, FallocateFlags, FlockOperation};
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::num::NonZeroU64;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 use uuid::Uuid;
@@ -36,6 +37,9 @@ pub(crate) const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
 /// The unit of `st_blocks`, independent of the file system's block size.
 const STAT_BLOCK_BYTES: u64 = 512;
+
+/// Bytes of zeros written at once to a new file.
+const ZEROS_BYTES: usize = 32 << 20;
 
 /// Bytes mapped of a DAX device to read its superblocks: its alignment.
 const DAX_MAP_BYTES: u64 = 2 << 20;
@@ -58,6 +62,19 @@ pub struct NewPool {
     pub sessions: Option<u32>,
     /// The durability class that its creator states. None: the medium's own.
     pub stated: Option<StatedClass>,
+    /// How the blocks of a new plain file are allocated.
+    pub preallocation: Preallocation,
+}
+
+/// The allocation of a new plain file, as in `qemu-img create -o preallocation`. A device has its blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Preallocation {
+    /// The file system allocates the blocks and notes that they are unwritten. The first write to each block is slower: it
+    /// changes this note, and the next flush commits the change.
+    #[default]
+    Falloc,
+    /// All blocks are written with zeros, too.
+    Full,
 }
 
 impl NewPool {
@@ -68,6 +85,7 @@ impl NewPool {
             size_bytes,
             sessions: None,
             stated: None,
+            preallocation: Preallocation::Falloc,
         }
     }
 
@@ -77,7 +95,7 @@ impl NewPool {
     }
 }
 
-/// The same with other properties. Returns the class of the pool. While it populates memory it
+/// The same with other properties. Returns the class of the pool. While it populates memory or writes zeros it
 /// reports the bytes done and their total.
 ///
 /// # Errors
@@ -148,10 +166,27 @@ fn create_allocated(
         Allocation::Sparse => fresh.file.set_len(size_bytes).map_err(system("size", path)),
     };
     sized?;
+    if space == Allocation::Allocated && new.preallocation == Preallocation::Full {
+        write_zeros(&fresh.file, size_bytes, progress).map_err(system("write", path))?;
+    }
     let file = fresh.file.try_clone().map_err(system("open", path))?;
     let made = make_pool(path, file, new, space, progress)?;
     fresh.persist()?;
     Ok(made)
+}
+
+/// Writes zeros to all of a new file, and makes them durable. Drops them from the page cache step by step, so that a
+/// large file does not displace the cache of the machine.
+fn write_zeros(file: &File, size_bytes: u64, progress: &mut dyn FnMut(u64, u64)) -> io::Result<()> {
+    let zeros = vec![0; ZEROS_BYTES];
+    for at in (0..size_bytes).step_by(ZEROS_BYTES) {
+        let len = (size_bytes - at).min(ZEROS_BYTES as u64);
+        file.write_all_at(&zeros[..len as usize], at)?;
+        file.sync_data()?;
+        rustix::fs::fadvise(file, at, NonZeroU64::new(len), Advice::DontNeed)?;
+        progress(at + len, size_bytes);
+    }
+    file.sync_all()
 }
 
 /// Refuses a medium shorter than the pool: every access beyond its end would be a SIGBUS.

@@ -13,6 +13,7 @@ use anyhow::Context;
 use clap::Args;
 use pagemesh_base::key::Key;
 use pagemesh_base::units::Size;
+use pagemesh_brick::file::Preallocation;
 use std::path::Path;
 use std::path::PathBuf;
 
@@ -60,6 +61,7 @@ pub fn run(args: &UpArgs) -> anyhow::Result<()> {
         mapped: args.bricks,
         size_bytes: args.size.0,
         sessions: None,
+        preallocation: Preallocation::Falloc,
         memory_budget: MemoryBudget::of_each(args.bricks),
         listen: &args.listen,
     };

@@ -14,7 +14,7 @@ use pagemesh_base::ids::PageNo;
 use pagemesh_base::rng::SplitMix64;
 use pagemesh_base::slice::{BrickControl, SliceError, SliceReply, SliceRequest};
 use pagemesh_brick::brick::Brick;
-use pagemesh_brick::file::{self, FileError, NewPool};
+use pagemesh_brick::file::{self, FileError, NewPool, Preallocation};
 use pagemesh_pmem::{Durability, StatedClass};
 use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
@@ -195,6 +195,30 @@ fn pool_in_memory_is_refused() {
         &mut |_, _| {},
     )
     .expect("a pool");
+    Brick::open_disk(&path, options()).expect("a brick");
+}
+
+/// A file system reports unwritten blocks as holes.
+#[test]
+fn full_preallocation_writes_each_block_of_file() {
+    const BYTES: u64 = 96 << 20;
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("pool");
+    let mut written = Vec::new();
+    file::create_with(
+        &path,
+        NewPool {
+            preallocation: Preallocation::Full,
+            ..NewPool::of_size(BYTES)
+        },
+        &mut |done, total| written.push((done, total)),
+    )
+    .expect("a pool");
+    assert!(written.is_sorted());
+    assert_eq!(written.last(), Some(&(BYTES, BYTES)));
+    let pool = std::fs::File::open(&path).expect("the file");
+    let hole = rustix::fs::seek(&pool, rustix::fs::SeekFrom::Hole(0)).expect("its end");
+    assert_eq!(hole, BYTES);
     Brick::open_disk(&path, options()).expect("a brick");
 }
 

@@ -23,7 +23,8 @@ use pagemesh_bench::disk::rows::{ROWS, row_of};
 use pagemesh_bench::disk::{DiskOptions, DiskTarget, TargetKind, run_disk};
 use pagemesh_bench::file_peers::FilePeer;
 use pagemesh_bench::report::Report;
-use pagemesh_brick::{file, resource_limits};
+use pagemesh_brick::file::Preallocation;
+use pagemesh_brick::resource_limits;
 use pagemesh_manage::wire::{CreateVolume, VolumeContent};
 use pagemesh_manage::{LayoutKind, TierPolicy};
 use rustix::fs::{OFlags, statvfs};
@@ -50,8 +51,6 @@ const CACHE_DIVISOR_MIN: u64 = 8;
 const FREE_BYTES_MIN: u64 = 1 << 30;
 /// Most bytes of a volume that are verified.
 const VERIFY_BYTES_MAX: u64 = 256 << 20;
-/// Bytes of one step when a pool is rewritten.
-const REWRITE_BYTES: usize = 1 << 20;
 
 /// A disk, raw and below pagemesh and other block servers on the same disk: fio on each, in turn.
 ///
@@ -314,9 +313,6 @@ impl ServedVolume {
         };
         let dir = TempDir::new_in(scratch.sockets.path())?;
         let pools = TempDir::new_in(scratch.data.path())?;
-        for number in 1..=bricks {
-            make_pool(&cluster::pool_path(pools.path(), number), args.pool_bytes())?;
-        }
         let plan = ClusterPlan {
             dir: dir.path(),
             pools: pools.path(),
@@ -324,6 +320,8 @@ impl ServedVolume {
             mapped: bricks,
             size_bytes: args.pool_bytes(),
             sessions: None,
+            // As the other targets, which are written once before.
+            preallocation: Preallocation::Full,
             memory_budget: args.budget(),
             listen: "127.0.0.1:0",
         };
@@ -364,33 +362,6 @@ impl ServedVolume {
             &pids,
         ))
     }
-}
-
-/// Makes a pool, and writes every block of its file once: the first write to an allocated block is
-/// slower, because the file system must note that it is written.
-fn make_pool(path: &Path, size_bytes: u64) -> anyhow::Result<()> {
-    file::create(path, size_bytes)?;
-    let cannot = || format!("cannot write {}", path.display());
-    let file = OpenOptions::new().read(true).write(true).open(path);
-    rewrite(&file.with_context(cannot)?).with_context(cannot)
-}
-
-fn rewrite(file: &File) -> io::Result<()> {
-    let size = file.metadata()?.len();
-    let mut block = vec![0; REWRITE_BYTES];
-    for offset in (0..size).step_by(REWRITE_BYTES) {
-        let part = &mut block[..(size - offset).min(REWRITE_BYTES as u64) as usize];
-        file.read_exact_at(part, offset)?;
-        file.write_all_at(part, offset)?;
-    }
-    file.sync_all()?;
-    // Other servers have no such copy in memory either.
-    Ok(rustix::fs::fadvise(
-        file,
-        0,
-        None,
-        rustix::fs::Advice::DontNeed,
-    )?)
 }
 
 /// The start of another block server.

@@ -14,6 +14,7 @@ use pagemesh_base::layout::VolumeName;
 use pagemesh_base::poison;
 use pagemesh_base::wait::until_ready;
 use pagemesh_bench::process_cpu;
+use pagemesh_brick::file::Preallocation;
 use pagemesh_manage::wire::{CreateVolume, VolumeContent};
 use pagemesh_manage::{LayoutKind, ManagerClient, TierPolicy};
 use pagemesh_volume::Volume;
@@ -92,6 +93,8 @@ impl ScratchCluster {
             mapped,
             size_bytes,
             sessions,
+            // As of a disk that was in use before: the first write to each block would be slower.
+            preallocation: Preallocation::Full,
             memory_budget: MemoryBudget::of_each(bricks),
             listen: "127.0.0.1:0",
         };

@@ -3,11 +3,11 @@
 use crate::args::{CLASSES, Output};
 use crate::output;
 use anyhow::{Context, bail};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use pagemesh_base::units::Size;
 use pagemesh_brick::brick::OpenedPool;
 use pagemesh_brick::disk_file::OpenOptions;
-use pagemesh_brick::file::{self, NewPool};
+use pagemesh_brick::file::{self, NewPool, Preallocation};
 use pagemesh_pmem::{Durability, StatedClass};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -42,9 +42,30 @@ pub struct CreateArgs {
     /// Size of each disk of `--flash`; by default all of a block device.
     #[arg(long, value_name = "SIZE", requires = "flash")]
     flash_size: Option<Size>,
+    /// Allocation of a new file on a disk.
+    #[arg(long, value_enum, default_value = "falloc")]
+    preallocation: PreallocationArg,
     /// Output format.
     #[arg(long, value_enum, default_value = "table")]
     output: Output,
+}
+
+/// Values of `--preallocation`.
+#[derive(Clone, Copy, ValueEnum)]
+enum PreallocationArg {
+    /// Reserve the blocks: at once, but the first write to each block is slower
+    Falloc,
+    /// Write the file once with zeros: as slow as the disk writes, and then all writes have one speed
+    Full,
+}
+
+impl From<PreallocationArg> for Preallocation {
+    fn from(arg: PreallocationArg) -> Preallocation {
+        match arg {
+            PreallocationArg::Falloc => Preallocation::Falloc,
+            PreallocationArg::Full => Preallocation::Full,
+        }
+    }
 }
 
 /// A new pool.
@@ -70,6 +91,7 @@ pub fn run(args: &CreateArgs) -> anyhow::Result<()> {
         size_bytes: args.size.0,
         sessions: args.sessions,
         stated,
+        preallocation: args.preallocation.into(),
     };
     let flash: Result<Vec<PathBuf>, _> = args.flash.iter().map(std::path::absolute).collect();
     let flash = flash.context("cannot find the current directory; name absolute paths")?;
