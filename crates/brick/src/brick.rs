@@ -14,7 +14,7 @@ mod reopen;
 pub mod tier;
 
 pub(crate) use barrier::{OPERATION_LIMIT, RESUME_AFTER};
-pub use reopen::FirstFailures;
+pub use reopen::{DeviceErrors, DeviceFailures};
 
 use crate::disk_file::{self, OpenOptions, StartedDisk};
 use crate::file::{self, FileError};

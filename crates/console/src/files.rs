@@ -4,10 +4,10 @@ use crate::ConsoleFile;
 
 pub(crate) const FILES: &[ConsoleFile] = &[
     ConsoleFile {
-        path: "/assets/console-Cwr5yRAV.js",
+        path: "/assets/console-B7NC1CYy.js",
         content_type: "text/javascript; charset=utf-8",
-        etag: "\"f0a65e13f385fbf00816e67f9c8f769d\"",
-        bytes: include_bytes!("../assets/assets/console-Cwr5yRAV.js"),
+        etag: "\"eba76baf9f5c62862ee334c32551fd0a\"",
+        bytes: include_bytes!("../assets/assets/console-B7NC1CYy.js"),
     },
     ConsoleFile {
         path: "/assets/icon-WOU32JyF.svg",
@@ -24,7 +24,7 @@ pub(crate) const FILES: &[ConsoleFile] = &[
     ConsoleFile {
         path: "/index.html",
         content_type: "text/html; charset=utf-8",
-        etag: "\"25221cf99c76c5fbd76973bbbf6e1af5\"",
+        etag: "\"b36324ba91a61871343365ff06ab03d6\"",
         bytes: include_bytes!("../assets/index.html"),
     },
 ];

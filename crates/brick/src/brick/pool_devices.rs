@@ -15,7 +15,7 @@ mod status;
 
 pub use status::{DeviceStatus, DrainStatus};
 
-use crate::brick::Brick;
+use crate::brick::{Brick, DeviceErrors};
 pub use crate::device_error::DeviceError;
 use crate::device_file::{self, DeviceFile, DeviceFileError, NamedDevice};
 use lost_nodes::LostNodes;
@@ -105,6 +105,8 @@ struct DeviceWork {
     results: VecDeque<DeviceChangeResult>,
     paths: HashMap<Uuid, PathBuf>,
     drains: HashMap<Uuid, DrainRecord>,
+    /// Errors that the brick has survived, since its process started.
+    errors: HashMap<Uuid, DeviceErrors>,
     /// A device that the pool does not name any more. Its file is still locked.
     leaving: Option<Device>,
     /// Why page-table nodes on failed devices are not replaced.
@@ -128,6 +130,11 @@ impl PoolDevices {
     /// Where a device lies.
     pub(crate) fn path_of(&self, device: Uuid) -> Option<PathBuf> {
         self.work().paths.get(&device).cloned()
+    }
+
+    /// Records the errors of devices before the pool was opened again.
+    pub(crate) fn set_errors(&self, errors: HashMap<Uuid, DeviceErrors>) {
+        self.work().errors = errors;
     }
 
     /// Ends the thread, and waits for it.

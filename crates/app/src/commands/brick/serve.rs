@@ -16,7 +16,7 @@ use pagemesh_base::fd_limit::raise_fd_limit;
 use pagemesh_base::key::Key;
 use pagemesh_base::layout::BrickId;
 use pagemesh_base::poison::lock;
-use pagemesh_brick::brick::{Brick, FirstFailures, MaintenanceThread, OpenedBrick, OpenedPool};
+use pagemesh_brick::brick::{Brick, DeviceFailures, MaintenanceThread, OpenedBrick, OpenedPool};
 use pagemesh_brick::disk_file::OpenOptions;
 use pagemesh_brick::file::FileError;
 use pagemesh_brick::scrub::{ScrubState, ScrubStatus};
@@ -118,7 +118,7 @@ struct BrickProcess<'a> {
 }
 
 type ReopenBrick<M> =
-    fn(&Brick<M>, &Path, &OpenOptions, &mut FirstFailures) -> Result<OpenedBrick<M>, FileError>;
+    fn(&Brick<M>, &Path, &OpenOptions, &mut DeviceFailures) -> Result<OpenedBrick<M>, FileError>;
 
 /// How a process goes on after a failure of its pool.
 struct Reopening<M: Media> {
@@ -164,7 +164,7 @@ impl BrickProcess<'_> {
         let page = move || metrics_pages::brick_page(&measured.get(), &name);
         let mut metrics = self.metrics.take();
         let mut responder = None;
-        let mut failures = FirstFailures::default();
+        let mut failures = DeviceFailures::default();
         loop {
             let served = self.start(
                 &brick,
