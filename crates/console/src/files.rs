@@ -4,10 +4,10 @@ use crate::ConsoleFile;
 
 pub(crate) const FILES: &[ConsoleFile] = &[
     ConsoleFile {
-        path: "/assets/console-B7NC1CYy.js",
+        path: "/assets/console-CXizAnZ3.js",
         content_type: "text/javascript; charset=utf-8",
-        etag: "\"eba76baf9f5c62862ee334c32551fd0a\"",
-        bytes: include_bytes!("../assets/assets/console-B7NC1CYy.js"),
+        etag: "\"c56acbdca1dc1a964c4e46b17b39930c\"",
+        bytes: include_bytes!("../assets/assets/console-CXizAnZ3.js"),
     },
     ConsoleFile {
         path: "/assets/icon-WOU32JyF.svg",
@@ -24,7 +24,7 @@ pub(crate) const FILES: &[ConsoleFile] = &[
     ConsoleFile {
         path: "/index.html",
         content_type: "text/html; charset=utf-8",
-        etag: "\"b36324ba91a61871343365ff06ab03d6\"",
+        etag: "\"818e704d3046acb5b879fb064dc8a4b4\"",
         bytes: include_bytes!("../assets/index.html"),
     },
 ];

@@ -39,6 +39,9 @@ pub enum DeviceCommand {
 
 /// Add a block device or a new file to a pool, while its brick runs. The pool then also uses its room.
 ///
+/// The first disk behind a pool in memory makes the pool a tier: the brick ends its connections and opens the pool again, as at a
+/// restart, and clients wait for it or go on with other copies.
+///
 /// Data loss: everything on the block device is lost. A device that is mounted, or that holds a pool or a device of a pool,
 /// is refused.
 #[derive(Args)]
