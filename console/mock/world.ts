@@ -197,7 +197,7 @@ export function makeWorld(scenario: Scenario): World {
     world.volumes.push(makeVolume(world, random, { name: "data", client: "db-1:1", gib: 100 }));
     return world;
   }
-  const [, , second, , fifth, sixth] = world.bricks;
+  const [, , second, fourth, fifth, sixth] = world.bricks;
   Object.assign(sixth!, { alive: false, heartbeat_age_ms: 731_000, sessions: 0 });
   fifth!.scrub!.last!.damaged = 2;
   Object.assign(second!, { used_bytes: Math.floor(second!.capacity_bytes * 0.91) });
@@ -209,6 +209,12 @@ export function makeWorld(scenario: Scenario): World {
     for (let index = 9; index <= 100; index += 1) {
       world.bricks.push(brick(random, `node-${index}`, `rack-${Math.ceil(index / 8)}`, {}));
     }
+  }
+  if (scenario === "many") {
+    fourth!.devices!.push(
+      { device: `${fourth!.brick.slice(0, -4)}0003`, path: "/dev/nvme2n1", is_first: false, size_bytes: 2 ** 34, used_bytes: 2 ** 31, state: "active", errors: 1, last_error_s: 4_200, drain: null },
+      { device: `${fourth!.brick.slice(0, -4)}0004`, path: "/dev/nvme3n1", is_first: false, size_bytes: 2 ** 34, used_bytes: 0, state: "failed", errors: 2, last_error_s: 9_000, drain: null },
+    );
   }
   if (scenario === "many" || scenario === "large") {
     const tenants = scenario === "large" ? VOLUMES_LARGE - world.volumes.length : 1230;

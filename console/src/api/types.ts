@@ -81,7 +81,9 @@ export interface BrickDevice {
   is_first: boolean;
   size_bytes: number;
   used_bytes: number;
-  state: "active" | "draining" | "other";
+  state: "active" | "draining" | "failed" | "other";
+  errors?: number;
+  last_error_s?: number | null;
   drain?: DrainProgress | null;
 }
 

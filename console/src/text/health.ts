@@ -1,6 +1,7 @@
 // The verdict on the cluster and its reasons, each with a way out. Pure.
 
 import type { BrickInfo, ClusterStatus, EventRecord, VolumeInfo } from "../api/types.ts";
+import { hadError, hasFailed } from "./devices.ts";
 import { bytes, duration, percent, plural, share } from "./format.ts";
 import { brickPath, volumePath } from "./route.ts";
 import { contentName, type Tone } from "./words.ts";
@@ -57,6 +58,25 @@ function brickTroubles(brick: BrickInfo, heardAgo: number): Trouble[] {
       tone: "bad",
       text: `Brick ${name} has ${plural(damaged, "damaged structure")}.`,
       hint: "Stop the brick and run pagemesh pool check; the other copies resync it.",
+      path,
+    });
+  }
+  const devices = brick.devices ?? [];
+  const failed = devices.filter(hasFailed).length;
+  if (failed > 0) {
+    found.push({
+      tone: "bad",
+      text: `Brick ${name} has ${plural(failed, "failed device")}.`,
+      hint: "Add a device if it lacks room, scrub its volumes, and drain the failed one.",
+      path,
+    });
+  }
+  const erroneous = devices.filter(hadError).length;
+  if (erroneous > 0) {
+    found.push({
+      tone: "warn",
+      text: `Brick ${name} had errors of ${plural(erroneous, "device")}.`,
+      hint: "Check the device: after another failure within 24 hours its pool goes on without it.",
       path,
     });
   }

@@ -127,6 +127,17 @@ check("a device is added, refused twice, drained, and kept", { path: "/bricks/no
   await expect.poll(() => devices.getByText("draining", { exact: true }).count()).toBe(0);
 });
 
+check("a failed device and an error are shown in the list, and on the brick's page", { scenario: "many", path: "/bricks" }, async (page) => {
+  const row = page.getByRole("row").filter({ hasText: "node-4" });
+  await row.getByText("1 failed device").waitFor();
+  await row.getByText("a device had an error").waitFor();
+  await row.getByRole("link", { name: "node-4" }).click();
+  const devices = page.getByRole("region", { name: "Devices", exact: true });
+  expect(await devices.locator(".badge.bad").allTextContents()).toEqual(["failed"]);
+  expect(await devices.locator(".badge.warn").allTextContents()).toEqual(["had an error"]);
+  await devices.getByText("1 error since the brick started, the last one 1 h 10 min ago.").waitFor();
+});
+
 function beginScrub(mock: Mock): void {
   addEvent(mock.world, "scrub-started", "info", { kind: "brick", name: "node-3" }, "A scrub of the pool of the brick node-3 has started.", "manager", 10 * 60_000);
 }

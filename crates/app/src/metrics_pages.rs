@@ -63,15 +63,12 @@ pub fn serve(
     Ok(Some(responder))
 }
 
-/// The metrics of a brick; an empty page once it is gone.
+/// The metrics of a brick.
 pub fn brick_page<M: Media + Send + Sync + 'static>(
-    brick: &Weak<Brick<M>>,
+    brick: &Brick<M>,
     name: &OnceLock<BrickName>,
 ) -> MetricPage {
     let mut page = MetricPage::default();
-    let Some(brick) = brick.upgrade() else {
-        return page;
-    };
     let name = name.get().map(BrickName::to_string);
     let name = name.unwrap_or_else(|| brick.id().to_string());
     let durability = brick.durability().to_string();

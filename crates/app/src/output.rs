@@ -71,6 +71,15 @@ pub fn nanos(ns: u64) -> String {
     }
 }
 
+/// An age for people, in whole seconds, minutes or hours.
+pub fn age(seconds: u64) -> String {
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7_200 => format!("{} min", seconds / 60),
+        _ => format!("{} h", seconds / 3_600),
+    }
+}
+
 /// A time for people, in UTC: `2026-01-31 23:59:59Z`.
 pub fn time_text(unix_ms: u64) -> String {
     let seconds = unix_ms / 1000;

@@ -14,7 +14,7 @@ mod reopen;
 pub mod tier;
 
 pub(crate) use barrier::{OPERATION_LIMIT, RESUME_AFTER};
-pub use reopen::FirstFailures;
+pub use reopen::{DeviceErrors, DeviceFailures};
 
 use crate::disk_file::{self, OpenOptions, StartedDisk};
 use crate::file::{self, FileError};
@@ -126,15 +126,14 @@ impl OpenedPool {
             let recover = |failed: &[Uuid]| Brick::recover(path, views, durability, claim, failed);
             return open_on_disk(path, &started, recover).map(OpenedPool::Disk);
         }
-        let Some(started) = disk_file::start_behind(path, &media, &options)? else {
-            let media = Arc::new(media);
-            let views = [media.clone(), media];
-            return Brick::recover(path, views, durability, claim, &[]).map(OpenedPool::Mapped);
-        };
-        let media = Arc::new(TieredMedia::new(media, started.disk.data()));
-        let views = [media.clone(), media];
-        let recover = |failed: &[Uuid]| Brick::recover(path, views, durability, claim, failed);
-        open_on_disk(path, &started, recover).map(OpenedPool::Tiered)
+        match disk_file::start_behind(path, &media, &options)? {
+            Some(started) => open_with_disks(path, media, claim, &started).map(OpenedPool::Tiered),
+            None => {
+                let media = Arc::new(media);
+                let views = [media.clone(), media];
+                Brick::recover(path, views, durability, claim, &[]).map(OpenedPool::Mapped)
+            }
+        }
     }
 
     /// The durability class of the pool's first device.
@@ -146,6 +145,31 @@ impl OpenedPool {
             OpenedPool::Tiered((brick, ..)) => brick.durability(),
         }
     }
+}
+
+/// Opens a pool in memory with the disks behind it, or so that it takes disks.
+fn open_tiered(
+    path: &Path,
+    media: MappedMedia,
+    claim: file::OwnerLock,
+    options: &OpenOptions,
+) -> Result<OpenedBrick<TieredMedia>, FileError> {
+    let started = disk_file::start_behind(path, &media, options)?;
+    let started = started.ok_or_else(|| FileError::InUse(path.into()))?;
+    open_with_disks(path, media, claim, &started)
+}
+
+fn open_with_disks(
+    path: &Path,
+    media: MappedMedia,
+    claim: file::OwnerLock,
+    started: &StartedDisk,
+) -> Result<OpenedBrick<TieredMedia>, FileError> {
+    let durability = media.durability();
+    let media = Arc::new(TieredMedia::new(media, started.disk.data()));
+    let views = [media.clone(), media];
+    let recover = |failed: &[Uuid]| Brick::recover(path, views, durability, claim, failed);
+    open_on_disk(path, started, recover)
 }
 
 /// Recovers a pool with disks. A failure of a disk ends its brick.

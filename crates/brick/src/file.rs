@@ -317,12 +317,17 @@ pub(crate) fn open_file(path: &Path) -> Result<File, FileError> {
 
 pub(crate) fn open_locked(path: &Path) -> Result<(File, OwnerLock), FileError> {
     let claim = take_owner_lock(path)?;
+    Ok((lock_for_clients(path)?, claim))
+}
+
+/// Opens a file with the lock that its mappings share, as soon as no client maps it.
+fn lock_for_clients(path: &Path) -> Result<File, FileError> {
     let file = open_file(path)?;
     let began = Instant::now();
     let mut ended = false;
     loop {
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok((file, claim)),
+            Ok(()) => return Ok(file),
             Err(rustix::io::Errno::WOULDBLOCK) => {}
             Err(cause) => return Err(system("lock", path)(cause.into())),
         }
@@ -389,9 +394,24 @@ pub(crate) fn open_with(
     path: &Path,
     space: Allocation,
 ) -> Result<(MappedMedia, OwnerLock), FileError> {
-    let (file, mut claim) = open_locked(path)?;
+    let mut claim = take_owner_lock(path)?;
+    let file = lock_for_clients(path)?;
     // A brick that has just ended may still have its claim.
     claim.exclusive = Some(open_claimed(path, OWNER_LOCK_LIMIT)?);
+    Ok((map_locked(path, file, space)?, claim))
+}
+
+/// The same of a pool whose brick has ended, in a process that has kept its claim.
+pub(crate) fn open_claimed_again(
+    path: &Path,
+    space: Allocation,
+    claim: OwnerLock,
+) -> Result<(MappedMedia, OwnerLock), FileError> {
+    let file = lock_for_clients(path)?;
+    Ok((map_locked(path, file, space)?, claim))
+}
+
+fn map_locked(path: &Path, file: File, space: Allocation) -> Result<MappedMedia, FileError> {
     let block = read_superblock_of(path, &file)?;
     if space == Allocation::Allocated {
         fill_holes(path, &file, block.geometry.pool_bytes)?;
@@ -399,7 +419,7 @@ pub(crate) fn open_with(
     let media = map_pool(path, file, &block)?;
     match block.boot {
         Some(boot) if boot != boot_id()? => Err(FileError::Restarted(path.into())),
-        _ => Ok((media, claim)),
+        _ => Ok(media),
     }
 }
 

@@ -4,10 +4,10 @@ use crate::ConsoleFile;
 
 pub(crate) const FILES: &[ConsoleFile] = &[
     ConsoleFile {
-        path: "/assets/console-Cwr5yRAV.js",
+        path: "/assets/console-CXizAnZ3.js",
         content_type: "text/javascript; charset=utf-8",
-        etag: "\"f0a65e13f385fbf00816e67f9c8f769d\"",
-        bytes: include_bytes!("../assets/assets/console-Cwr5yRAV.js"),
+        etag: "\"c56acbdca1dc1a964c4e46b17b39930c\"",
+        bytes: include_bytes!("../assets/assets/console-CXizAnZ3.js"),
     },
     ConsoleFile {
         path: "/assets/icon-WOU32JyF.svg",
@@ -24,7 +24,7 @@ pub(crate) const FILES: &[ConsoleFile] = &[
     ConsoleFile {
         path: "/index.html",
         content_type: "text/html; charset=utf-8",
-        etag: "\"25221cf99c76c5fbd76973bbbf6e1af5\"",
+        etag: "\"818e704d3046acb5b879fb064dc8a4b4\"",
         bytes: include_bytes!("../assets/index.html"),
     },
 ];

@@ -184,6 +184,7 @@ fn add_device(page: &mut MetricPage, brick: &str, device: &BrickDevice) {
     page.add(&names::DEVICE_DRAINING, &labels, u64::from(is_draining));
     let has_failed = device.state == DeviceState::Failed;
     page.add(&names::DEVICE_FAILED, &labels, u64::from(has_failed));
+    page.add(&names::DEVICE_ERRORS, &labels, device.errors);
     if let Some(drain) = &device.drain {
         page.add(&names::DEVICE_DRAIN_LEFT, &labels, drain.left_bytes);
         let is_blocked = drain.problem.is_some();

@@ -111,6 +111,8 @@ fn devices() -> BrickDevices {
         size_bytes: 1 << 30,
         used_bytes: 5,
         state: DeviceState::Draining,
+        errors: 1,
+        last_error_s: Some(9),
         drain: Some(DrainProgress {
             left_bytes: 5,
             moved_bytes: 6,

@@ -164,6 +164,8 @@ fn registration_with_damage(number: usize) -> BrickRegistration {
                 size_bytes: 1 << 30,
                 used_bytes: 1 << 20,
                 state: DeviceState::Draining,
+                errors: 2,
+                last_error_s: Some(3),
                 drain: Some(DrainProgress::default()),
             }],
             results: vec![],
@@ -201,6 +203,9 @@ fn values_equal_those_of_rest() {
     let damaged = format!("pagemesh_brick_scrub_damaged{{brick=\"{}\"}}", brick_id(0));
     assert_eq!(page.value(&damaged), status.scrubs_damaged as f64);
     assert_eq!(page.series("pagemesh_brick_scrub_damaged").len(), 1);
+    let errors = page.series("pagemesh_brick_device_errors_total");
+    let errors = errors.iter().map(|series| page.value(series));
+    assert_eq!(errors.collect::<Vec<_>>(), [2.0]);
     let up = page.series("pagemesh_brick_up");
     let alive: f64 = up.iter().map(|series| page.value(series)).sum();
     assert_eq!(alive, status.bricks_alive as f64);

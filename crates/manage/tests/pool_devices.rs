@@ -25,6 +25,8 @@ fn device(id: Uuid, path: &str, state: DeviceState) -> BrickDevice {
         size_bytes: 1 << 30,
         used_bytes: 1 << 20,
         state,
+        errors: 0,
+        last_error_s: None,
         drain: is_draining.then(DrainProgress::default),
     }
 }
@@ -172,6 +174,37 @@ fn failed_device_is_reported_once_until_it_has_left() {
             EventKind::DeviceDrained,
         ]
     );
+}
+
+#[test]
+fn survived_error_of_device_is_reported_once_each() {
+    let cluster = Cluster::new(1);
+    let manager = cluster.manager();
+    let beat = |errors, last_error_s, state| {
+        let second = BrickDevice {
+            errors,
+            last_error_s,
+            ..second(state)
+        };
+        heartbeat(&manager, &[first(), second], &[]);
+        kinds(&manager)
+    };
+    // The manager has not seen the device before the error.
+    assert_eq!(beat(1, Some(70), DeviceState::Active), []);
+    assert_eq!(beat(0, None, DeviceState::Active), []);
+    let one = [EventKind::DeviceError];
+    assert_eq!(beat(1, Some(0), DeviceState::Active), one);
+    assert_eq!(beat(1, Some(5), DeviceState::Active), one);
+    // The brick was started again between two heartbeats, and has a first error.
+    let two = [EventKind::DeviceError; 2];
+    assert_eq!(beat(1, Some(2), DeviceState::Active), two);
+    // The second error is the end of the device.
+    let all = [two[0], two[1], EventKind::DeviceFailed];
+    assert_eq!(beat(2, Some(0), DeviceState::Failed), all);
+    let (events, _) = manager.list_events(&EventFilter::default(), 100);
+    let found = events.iter().find(|it| it.kind == EventKind::DeviceError);
+    let text = &found.expect("the event").text;
+    assert!(text.contains("/second") && text.contains("Check the device"));
 }
 
 #[test]

@@ -88,6 +88,7 @@ pub mod manager {
         DEVICE_USED Gauge "pagemesh_brick_device_used_bytes" ["brick", "device"] "Bytes in use on a device of the pool, by the last heartbeat.";
         DEVICE_DRAINING Gauge "pagemesh_brick_device_draining" ["brick", "device"] "Whether the data of a device moves to the pool's other devices: 1 or 0.";
         DEVICE_FAILED Gauge "pagemesh_brick_device_failed" ["brick", "device"] "Whether a device has failed, and the pool goes on without it: 1 or 0.";
+        DEVICE_ERRORS Counter "pagemesh_brick_device_errors_total" ["brick", "device"] "Errors of a device after which the brick has opened its pool again, since the brick started.";
         DEVICE_DRAIN_LEFT Gauge "pagemesh_brick_device_drain_left_bytes" ["brick", "device"] "Bytes in use on a device that is draining.";
         DEVICE_DRAIN_BLOCKED Gauge "pagemesh_brick_device_drain_blocked" ["brick", "device"] "Whether a drain does not proceed, for the reason in `pagemesh pool device list`: 1 or 0.";
         BRICK_OPERATIONS Counter "pagemesh_brick_operations_total" ["brick", "kind"] "Requests over tcp that the brick answered and reported.";

@@ -8,14 +8,16 @@
 //! device changes at a time. A drain has no state of its own on the medium but the state of the device: after a restart
 //! it begins again, and finds what is left.
 
+mod first_disk;
 mod lost_nodes;
 mod mover;
 mod rate;
 mod status;
 
+pub use first_disk::FirstDisk;
 pub use status::{DeviceStatus, DrainStatus};
 
-use crate::brick::Brick;
+use crate::brick::{Brick, DeviceErrors};
 pub use crate::device_error::DeviceError;
 use crate::device_file::{self, DeviceFile, DeviceFileError, NamedDevice};
 use lost_nodes::LostNodes;
@@ -29,7 +31,7 @@ use status::{DrainRecord, next_to_drain};
 use std::collections::{HashMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use uuid::Uuid;
@@ -85,6 +87,8 @@ pub(crate) struct PoolDevices {
     changed: Condvar,
     /// Held by a change of the devices. Locked before the pool.
     changing: Mutex<()>,
+    /// Called when a pool in memory must be opened again for its first disk.
+    first_disk_hook: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl Default for PoolDevices {
@@ -94,6 +98,7 @@ impl Default for PoolDevices {
             busy_bytes_per_s: AtomicU64::new(DRAIN_BYTES_PER_S),
             changed: Condvar::new(),
             changing: Mutex::new(()),
+            first_disk_hook: OnceLock::new(),
         }
     }
 }
@@ -102,9 +107,13 @@ impl Default for PoolDevices {
 struct DeviceWork {
     queue: VecDeque<(Uuid, DeviceChange)>,
     running: Option<Uuid>,
+    /// A request that is carried out once the pool is open again.
+    first_disk: Option<(Uuid, DeviceChange)>,
     results: VecDeque<DeviceChangeResult>,
     paths: HashMap<Uuid, PathBuf>,
     drains: HashMap<Uuid, DrainRecord>,
+    /// Errors that the brick has survived, since its process started.
+    errors: HashMap<Uuid, DeviceErrors>,
     /// A device that the pool does not name any more. Its file is still locked.
     leaving: Option<Device>,
     /// Why page-table nodes on failed devices are not replaced.
@@ -128,6 +137,16 @@ impl PoolDevices {
     /// Where a device lies.
     pub(crate) fn path_of(&self, device: Uuid) -> Option<PathBuf> {
         self.work().paths.get(&device).cloned()
+    }
+
+    /// Records the errors of devices before the pool was opened again.
+    pub(crate) fn set_errors(&self, errors: HashMap<Uuid, DeviceErrors>) {
+        self.work().errors = errors;
+    }
+
+    /// Takes over the results of an earlier brick of the process.
+    pub(crate) fn set_results(&self, results: Vec<DeviceChangeResult>) {
+        self.work().results = results.into();
     }
 
     /// Ends the thread, and waits for it.
@@ -189,14 +208,18 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
 
     /// Refuses a path before anything is allocated or written there.
     fn check_path(&self, path: &Path) -> Result<(), DeviceError> {
+        if self.needs_reopening_for_disks() {
+            return Err(attach_refused(path, MapError::NoFurtherDevices));
+        }
+        self.check_new_path(path)
+    }
+
+    fn check_new_path(&self, path: &Path) -> Result<(), DeviceError> {
         if self.has_member(|member| device_file::is_same_file(member, path)) {
             return Err(DeviceFileError::IsMember(path.into()).into());
         }
         if self.has_member(|member| device_file::is_partition_of(path, member)) {
             return Err(DeviceFileError::OnMember(path.into()).into());
-        }
-        if self.mapping().media().disk_figures().is_none() {
-            return Err(attach_refused(path, MapError::NoFurtherDevices));
         }
         match self.pool().has_room_for_path(path) {
             true => Ok(()),
@@ -389,7 +412,11 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
                 (nodes_due, drains_due) = (Some(Instant::now()), Some(Instant::now()));
             }
             if let Some((request, change)) = request {
-                let outcome = self.carry_out(change);
+                let outcome = match self.hand_on(request, &change) {
+                    Ok(true) => break,
+                    Ok(false) => self.carry_out(change),
+                    Err(cause) => Err(cause),
+                };
                 let mut work = self.pool_devices.work();
                 work.running = None;
                 work.add_result(request, outcome.map_err(|cause| cause.to_string()));

@@ -16,6 +16,7 @@ use crate::file::FileError;
 use pagemesh_pmem::{Disk, DiskMedia};
 use pagemesh_store::devices::Device;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,20 +25,52 @@ use uuid::Uuid;
 /// A second failure of a device within this time of the first one is for ever.
 const SECOND_CHANCE_TIME: Duration = Duration::from_hours(24);
 
-/// When each device of a pool has failed first. Only this process knows it: the format has no place for the time.
+/// The failures of each device of a pool. Only this process knows them: the format has no place for their times.
 #[derive(Debug, Default)]
-pub struct FirstFailures(HashMap<Uuid, Instant>);
+pub struct DeviceFailures(HashMap<Uuid, FailureRecord>);
 
-impl FirstFailures {
+#[derive(Clone, Copy, Debug)]
+struct FailureRecord {
+    /// The failure that the second chance was given for.
+    first: Instant,
+    errors: DeviceErrors,
+}
+
+/// The errors of a device that a brick has survived by opening its pool again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceErrors {
+    /// Their number, since the start of the process.
+    pub count: u64,
+    /// The time of the last one.
+    pub last: Instant,
+}
+
+impl DeviceFailures {
     /// Notes a failure of a device. False if it is the second one within 24 hours.
     pub fn note(&mut self, device: Uuid, now: Instant) -> bool {
-        let is_recent =
-            |first: &Instant| now.saturating_duration_since(*first) < SECOND_CHANCE_TIME;
-        if self.0.get(&device).is_some_and(is_recent) {
-            return false;
+        let errors = DeviceErrors {
+            count: 1,
+            last: now,
+        };
+        let record = match self.0.entry(device) {
+            Entry::Vacant(free) => {
+                free.insert(FailureRecord { first: now, errors });
+                return true;
+            }
+            Entry::Occupied(known) => known.into_mut(),
+        };
+        record.errors.count += 1;
+        record.errors.last = now;
+        let is_second = now.saturating_duration_since(record.first) < SECOND_CHANCE_TIME;
+        if !is_second {
+            record.first = now;
         }
-        self.0.insert(device, now);
-        true
+        !is_second
+    }
+
+    fn errors(&self) -> HashMap<Uuid, DeviceErrors> {
+        let errors = self.0.iter().map(|(device, it)| (*device, it.errors));
+        errors.collect()
     }
 }
 
@@ -64,19 +97,30 @@ impl Brick<DiskMedia> {
         &self,
         path: &Path,
         options: &OpenOptions,
-        failures: &mut FirstFailures,
+        failures: &mut DeviceFailures,
     ) -> Result<OpenedBrick<DiskMedia>, FileError> {
         let mut disk = self.disk().clone();
         let mut failed: Vec<Uuid> = Vec::new();
         loop {
             let claim = self.share_owner_lock(path)?;
+            let mut noted = Vec::new();
             let handed = disk.hand_over(options.request_limits.fail, |first_byte| {
+                noted.push(first_byte);
                 self.tries_again(first_byte, failures)
             });
             let handed = handed.map_err(|cause| FileError::Map {
                 path: path.into(),
                 cause,
             })?;
+            for first_byte in &handed.failed {
+                // A device that hangs gets no second chance.
+                if let Some(device) = self
+                    .device_at(*first_byte)
+                    .filter(|_| !noted.contains(first_byte))
+                {
+                    failures.note(device.id, Instant::now());
+                }
+            }
             let known = |device| self.pool_devices.path_of(device);
             let tries_again = !handed.again.is_empty();
             let started = match disk_file::restart(path, handed, &mut failed, known, options) {
@@ -97,16 +141,24 @@ impl Brick<DiskMedia> {
                     tracing::error!(%cause, "another device has failed meanwhile");
                     disk = started.disk;
                 }
-                opened => return opened,
+                Ok(opened) => {
+                    opened.0.pool_devices.set_errors(failures.errors());
+                    return Ok(opened);
+                }
+                Err(cause) => return Err(cause),
             }
         }
     }
 
-    /// Whether a failed device is used once more.
-    fn tries_again(&self, first_byte: usize, failures: &mut FirstFailures) -> bool {
+    fn device_at(&self, first_byte: usize) -> Option<Device> {
         let devices = self.mapping.geometry().devices;
-        let is_it = |device: &&Device| device.bytes().start == first_byte;
-        let Some(device) = devices.iter().find(is_it) else {
+        let mut devices = devices.iter().copied();
+        devices.find(|device| device.bytes().start == first_byte)
+    }
+
+    /// Whether a failed device is used once more.
+    fn tries_again(&self, first_byte: usize, failures: &mut DeviceFailures) -> bool {
+        let Some(device) = self.device_at(first_byte) else {
             return false;
         };
         let is_first = failures.note(device.id, Instant::now());
@@ -128,7 +180,7 @@ mod tests {
 
     #[test]
     fn second_failure_within_a_day_is_for_ever() {
-        let (mut failures, start) = (FirstFailures::default(), Instant::now());
+        let (mut failures, start) = (DeviceFailures::default(), Instant::now());
         let [one, other] = [1, 2].map(Uuid::from_u128);
         let day = Duration::from_hours(24);
         assert!(failures.note(one, start));

@@ -6,9 +6,10 @@ use crate::power_cuts::{CutDisk, PageHistory};
 use pagemesh_base::poison::lock;
 use pagemesh_base::rng::SplitMix64;
 use pagemesh_base::slice::{BrickControl, SliceError, SliceReply, SliceRequest};
-use pagemesh_brick::brick::{Brick, FirstFailures, MaintenanceThread};
+use pagemesh_brick::brick::{Brick, DeviceFailures, MaintenanceThread};
 use pagemesh_brick::disk_file::OpenOptions;
 use pagemesh_brick::file;
+use pagemesh_brick::pool_devices::DeviceStatus;
 use pagemesh_pmem::{DeviceFault, DeviceLog, DevicePlan, DiskMedia, PlannedRequest, RequestLimits};
 use pagemesh_store::devices::DeviceState;
 use std::collections::HashSet;
@@ -112,7 +113,7 @@ impl LoadedBrick {
     }
 
     /// The same, with or without the device.
-    fn reopen_after(self, failures: &mut FirstFailures) -> ReopenedBrick {
+    fn reopen_after(self, failures: &mut DeviceFailures) -> ReopenedBrick {
         self.wait_until_failed();
         assert!(self.brick.can_reopen());
         let opened = self.brick.reopen(&self.home.path(), &limits(), failures);
@@ -126,8 +127,8 @@ impl LoadedBrick {
 }
 
 /// A failure of the device, shortly before.
-fn earlier_failure(device: Uuid) -> FirstFailures {
-    let mut failures = FirstFailures::default();
+fn earlier_failure(device: Uuid) -> DeviceFailures {
+    let mut failures = DeviceFailures::default();
     assert!(failures.note(device, Instant::now()));
     failures
 }
@@ -467,7 +468,7 @@ fn cut_power_around_failure(seed: u64, is_again: bool) {
     let device = file::read_superblock(&home.path()).expect("a pool");
     let device = device.geometry.devices.iter().next().expect("a device").id;
     let mut failures = match is_again {
-        true => FirstFailures::default(),
+        true => DeviceFailures::default(),
         false => earlier_failure(device),
     };
     log.follow_next_devices(if is_again { &[0, 1, 2] } else { &[0, 2] });
@@ -533,6 +534,14 @@ fn power_cut_around_second_chance_keeps_flushed_writes() {
     }
 }
 
+/// The errors of all devices that a brick has survived.
+fn errors_of(brick: &Brick<DiskMedia>) -> Vec<u64> {
+    let devices = brick.devices();
+    let is_dated = |it: &DeviceStatus| it.last_error_age.is_some() == (it.errors > 0);
+    assert!(devices.iter().all(is_dated), "{devices:?}");
+    devices.iter().map(|it| it.errors).collect()
+}
+
 fn state_of(brick: &Brick<DiskMedia>, device: Uuid) -> DeviceState {
     find(brick, device).expect("it is listed").state
 }
@@ -548,12 +557,13 @@ fn device_with_an_error_is_used_once_more() {
         );
     };
     let loaded = LoadedBrick::start(once);
-    let mut failures = FirstFailures::default();
+    let mut failures = DeviceFailures::default();
     loaded.wait_until_failed();
     let plans: Vec<_> = (0..DEVICES).map(|_| DevicePlan::of_next_device()).collect();
     let reopened = loaded.reopen_after(&mut failures);
     let device = reopened.before.device;
     assert_eq!(state_of(&reopened.brick, device), DeviceState::Active);
+    assert_eq!(errors_of(&reopened.brick), [0, 1, 0]);
     let mut client = Client::new(&reopened.brick, 2);
     let mut model = lock(&reopened.before.model).clone();
     assert_eq!(damaged_pages(&mut client, &model), []);
@@ -568,6 +578,7 @@ fn device_with_an_error_is_used_once_more() {
     let last = reopened.brick.reopen(&home, &limits(), &mut failures);
     let (last, _maintenance, _) = last.expect("the other devices are sound");
     assert_eq!(state_of(&last, device), DeviceState::Failed);
+    assert_eq!(errors_of(&last), [0, 2, 0]);
     plans.iter().for_each(|plan| plan.clear());
     drop(client);
     reopened.end_before();
@@ -579,7 +590,7 @@ fn device_that_fails_at_once_again_is_left_out() {
     loaded.wait_until_failed();
     let plans: Vec<_> = (0..DEVICES).map(|_| DevicePlan::of_next_device()).collect();
     plans[FAILING].fail_all(EIO);
-    let reopened = loaded.reopen_after(&mut FirstFailures::default());
+    let reopened = loaded.reopen_after(&mut DeviceFailures::default());
     let device = reopened.before.device;
     assert_eq!(state_of(&reopened.brick, device), DeviceState::Failed);
     assert!(plans[FAILING].befallen() > 0);
@@ -590,9 +601,10 @@ fn device_that_fails_at_once_again_is_left_out() {
 #[test]
 fn device_that_hangs_is_left_out_at_once() {
     let hang = on_device(PlannedRequest::Write, DeviceFault::Hang);
-    let reopened = LoadedBrick::start(hang).reopen_after(&mut FirstFailures::default());
+    let reopened = LoadedBrick::start(hang).reopen_after(&mut DeviceFailures::default());
     let device = reopened.before.device;
     assert_eq!(state_of(&reopened.brick, device), DeviceState::Failed);
+    assert_eq!(errors_of(&reopened.brick), [0, 1, 0]);
     reopened.end_before();
 }
 
@@ -605,7 +617,7 @@ fn failure_of_first_device_is_not_reopened() {
     let first = |plans: &[Arc<DevicePlan>]| plans[0].fail_all(EIO);
     for loaded in [LoadedBrick::start(first), LoadedBrick::start(with_first)] {
         loaded.wait_until_failed();
-        let failures = &mut FirstFailures::default();
+        let failures = &mut DeviceFailures::default();
         let refused = (loaded.brick).reopen(&loaded.home.path(), &limits(), failures);
         assert!(refused.is_err());
         loaded.plans.iter().for_each(|plan| plan.clear());

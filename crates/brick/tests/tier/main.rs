@@ -1,6 +1,7 @@
 //! A brick with memory in front of a file: random histories over a set that is many times the memory.
 
 mod client;
+mod first_disk;
 mod policies;
 
 use client::{Client, PAGE, SLICE, TieredFiles};
@@ -9,7 +10,7 @@ use pagemesh_base::rng::SplitMix64;
 use pagemesh_base::slice::{BrickControl, SliceReply, SliceRequest};
 use pagemesh_brick::brick::Brick;
 use pagemesh_brick::tier::DEMOTION_START_PART;
-use pagemesh_pmem::TieredMedia;
+use pagemesh_pmem::{Media, TieredMedia};
 use pagemesh_store::object::TierPolicy;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -54,7 +55,7 @@ fn write_op(client: &mut Client<TieredMedia>, op: u64) {
     write_page(client, page_of_op(op), op);
 }
 
-fn write_page(client: &mut Client<TieredMedia>, page: u64, version: u64) {
+fn write_page<M: Media + Send + Sync + 'static>(client: &mut Client<M>, page: u64, version: u64) {
     let write = SliceRequest::Write {
         offset: page * PAGE,
         data: page_bytes(page, version).into(),
@@ -67,7 +68,7 @@ fn write_page(client: &mut Client<TieredMedia>, page: u64, version: u64) {
     );
 }
 
-fn read_page(client: &mut Client<TieredMedia>, page: u64) -> Vec<u8> {
+fn read_page<M: Media + Send + Sync + 'static>(client: &mut Client<M>, page: u64) -> Vec<u8> {
     let read = SliceRequest::Read {
         offset: page * PAGE,
         len: PAGE as u32,

@@ -52,6 +52,10 @@ pub(crate) fn device_drafts(
             }
             _ => {}
         }
+        if device.state != DeviceState::Failed && old.is_some_and(|old| has_new_error(old, device))
+        {
+            drafts.push(EventDraft::device_error(record, device));
+        }
         if let Some(problem) = problem(device).filter(|_| old.and_then(problem).is_none()) {
             drafts.push(EventDraft::device_drain_failed(record, device, problem));
         }
@@ -60,6 +64,12 @@ pub(crate) fn device_drafts(
     let left = old_list.into_iter().flatten().filter(has_left);
     drafts.extend(left.map(|device| EventDraft::device_drained(record, device)));
     drafts
+}
+
+/// A restarted brick counts from 0 again. The age tells its first error from the one before the restart.
+fn has_new_error(old: &BrickDevice, device: &BrickDevice) -> bool {
+    let is_later = old.last_error_s > device.last_error_s && device.last_error_s.is_some();
+    device.errors > old.errors || is_later
 }
 
 fn problem(device: &BrickDevice) -> Option<&str> {

@@ -290,6 +290,17 @@ impl EventDraft {
         EventDraft::of_brick(kind, Severity::Warning, brick, "manager", text)
     }
 
+    pub(crate) fn device_error(brick: &BrickRecord, device: &BrickDevice) -> EventDraft {
+        let text = format!(
+            "The device {} of the brick {} had an error. The brick has opened its pool again, and uses the device once more. \
+             Check the device: after another failure within 24 hours the pool goes on without it, for ever.",
+            device_label(device),
+            brick.label()
+        );
+        let kind = EventKind::DeviceError;
+        EventDraft::of_brick(kind, Severity::Warning, brick, "manager", text)
+    }
+
     pub(crate) fn device_failed(brick: &BrickRecord, device: &BrickDevice) -> EventDraft {
         let text = format!(
             "The device {} of the brick {} has failed, and the pool goes on without it: its pages are damaged. Scrub the \

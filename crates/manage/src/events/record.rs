@@ -59,6 +59,8 @@ pub enum EventKind {
     DeviceDrained,
     /// The drain of a device does not proceed.
     DeviceDrainFailed,
+    /// A device had an error, and its pool was opened again with it.
+    DeviceError,
     /// A device has failed, and its pool goes on without it.
     DeviceFailed,
     /// A brick has refused to change its devices.

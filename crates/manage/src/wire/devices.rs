@@ -65,6 +65,12 @@ pub struct BrickDevice {
     pub used_bytes: u64,
     /// Its use.
     pub state: DeviceState,
+    /// Errors of the device after which the brick has opened its pool again. Only its process counts them: 0 after a restart.
+    #[serde(default)]
+    pub errors: u64,
+    /// Seconds since the last of these errors.
+    #[serde(default)]
+    pub last_error_s: Option<u64>,
     /// The progress of its drain.
     #[serde(default)]
     pub drain: Option<DrainProgress>,

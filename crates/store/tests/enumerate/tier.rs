@@ -34,6 +34,11 @@ pub(super) const TIER: WorkloadShare = WorkloadShare {
     percent: 2,
 };
 
+pub(super) const FIRST_DISK: WorkloadShare = WorkloadShare {
+    images_min: 1_000,
+    ..TIER
+};
+
 /// Pages of the main object, and the tier that they move to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TierRange {
@@ -292,4 +297,43 @@ fn moves_between_tiers_survive_crashes() {
     check("moves between tiers", TIER, |budget, counts| {
         tier(TIER_SEQUENCES, budget, counts)
     });
+}
+
+/// A pool in memory, with changes above its last checkpoint or without, is opened on a medium that takes disks. Its first disk
+/// joins, takes pages, and leaves.
+pub(super) fn first_disk(budget: Budget, counts: &mut CheckCounts) -> Result<(), CheckFailure> {
+    let base = base_with_room(MediumKind::Memory, false);
+    for (number, last) in (0..).zip([Op::Checkpoint, Op::Flush, patch(3), clear(5, 2)]) {
+        counts.sequences += 1;
+        let mut world = base.open(CLIENTS, None, counts)?;
+        world.budget = Some(budget);
+        for (tag, op) in (1..).zip([write(0, 8), patch(2), last]) {
+            ops::run(&mut world, &op, tag)?;
+        }
+        if world.pool.borrow().is_tiered() {
+            return fail("the pool", "it has a tier before its first disk");
+        }
+        let Some((point, oracle)) = world.last_points.last().cloned() else {
+            return fail("the pool", "its last operation wrote nothing");
+        };
+        world.kind = MediumKind::Tier;
+        world.resume_from_image(point.sample(number), oracle, CLIENTS)?;
+        let mut list = vec![Op::AddDevice, write(8, 2)];
+        list.extend(interrupted(0, true, [vec![patch(1)], Vec::new()]));
+        list.extend([Op::Checkpoint, Op::Reopen, patch(4)]);
+        list.extend(drained());
+        for (tag, op) in (20..).zip(&list) {
+            ops::run(&mut world, op, tag)?;
+        }
+        if world.pool.borrow().is_tiered() && pagemesh_base::defect::present().is_none() {
+            return fail("the disk", "it did not leave");
+        }
+        world.empty_pool()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn first_disk_of_memory_pool_survives_crashes() {
+    check("a first disk", FIRST_DISK, first_disk);
 }

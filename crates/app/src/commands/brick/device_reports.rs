@@ -51,6 +51,8 @@ fn wire_device(device: DeviceStatus) -> BrickDevice {
             DeviceState::Draining => wire::DeviceState::Draining,
             DeviceState::Failed => wire::DeviceState::Failed,
         },
+        errors: device.errors,
+        last_error_s: device.last_error_age.map(|age| age.as_secs()),
         drain,
     }
 }

@@ -16,15 +16,16 @@ use pagemesh_base::fd_limit::raise_fd_limit;
 use pagemesh_base::key::Key;
 use pagemesh_base::layout::BrickId;
 use pagemesh_base::poison::lock;
-use pagemesh_brick::brick::{Brick, FirstFailures, MaintenanceThread, OpenedBrick, OpenedPool};
+use pagemesh_brick::brick::{Brick, DeviceFailures, MaintenanceThread, OpenedBrick, OpenedPool};
 use pagemesh_brick::disk_file::OpenOptions;
-use pagemesh_brick::file::FileError;
+use pagemesh_brick::file::{FileError, OwnerLock};
+use pagemesh_brick::pool_devices::FirstDisk;
 use pagemesh_brick::scrub::{ScrubState, ScrubStatus};
 use pagemesh_brick::service::{BrickService, MappedFirst};
 use pagemesh_fabric::{map, tcp};
 use pagemesh_manage::ManagerClient;
-use pagemesh_metrics::BoundResponder;
-use pagemesh_pmem::Media;
+use pagemesh_metrics::{BoundResponder, MetricPage, Responder};
+use pagemesh_pmem::{Media, TieredMedia};
 use signal_hook::consts::{SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 use std::io::Write;
@@ -61,6 +62,9 @@ pub fn run(args: &BrickArgs) -> anyhow::Result<()> {
         metrics: args.metrics.bind()?,
         // Register before any slow operation: an unregistered signal would kill this process.
         asked: Some(Signals::new([SIGUSR1, SIGUSR2]).context("cannot listen for signals")?),
+        current: Arc::default(),
+        registered_name: Arc::default(),
+        responder: None,
         is_ending: Arc::new(AtomicBool::new(false)),
     };
     service::notify_status("opening the pool");
@@ -72,11 +76,21 @@ pub fn run(args: &BrickArgs) -> anyhow::Result<()> {
             };
             let reopening =
                 (args.on_device_failure == OnDeviceFailure::Retire).then_some(reopening);
-            process.serve(opened, serve_local, reopening)
+            process.serve(opened, serve_local, reopening)?;
         }
-        OpenedPool::Mapped(opened) => process.serve(opened, bind_map, None),
-        OpenedPool::Tiered(opened) => process.serve(opened, bind_map, None),
+        OpenedPool::Tiered(opened) => {
+            process.serve(opened, bind_map, None)?;
+        }
+        OpenedPool::Mapped(opened) => {
+            let brick = Arc::downgrade(&opened.0);
+            let claim = opened.0.keep_away(pool)?;
+            if let Some(first) = process.serve(opened, bind_map, None)? {
+                let opened = process.reopen_for_disk(&brick, claim, first)?;
+                process.serve(opened, bind_map, None)?;
+            }
+        }
     }
+    Ok(())
 }
 
 /// Serves clients of this machine at a path.
@@ -113,12 +127,15 @@ struct BrickProcess<'a> {
     listen: SocketAddr,
     metrics: Option<BoundResponder>,
     asked: Option<Signals>,
+    current: Arc<CurrentBrick>,
+    registered_name: Arc<OnceLock<BrickName>>,
+    responder: Option<Responder>,
     /// Whether the process ends: a failure from then on is not followed by a reopening.
     is_ending: Arc<AtomicBool>,
 }
 
 type ReopenBrick<M> =
-    fn(&Brick<M>, &Path, &OpenOptions, &mut FirstFailures) -> Result<OpenedBrick<M>, FileError>;
+    fn(&Brick<M>, &Path, &OpenOptions, &mut DeviceFailures) -> Result<OpenedBrick<M>, FileError>;
 
 /// How a process goes on after a failure of its pool.
 struct Reopening<M: Media> {
@@ -126,66 +143,124 @@ struct Reopening<M: Media> {
     reopen: ReopenBrick<M>,
 }
 
-/// The brick that the process has now. Another one takes its place when the pool is opened again.
-struct CurrentBrick<M>(Mutex<Weak<Brick<M>>>);
+/// The view of a brick, of whatever medium, by threads of its process.
+trait ServedView: Send + Sync {
+    /// Handles a status or scrub signal.
+    fn handle_signal(&self, signal: i32, name: Option<&BrickName>);
+    /// Its metrics.
+    fn page(&self, name: &OnceLock<BrickName>) -> MetricPage;
+}
 
-impl<M> CurrentBrick<M> {
-    fn set(&self, brick: &Arc<Brick<M>>) {
-        *lock(&self.0) = Arc::downgrade(brick);
+impl<M: Media + Send + Sync + 'static> ServedView for Brick<M> {
+    fn handle_signal(&self, signal: i32, name: Option<&BrickName>) {
+        let now = Instant::now();
+        let status = self.scrub_status(now);
+        match (signal, status.state) {
+            (SIGUSR2, ScrubState::Running) => self.stop_scrub(now),
+            (SIGUSR2, _) => self.start_scrub(now),
+            _ => print_scrubs(self.id(), name, &status),
+        }
     }
 
-    fn get(&self) -> Weak<Brick<M>> {
-        lock(&self.0).clone()
+    fn page(&self, name: &OnceLock<BrickName>) -> MetricPage {
+        metrics_pages::brick_page(self, name)
+    }
+}
+
+/// The brick that the process has now. Another one takes its place when the pool is opened again.
+#[derive(Default)]
+struct CurrentBrick(Mutex<Option<Weak<dyn ServedView>>>);
+
+impl CurrentBrick {
+    fn set<M: Media + Send + Sync + 'static>(&self, brick: &Arc<Brick<M>>) {
+        let brick: Weak<Brick<M>> = Arc::downgrade(brick);
+        *lock(&self.0) = Some(brick);
+    }
+
+    fn get(&self) -> Option<Arc<dyn ServedView>> {
+        lock(&self.0).as_ref()?.upgrade()
     }
 }
 
 impl BrickProcess<'_> {
-    /// Serves a brick until a shutdown. A failure of its pool ends the process, unless `reopening` is possible.
+    /// Starts the thread that handles signals, once.
+    fn watch_signals(&mut self) -> anyhow::Result<()> {
+        let Some(asked) = self.asked.take() else {
+            return Ok(());
+        };
+        let (current, name) = (self.current.clone(), self.registered_name.clone());
+        std::thread::Builder::new()
+            .name("status".into())
+            .spawn(move || handle_signals(asked, &current, &name))?;
+        if let Err(cause) = raise_fd_limit() {
+            tracing::warn!(%cause, "cannot raise the limit of descriptors (RLIMIT_NOFILE)");
+        }
+        Ok(())
+    }
+
+    /// Serves metrics, once.
+    fn serve_metrics(&mut self) -> anyhow::Result<()> {
+        if let Some(bound) = self.metrics.take() {
+            let (current, name) = (self.current.clone(), self.registered_name.clone());
+            let page = move || {
+                current
+                    .get()
+                    .map_or_else(MetricPage::default, |it| it.page(&name))
+            };
+            self.responder = metrics_pages::serve(Some(bound), page)?;
+        }
+        Ok(())
+    }
+
+    /// Opens a pool in memory again, so that its first disk can join.
+    fn reopen_for_disk(
+        &self,
+        ended: &Weak<Brick>,
+        claim: OwnerLock,
+        first: FirstDisk,
+    ) -> anyhow::Result<OpenedBrick<TieredMedia>> {
+        tracing::info!(pool = %self.pool.display(), "the pool is opened again for its first disk");
+        service::notify_status("opening the pool again for its first disk");
+        Ok(Brick::reopen_for_disk(
+            self.pool,
+            &self.options,
+            ended,
+            claim,
+            first,
+        )?)
+    }
+
+    /// Serves a brick until a shutdown, or until its pool must be opened again for a first disk. A failure of the pool ends
+    /// the process, unless `reopening` is possible.
     fn serve<M: Media + Send + Sync + 'static>(
         &mut self,
         (mut brick, mut maintenance, recovered): OpenedBrick<M>,
         serve_socket: ServeSocket<M>,
         reopening: Option<Reopening<M>>,
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<Option<FirstDisk>> {
         let pool = self.pool.display();
         tracing::info!(?recovered, %pool, "recovered");
-        let current = Arc::new(CurrentBrick(Mutex::new(Arc::downgrade(&brick))));
-        let registered_name = Arc::new(OnceLock::new());
-        if let Some(asked) = self.asked.take() {
-            let (obeys, name) = (current.clone(), registered_name.clone());
-            std::thread::Builder::new()
-                .name("status".into())
-                .spawn(move || handle_signals(asked, &obeys, &name))?;
-        }
-        if let Err(cause) = raise_fd_limit() {
-            tracing::warn!(%cause, "cannot raise the limit of descriptors (RLIMIT_NOFILE)");
-        }
-        let (measured, name) = (current.clone(), registered_name.clone());
-        let page = move || metrics_pages::brick_page(&measured.get(), &name);
-        let mut metrics = self.metrics.take();
-        let mut responder = None;
-        let mut failures = FirstFailures::default();
+        self.current.set(&brick);
+        self.watch_signals()?;
+        let mut failures = DeviceFailures::default();
         loop {
-            let served = self.start(
-                &brick,
-                maintenance,
-                serve_socket,
-                &registered_name,
-                &reopening,
-            )?;
-            if let Some(bound) = metrics.take() {
-                responder = metrics_pages::serve(Some(bound), page.clone())?;
-            }
+            let served = self.start(&brick, maintenance, serve_socket, &reopening)?;
+            self.serve_metrics()?;
             let end = served.wait(&self.ending);
             let reopening = reopening.as_ref().filter(|it| (it.is_possible)(&brick));
+            if let ServeEnd::FirstDisk(first) = end {
+                // It ends in order, as at a restart.
+                served.end(ServeEnd::Shutdown)?;
+                return Ok(Some(first));
+            }
             let (ServeEnd::Failed, Some(reopening)) = (&end, reopening) else {
                 self.is_ending.store(true, Ordering::SeqCst);
                 // A further device may have failed before, and then the exit was not armed.
                 if brick.has_failed() {
                     exit_soon();
                 }
-                drop(responder);
-                return served.end(end);
+                self.responder = None;
+                return served.end(end).map(|()| None);
             };
             tracing::error!(%pool, "the pool is opened again after the failure of a device");
             service::notify_status("opening the pool after the failure of a device");
@@ -194,7 +269,7 @@ impl BrickProcess<'_> {
             let (next, thread, recovered) = reopened.inspect_err(|_| exit_soon())?;
             tracing::info!(?recovered, %pool, "recovered");
             maintenance = thread;
-            current.set(&next);
+            self.current.set(&next);
             leave_to_thread(std::mem::replace(&mut brick, next));
         }
     }
@@ -205,11 +280,12 @@ impl BrickProcess<'_> {
         brick: &Arc<Brick<M>>,
         maintenance: MaintenanceThread<M>,
         serve_socket: ServeSocket<M>,
-        registered_name: &Arc<OnceLock<BrickName>>,
         reopening: &Option<Reopening<M>>,
     ) -> anyhow::Result<ServedBrick<M>> {
         let args = self.args;
         self.watch_failure(brick, reopening);
+        let waker = self.ending.waker();
+        brick.on_first_disk(move || waker.wake());
         brick.limit_drains(args.drain_rate.0);
         brick.plan_scrubs(args.scrub_every.0, Instant::now());
         let served = Arc::new(BrickService(brick.clone()));
@@ -236,7 +312,7 @@ impl BrickProcess<'_> {
                 Some(name) => name.clone(),
                 None => BrickName::from_host_name(&host_name()),
             },
-            registered_name: registered_name.clone(),
+            registered_name: self.registered_name.clone(),
         };
         let reporter = FigureReporter::of_brick(self.manager.clone(), &Arc::downgrade(brick))?;
         let registrar = RegistrarThread::start(registrar, self.ending.waker())?;
@@ -285,6 +361,8 @@ struct ServedBrick<M: Media + Send + Sync + 'static> {
 /// Why a brick is served no longer.
 enum ServeEnd {
     Shutdown,
+    /// A disk shall join a pool in memory that has none.
+    FirstDisk(FirstDisk),
     /// The pool failed.
     Failed,
     /// The brick cannot be registered.
@@ -300,6 +378,9 @@ impl<M: Media + Send + Sync + 'static> ServedBrick<M> {
             if self.brick.has_failed() {
                 return ServeEnd::Failed;
             }
+            if let Some(first) = self.brick.take_first_disk() {
+                return ServeEnd::FirstDisk(first);
+            }
             if let Ok(ended) = self.registrar.ended.try_recv() {
                 return ServeEnd::Registrar(ended);
             }
@@ -314,7 +395,7 @@ impl<M: Media + Send + Sync + 'static> ServedBrick<M> {
         stop_server(self.tcp);
         self.maintenance.stop();
         match end {
-            ServeEnd::Shutdown => Ok(()),
+            ServeEnd::Shutdown | ServeEnd::FirstDisk(_) => Ok(()),
             ServeEnd::Failed => {
                 bail!("the pool failed; see the log, then start the brick again to recover it")
             }
@@ -365,21 +446,10 @@ fn exit_soon() {
 }
 
 /// Handles status and scrub signals.
-fn handle_signals<M: Media>(
-    mut asked: Signals,
-    current: &CurrentBrick<M>,
-    name: &OnceLock<BrickName>,
-) {
+fn handle_signals(mut asked: Signals, current: &CurrentBrick, name: &OnceLock<BrickName>) {
     for signal in asked.forever() {
-        let Some(brick) = current.get().upgrade() else {
-            continue;
-        };
-        let now = Instant::now();
-        let status = brick.scrub_status(now);
-        match (signal, status.state) {
-            (SIGUSR2, ScrubState::Running) => brick.stop_scrub(now),
-            (SIGUSR2, _) => brick.start_scrub(now),
-            _ => print_scrubs(brick.id(), name.get(), &status),
+        if let Some(brick) = current.get() {
+            brick.handle_signal(signal, name.get());
         }
     }
 }

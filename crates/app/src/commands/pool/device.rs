@@ -26,7 +26,7 @@ const OUTAGE_LIMIT: Duration = Duration::from_secs(60);
 /// List, add and drain the devices of the pool of a running brick.
 #[derive(Subcommand)]
 pub enum DeviceCommand {
-    /// List the devices of a pool, with the progress of drains.
+    /// List the devices of a pool, with the progress of drains, and with errors since the start of the brick.
     List {
         /// Name or UUID of the brick.
         brick: BrickRef,
@@ -38,6 +38,9 @@ pub enum DeviceCommand {
 }
 
 /// Add a block device or a new file to a pool, while its brick runs. The pool then also uses its room.
+///
+/// The first disk behind a pool in memory makes the pool a tier: the brick ends its connections and opens the pool again, as at a
+/// restart, and clients wait for it or go on with other copies.
 ///
 /// Data loss: everything on the block device is lost. A device that is mounted, or that holds a pool or a device of a pool,
 /// is refused.
@@ -276,9 +279,21 @@ fn device_table(devices: &[BrickDevice]) -> String {
             bytes(device.used_bytes),
             bytes(device.size_bytes),
             state_text(device),
+            errors_text(device),
         ]
     });
-    output::table(&["device", "path", ">used", ">size", "state"], rows)
+    output::table(
+        &["device", "path", ">used", ">size", "state", "errors"],
+        rows,
+    )
+}
+
+/// The errors of a device that its brick has survived since it started.
+fn errors_text(device: &BrickDevice) -> String {
+    match device.last_error_s {
+        None => device.errors.to_string(),
+        Some(age_s) => format!("{}, last {} ago", device.errors, output::age(age_s)),
+    }
 }
 
 /// The state of a device, with the progress of its drain.

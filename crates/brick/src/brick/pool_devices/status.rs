@@ -26,6 +26,10 @@ pub struct DeviceStatus {
     pub used_bytes: u64,
     /// Its use.
     pub state: DeviceState,
+    /// Errors that the brick has survived since its process started, and opened the pool again for.
+    pub errors: u64,
+    /// The time since the last one.
+    pub last_error_age: Option<Duration>,
     /// The progress of its drain.
     pub drain: Option<DrainStatus>,
 }
@@ -148,6 +152,9 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
             size_bytes: geometry.pool_bytes,
             used_bytes: first.1,
             state: DeviceState::Active,
+            // An error of the first device ends the brick.
+            errors: 0,
+            last_error_age: None,
             drain: None,
         }];
         devices.extend(others.into_iter().map(|(device, used_bytes)| {
@@ -158,6 +165,7 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
                 // It leaves if the operator wants that.
                 DeviceState::Failed => drain,
             };
+            let errors = work.errors.get(&device.id);
             DeviceStatus {
                 id: device.id,
                 path: work.paths.get(&device.id).cloned(),
@@ -165,6 +173,8 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
                 size_bytes: device.pages * PAGE_BYTES as u64,
                 used_bytes,
                 state: device.state,
+                errors: errors.map_or(0, |it| it.count),
+                last_error_age: errors.map(|it| now.saturating_duration_since(it.last)),
                 drain,
             }
         }));
