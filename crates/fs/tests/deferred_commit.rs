@@ -244,7 +244,7 @@ fn run_histories<S: CrashSpace>(seeds: std::ops::Range<u64>, space: impl Fn() ->
 
 #[test]
 fn power_failure_leaves_a_state_since_the_last_sync() {
-    run_histories(2000..2006, new_pool);
+    run_histories(2000..2003, new_pool);
 }
 
 #[test]
