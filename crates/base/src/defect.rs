@@ -20,6 +20,10 @@
 pub enum Defect {
     /// Pages of a file are discarded before the removal of its last name is committed.
     DiscardBeforeRemoval,
+    /// A batch of acknowledged changes is sent without its flush.
+    DeferredBatchNotFlushed,
+    /// A batch that is sent because it is full is not durable when the next one is sent.
+    FullBatchNotFlushed,
     /// A sync of a file does not commit acknowledged changes.
     SyncSkipsAcknowledged,
     /// A file is read from its volume although its pages are not committed yet.

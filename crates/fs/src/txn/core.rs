@@ -35,6 +35,7 @@ use crate::txn::batch::{
 };
 use crate::txn::cache::Cache;
 use crate::txn::tx::Tx;
+use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::space::{Request, SpaceError};
 use pagemesh_base::units::PAGE_BYTES;
 use rustix::io::Errno;
@@ -392,9 +393,10 @@ impl Core {
     pub(crate) fn take_batch(&mut self) -> (Batch, Request) {
         assert!(self.in_flight.is_none(), "one transaction at a time");
         let batch = std::mem::take(&mut self.batch);
+        let is_deferred = !batch.acknowledged.is_empty();
         let request = Request::Transact {
             parts: transaction_parts(&batch.changes),
-            durable: batch.durable,
+            durable: batch.durable && !(is_deferred && defect::is(Defect::DeferredBatchNotFlushed)),
         };
         self.in_flight = Some(BatchInFlight {
             changes: batch.changes.clone(),

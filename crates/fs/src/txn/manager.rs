@@ -11,6 +11,7 @@ use crate::txn::batch::BatchOutcome;
 use crate::txn::core::Core;
 use crate::txn::deferred_commit::{Acknowledge, CommitPolicy};
 use crate::txn::tx::Tx;
+use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::poison;
 use pagemesh_base::space::{Reply, Request, Space, SpaceError};
 use std::os::fd::RawFd;
@@ -139,6 +140,9 @@ impl TxManager {
                 return Ok(value);
             }
             drop(tx);
+            if defect::is(Defect::FullBatchNotFlushed) {
+                core.batch.durable = false;
+            }
             core = self.advance_batch(core);
         }
     }

@@ -86,12 +86,18 @@ impl MemorySpace {
 
     /// The image after this many changes.
     pub fn after_steps(&self, steps: usize) -> MemorySpace {
+        self.with_changes(|step| step < steps)
+    }
+
+    /// The image after the changes of these numbers, in their order.
+    pub fn with_changes(&self, is_kept: impl Fn(usize) -> bool) -> MemorySpace {
         let old = MemorySpace::new(self.size_bytes);
         {
             let content = self.content.lock().unwrap();
             let mut into = old.content.lock().unwrap();
             into.pages = content.base.clone();
-            for step in &content.steps[..steps] {
+            let steps = content.steps.iter().enumerate();
+            for (_, step) in steps.filter(|(number, _)| is_kept(*number)) {
                 apply(&mut into.pages, step);
             }
             into.base = into.pages.clone();

@@ -11,6 +11,8 @@ pub mod memory;
 pub mod mmap;
 #[allow(dead_code)]
 pub mod pool;
+#[allow(dead_code)]
+pub mod write_cache;
 
 use memory::{MemorySpace, wait};
 use pagemesh_fs::{Fs, IoChannel, MkfsOptions, Time, mkfs};
