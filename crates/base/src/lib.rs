@@ -37,5 +37,6 @@ pub mod socket;
 pub mod space;
 pub mod spin_lock;
 pub mod spin_permit;
+pub mod tier_hint;
 pub mod units;
 pub mod wait;

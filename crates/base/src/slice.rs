@@ -5,6 +5,7 @@
 use crate::ids::{Epoch, PageNo};
 use crate::layout::{BrickId, SliceId};
 use crate::space::{Extent, SpaceError, TRANSACTION_PAGES_MAX, check_range};
+use crate::tier_hint::TierHint;
 use crate::units::PAGE_BYTES;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -385,6 +386,12 @@ impl SliceCompletion {
 pub trait Leg: Send {
     /// Starts a request; at most [`LEG_REQUESTS_MAX`] are in flight.
     fn submit(&mut self, tag: u64, request: SliceRequest);
+
+    /// As [`Leg::submit`], with a hint about the tier of the pages. A leg that does not know hints drops it.
+    fn submit_hinted(&mut self, tag: u64, request: SliceRequest, hint: TierHint) {
+        let _ = hint;
+        self.submit(tag, request);
+    }
 
     /// Makes progress without blocking and moves completed requests to `into`.
     fn reap(&mut self, into: &mut Vec<SliceCompletion>);

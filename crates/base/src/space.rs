@@ -11,6 +11,7 @@
 //! `file-sync` it survives power loss once it was `durable`, or a later `Flush` has completed.
 
 use crate::slice::TransactionPart;
+use crate::tier_hint::TierHint;
 use bytes::Bytes;
 use std::os::fd::RawFd;
 use std::time::Instant;
@@ -181,6 +182,12 @@ pub trait Channel: Send {
     /// Starts a request. It may complete at once; in any case its completion is reaped. Callers
     /// keep at most [`REQUESTS_MAX`] in flight.
     fn submit(&mut self, token: Token, request: Request);
+
+    /// As [`Channel::submit`], with a hint about the tier of the pages. A space without a tier drops it.
+    fn submit_hinted(&mut self, token: Token, request: Request, hint: TierHint) {
+        let _ = hint;
+        self.submit(token, request);
+    }
 
     /// Makes progress without blocking and moves completed requests to `into`.
     fn reap(&mut self, into: &mut Vec<Completion>);

@@ -7,6 +7,7 @@
 use pagemesh_base::slice::{
     LIST_ENTRIES_MAX, SLICE_IO_BYTES_MAX, SliceError, SliceReply, SliceRequest, TransactionPart,
 };
+use pagemesh_base::tier_hint::TierHint;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_fabric::service::Ticket;
 use pagemesh_pmem::{AsyncIo, MapError, Media};
@@ -29,7 +30,11 @@ pub(crate) struct WaitingRequest {
 /// What comes next for a request.
 pub(crate) enum Step {
     /// To execute it, after so many loads.
-    Execute { request: SliceRequest, loads: u8 },
+    Execute {
+        request: SliceRequest,
+        loads: u8,
+        hint: TierHint,
+    },
     /// To answer.
     Answer(SliceResult),
 }

@@ -10,6 +10,7 @@ use crate::worker::{ATTACHED_MAX, Worker};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, SliceId};
 use pagemesh_base::slice::{BrickControl, ServiceTime, SliceError, SliceRequest};
+use pagemesh_base::tier_hint::TierHint;
 use pagemesh_fabric::map::{MapPeer, MapService, MapSession};
 use pagemesh_fabric::message::MessageKind;
 use pagemesh_fabric::message::reply::AttachReply;
@@ -44,7 +45,11 @@ impl<M: Media + Send + Sync + 'static> Handler for Worker<M> {
     }
 
     fn execute(&mut self, handle: u32, request: SliceRequest) -> Outcome {
-        self.start(handle, request)
+        self.start(handle, request, TierHint::None)
+    }
+
+    fn execute_hinted(&mut self, handle: u32, request: SliceRequest, hint: TierHint) -> Outcome {
+        self.start(handle, request, hint)
     }
 
     fn end_batch(&mut self) -> Result<(), SliceError> {
@@ -146,7 +151,7 @@ struct OwnerAttachment {
 
 impl<M: Media + Send + Sync + 'static> OwnerHandler<M> {
     /// Executes a request for pages on disks behind the mapped memory.
-    fn execute_on_disks(&mut self, place: usize, request: SliceRequest) -> Outcome {
+    fn execute_on_disks(&mut self, place: usize, request: SliceRequest, hint: TierHint) -> Outcome {
         let attachment = &mut self.attached[place];
         let worker = match &mut self.worker {
             Some(worker) => worker,
@@ -169,7 +174,7 @@ impl<M: Media + Send + Sync + 'static> OwnerHandler<M> {
             },
         };
         worker.raise_epoch(number, attachment.epoch);
-        worker.start(number, request)
+        worker.start(number, request, hint)
     }
 }
 
@@ -194,6 +199,10 @@ impl<M: Media + Send + Sync + 'static> Handler for OwnerHandler<M> {
     }
 
     fn execute(&mut self, handle: u32, request: SliceRequest) -> Outcome {
+        self.execute_hinted(handle, request, TierHint::None)
+    }
+
+    fn execute_hinted(&mut self, handle: u32, request: SliceRequest, hint: TierHint) -> Outcome {
         // The latest one: the pool reuses the number of a deleted object.
         let found = self
             .attached
@@ -212,7 +221,7 @@ impl<M: Media + Send + Sync + 'static> Handler for OwnerHandler<M> {
             | SliceRequest::Clear { .. }
             | SliceRequest::Transact { .. }
             | SliceRequest::Durable { .. }
-            | SliceRequest::Checksums { .. } => self.execute_on_disks(place, request),
+            | SliceRequest::Checksums { .. } => self.execute_on_disks(place, request, hint),
             _ => Outcome::Done(self.brick.execute_as_owner(
                 attachment.slice,
                 attachment.epoch,

@@ -12,6 +12,7 @@ use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{ServiceTime, SliceError, SliceReply, SliceRequest};
+use pagemesh_base::tier_hint::TierHint;
 use pagemesh_fabric::message::MessageKind;
 use pagemesh_fabric::service::{FinishedTicket, Outcome, Ticket};
 use pagemesh_pmem::{MapError, MappedMedia, Media};
@@ -164,11 +165,12 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
     }
 
     /// Executes a request that waits for no device, or starts what it waits for.
-    pub fn start(&mut self, number: u32, request: SliceRequest) -> Outcome {
+    pub fn start(&mut self, number: u32, request: SliceRequest, hint: TierHint) -> Outcome {
         // Another brick of this process may serve the pool by now.
         if self.brick.has_failed() {
             return Outcome::Done(Err(SliceError::Lost("its pool has failed".into())));
         }
+        self.session.set_hint(hint);
         let Some(mut device) = self.device.take() else {
             return Outcome::Done(self.execute(number, request));
         };
@@ -212,7 +214,12 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
         }
         match waiting.step {
             Step::Answer(result) => Ok(result),
-            Step::Execute { request, loads } => {
+            Step::Execute {
+                request,
+                loads,
+                hint,
+            } => {
+                self.session.set_hint(hint);
                 self.start_on(device, waiting.number, request, loads)
             }
         }
@@ -250,9 +257,14 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
         }
         let is_change = request.is_change();
         if !is_change || !self.keeps_order(number) {
+            let hint = self.session.hint();
             let step = |request, loads| WaitingRequest {
                 number,
-                step: Step::Execute { request, loads },
+                step: Step::Execute {
+                    request,
+                    loads,
+                    hint,
+                },
             };
             if is_change && !self.session.mapping().media().has_room() {
                 return Err(device.wait_for_room(step(request, loads)));

@@ -14,7 +14,8 @@
 //!  6  role       1    0  magic   4   "PMOK"
 //!  7  purpose    1    4  status  1   0 welcome, else as in a hello
 //!  8  status     1    5  zero    3
-//!  9  zero       3
+//!  9  knows      1
+//! 10  zero       2
 //! 12  features   4
 //! 16  identity  16
 //! 32  nonce     32
@@ -24,7 +25,8 @@
 //! both know is used. Role: 1 client, 2 server. Purpose, of the client: 1
 //! control, 2 session. Status, of the server: 0 go on, 1 no common version,
 //! 2 wrong key, 3 too many connections, 4 unknown purpose, 5 unknown feature. Features: each bit is a
-//! feature that the sender needs the other end to know; bit 31 says that the sender speaks a draft. Identity: the client's, or the
+//! feature that the sender needs the other end to know; bit 31 says that the sender speaks a draft. Knows: each bit is
+//! a feature that the sender knows, and uses if the other end knows it, too. Identity: the client's, or the
 //! brick's.
 //!
 //! Invariants: this is a pure state machine, without I/O, clock or randomness. A proof covers every
@@ -91,6 +93,11 @@ pub const FEATURES: u32 = 0;
 /// The feature of builds that spoke a draft of protocol version 2. No feature takes the bit again.
 pub const DRAFT_FEATURE: u32 = 1 << 31;
 
+/// What both ends may use without a need for it, as bits: tier hints.
+pub const KNOWN: u8 = KNOWS_HINTS;
+/// The bit of tier hints in requests.
+pub const KNOWS_HINTS: u8 = 1;
+
 /// The first and last version that an end speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Versions {
@@ -98,6 +105,8 @@ pub struct Versions {
     pub min: u8,
     /// The last.
     pub max: u8,
+    /// Bits of [`KNOWN`]: what this end may use if the other one knows it, too.
+    pub knows: u8,
 }
 
 impl Versions {
@@ -105,6 +114,7 @@ impl Versions {
     pub const OURS: Versions = Versions {
         min: crate::message::VERSION,
         max: crate::message::VERSION,
+        knows: KNOWN,
     };
 
     /// The highest version that both speak.
@@ -170,6 +180,8 @@ pub struct HandshakeResult {
     pub purpose: Purpose,
     /// The identity of the other end.
     pub identity: Uuid,
+    /// Whether the other end knows the tier hints of requests.
+    pub knows_hints: bool,
 }
 
 /// The unfinished keyed hash over the label and both hellos.
@@ -260,6 +272,7 @@ impl<'a> ClientHandshake<'a> {
             version,
             purpose: self.purpose,
             identity: server.identity(),
+            knows_hints: self.versions.knows & server.versions().knows & KNOWS_HINTS != 0,
         };
         Ok((prove(self.key, CLIENT_LABEL, &self.hello, hello), agreed))
     }
@@ -328,6 +341,7 @@ impl<'a> ServerHandshake<'a> {
             version,
             purpose,
             identity: client.identity(),
+            knows_hints: versions.knows & client.versions().knows & KNOWS_HINTS != 0,
         };
         let state = ServerHandshake {
             key,

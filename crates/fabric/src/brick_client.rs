@@ -29,6 +29,7 @@ pub struct BrickClient<W = Stream> {
     calls: Mutex<CallState>,
     brick: BrickId,
     limit: Duration,
+    knows_hints: bool,
 }
 
 struct CallState {
@@ -71,7 +72,23 @@ impl<W: Wire> BrickClient<W> {
             }),
             brick,
             limit,
+            knows_hints: false,
         }
+    }
+
+    /// The same with a peer that knows tier hints, if it does.
+    #[must_use]
+    pub fn with_hints(self, knows_hints: bool) -> BrickClient<W> {
+        BrickClient {
+            knows_hints,
+            ..self
+        }
+    }
+
+    /// Whether the peer knows tier hints.
+    #[must_use]
+    pub fn knows_hints(&self) -> bool {
+        self.knows_hints
     }
 
     /// The brick's identity, as the brick stated it and, over TCP, proved it.

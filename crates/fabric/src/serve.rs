@@ -26,6 +26,7 @@ use pagemesh_base::slice::{
     TransactionPart,
 };
 use pagemesh_base::spin_permit::SpinPermit;
+use pagemesh_base::tier_hint::TierHint;
 use pagemesh_base::wait::until_ready;
 use rustix::event::{PollFd, PollFlags};
 use std::collections::HashMap;
@@ -343,7 +344,7 @@ impl Exchange {
             Request::Slice { handle, request } => {
                 let held = held_bytes(&request);
                 let times = batch.times();
-                match self.execute(handle, request) {
+                match self.execute(handle, request, header.hint()) {
                     Outcome::Done(result) => {
                         let service = times.service(batch.wire);
                         self.answer_slice((header.kind, header.tag), held, result, service);
@@ -390,14 +391,14 @@ impl Exchange {
         }
     }
 
-    fn execute(&mut self, handle: u32, request: SliceRequest) -> Outcome {
+    fn execute(&mut self, handle: u32, request: SliceRequest, hint: TierHint) -> Outcome {
         if let Err(cause) = check_limits(&request) {
             return Outcome::Done(Err(cause));
         }
         match &mut self.handler {
             Some(handler) => {
                 self.executed = true;
-                handler.execute(handle, request)
+                handler.execute_hinted(handle, request, hint)
             }
             None => Outcome::Done(Err(SliceError::OutOfRange(
                 "nothing is attached to this connection".into(),

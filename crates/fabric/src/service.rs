@@ -5,6 +5,7 @@ use crate::message::reply::AttachReply;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, SliceId};
 use pagemesh_base::slice::{BrickControl, ServiceTime, SliceError, SliceReply, SliceRequest};
+use pagemesh_base::tier_hint::TierHint;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use uuid::Uuid;
@@ -62,6 +63,12 @@ pub trait Handler: Send {
     /// Executes a request of an attached slice, or starts it. Handles come from the client and may
     /// be any number.
     fn execute(&mut self, handle: u32, request: SliceRequest) -> Outcome;
+
+    /// As [`Handler::execute`], with the tier hint of the request.
+    fn execute_hinted(&mut self, handle: u32, request: SliceRequest, hint: TierHint) -> Outcome {
+        let _ = hint;
+        self.execute(handle, request)
+    }
 
     /// Called after a batch of requests and before their replies are sent. It is for work that a
     /// batch could share. The handlers of a brick have none: each of their changes fences itself.

@@ -192,7 +192,11 @@ fn challenges_differ_and_a_proof_works_once() {
 fn client_without_common_version_or_purpose_is_told() {
     let memory = MemoryBrick::new();
     let server = serve(&memory);
-    let newer = Versions { min: 3, max: 9 };
+    let newer = Versions {
+        min: 3,
+        max: 9,
+        knows: 0,
+    };
     let (key, id) = (key(), Uuid::nil());
     let (client, hello) = ClientHandshake::new(&key, Purpose::Session, newer, id, [3; 32]);
     let answer = |hello: &[u8]| {

@@ -298,7 +298,11 @@ fn version_downgrade_is_detected() {
 #[test]
 fn refusal_names_versions_of_brick() {
     let impostor = FakeBrick::without_handshake(|mut raw| {
-        let newer = Versions { min: 4, max: 6 };
+        let newer = Versions {
+            min: 4,
+            max: 6,
+            knows: 0,
+        };
         admit(&mut raw, &key(), newer);
     });
     assert_refused(leg_with(impostor.address, timeouts()), "4 to 6");

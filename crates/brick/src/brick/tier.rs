@@ -20,6 +20,7 @@ use flash_touches::{FlashTouch, FlashTouches};
 use mover::Mover;
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::poison::{lock, recover};
+use pagemesh_base::tier_hint::TierHint;
 use pagemesh_pmem::{MapError, Media};
 use pagemesh_store::devices::Device;
 use pagemesh_store::object::TierPolicy;
@@ -93,6 +94,8 @@ pub struct TierFigures {
 struct Promotion {
     handle: Handle,
     page: u64,
+    /// Whether a request with a hint asked for it.
+    is_pinned: bool,
 }
 
 #[derive(Default)]
@@ -177,11 +180,13 @@ impl<M: Media> Drop for TierThread<M> {
 }
 
 /// Whether a page that was touched on flash moves to memory.
-fn is_promoted(policy: TierPolicy, touch: FlashTouch) -> bool {
-    match policy {
-        TierPolicy::Memory => true,
-        TierPolicy::Automatic => touch == FlashTouch::Again,
-        TierPolicy::Flash => false,
+fn is_promoted(policy: TierPolicy, hint: TierHint, touch: FlashTouch) -> bool {
+    match (hint, policy) {
+        (TierHint::Memory, _) => true,
+        (TierHint::Flash, _) => false,
+        (_, TierPolicy::Memory) => true,
+        (_, TierPolicy::Automatic) => touch == FlashTouch::Again,
+        (_, TierPolicy::Flash) => false,
     }
 }
 
@@ -313,7 +318,7 @@ impl<M: Media> Brick<M> {
         let Some(touches) = tier.touches.get() else {
             return (0, 0);
         };
-        let policy = session.mapping().tier_policy(handle);
+        let (policy, hint) = (session.mapping().tier_policy(handle), session.hint());
         let mut promoted = Vec::new();
         let (mut hits, mut misses) = (0, 0);
         let mut touch = |page: PageNo, frame| {
@@ -322,10 +327,15 @@ impl<M: Media> Brick<M> {
                 return;
             }
             misses += 1;
-            if is_promoted(policy, touches.touch(frame)) {
+            let touch = match hint {
+                TierHint::Flash => FlashTouch::First,
+                _ => touches.touch(frame),
+            };
+            if is_promoted(policy, hint, touch) {
                 promoted.push(Promotion {
                     handle: *handle,
                     page: page.0,
+                    is_pinned: hint == TierHint::Memory,
                 });
             }
         };

@@ -3,6 +3,7 @@
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{SliceError, SliceReply, SliceRequest, Stamp};
+use pagemesh_base::tier_hint::TierHint;
 use pagemesh_base::wait::until_ready;
 use pagemesh_brick::brick::{Brick, MaintenanceThread, OpenedPool};
 use pagemesh_brick::disk_file::OpenOptions;
@@ -126,6 +127,8 @@ impl TieredFiles {
 pub struct Client<M: Media> {
     worker: Worker<M>,
     ops: u64,
+    /// The hint of its requests.
+    pub hint: TierHint,
 }
 
 impl<M: Media + Send + Sync + 'static> Client<M> {
@@ -137,7 +140,8 @@ impl<M: Media + Send + Sync + 'static> Client<M> {
         let mut worker = Worker::open(brick, 1, 1).expect("a session");
         Worker::attach(&mut worker, slice, Epoch(epoch)).expect("the slice");
         let ops = u64::from(epoch) << 32;
-        Client { worker, ops }
+        let hint = TierHint::None;
+        Client { worker, ops, hint }
     }
 
     /// Pages that reads found in memory, and on flash.
@@ -155,7 +159,7 @@ impl<M: Media + Send + Sync + 'static> Client<M> {
     }
 
     pub fn execute(&mut self, request: SliceRequest) -> Result<SliceReply, SliceError> {
-        let started = Handler::execute(&mut self.worker, 0, request);
+        let started = Handler::execute_hinted(&mut self.worker, 0, request, self.hint);
         Handler::end_batch(&mut self.worker).expect("a batch");
         let ticket = match started {
             Outcome::Done(result) => return result,

@@ -4,6 +4,7 @@ use crate::client::{Client, PAGE, SLICE, TieredFiles};
 use crate::{MEMORY_PAGES, is_sound, read_page, write_page};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::BrickControl;
+use pagemesh_base::tier_hint::TierHint;
 use pagemesh_brick::brick::Brick;
 use pagemesh_brick::tier::{POLICY_CHANGES_MAX, SlicePages};
 use pagemesh_pmem::TieredMedia;
@@ -239,4 +240,42 @@ fn pages_of_slices_are_counted() {
         "{counts:?}"
     );
     assert!(other.flash > MEMORY_PAGES / 2, "{counts:?}");
+}
+
+#[test]
+fn marked_pages_stay_while_others_are_demoted() {
+    let Some(files) = TieredFiles::new() else {
+        return;
+    };
+    let (brick, _maintenance) = files.open();
+    brick.create(SLICE, PART_PAGES * PAGE).expect("room");
+    brick.create(OTHER, 4 * MEMORY_PAGES * PAGE).expect("room");
+    let mut marked = Client::new(&brick, 1);
+    marked.hint = TierHint::Memory;
+    let mut other = Client::of(&brick, OTHER, 1);
+    write_pages(&mut marked, PART_PAGES, 1);
+    write_pages(&mut other, 4 * MEMORY_PAGES, 1);
+    marked.hint = TierHint::None;
+    assert_eq!(read_pages(&mut marked, PART_PAGES, 1), (PART_PAGES, 0));
+    // The marks end with the reads of a file that is not pinned.
+    marked.hint = TierHint::Automatic;
+    read_pages(&mut marked, PART_PAGES, 1);
+    write_pages(&mut other, 4 * MEMORY_PAGES, 2);
+    assert_ne!(read_pages(&mut marked, PART_PAGES, 1).1, 0);
+}
+
+#[test]
+fn marks_larger_than_memory_refuse_no_write() {
+    let Some(files) = TieredFiles::new() else {
+        return;
+    };
+    let (brick, _maintenance) = files.open();
+    brick.create(SLICE, 3 * MEMORY_PAGES * PAGE).expect("room");
+    let mut marked = Client::new(&brick, 1);
+    marked.hint = TierHint::Memory;
+    write_pages(&mut marked, 3 * MEMORY_PAGES, 1);
+    for page in (0..3 * MEMORY_PAGES).step_by(97) {
+        let found = read_page(&mut marked, page);
+        assert!(is_sound(page, 1, &found), "page {page}");
+    }
 }

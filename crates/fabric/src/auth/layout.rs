@@ -35,7 +35,8 @@ pub(super) struct Hello {
     role: u8,
     pub(super) purpose: u8,
     pub(super) status: u8,
-    zero: [u8; 3],
+    knows: u8,
+    zero: [u8; 2],
     features: U32,
     identity: [u8; 16],
     nonce: Nonce,
@@ -64,7 +65,8 @@ impl Hello {
             role,
             purpose,
             status: HandshakeStatus::Accepted as u8,
-            zero: [0; 3],
+            knows: versions.knows,
+            zero: [0; 2],
             features: FEATURES.into(),
             identity: identity.into_bytes(),
             nonce,
@@ -89,6 +91,7 @@ impl Hello {
         Versions {
             min: self.version_min,
             max: self.version_max,
+            knows: self.knows,
         }
     }
 

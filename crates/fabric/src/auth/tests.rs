@@ -50,8 +50,18 @@ fn handshake_has_its_frozen_bytes() {
             .collect::<String>()
     };
     let key = key(1);
-    let (client, hello) = client(&key, 10);
-    let (_, challenge) = challenge(&key, 20, &hello);
+    // Both ends know nothing that is optional, as the build that froze the bytes.
+    let plain = Versions {
+        knows: 0,
+        ..Versions::OURS
+    };
+    let (session, identity) = (Purpose::Session, Uuid::from_u128(1));
+    let (client, hello) = ClientHandshake::new(&key, session, plain, identity, [10; 32]);
+    let identity = Uuid::from_u128(2);
+    let answered = ServerHandshake::accept_hello(&key, plain, identity, [20; 32], &hello);
+    let Ok(HelloResponse::Challenge(_, challenge)) = answered else {
+        panic!("no challenge");
+    };
     let (proof, _) = client.answer_challenge(&challenge).expect("the same key");
     let start = "504d48490202";
     let nonces = ["0a", "14"].map(|byte| byte.repeat(32));
@@ -63,6 +73,34 @@ fn handshake_has_its_frozen_bytes() {
     let client_proof = "d44059dd2cc61e3ba3501288b59eb51c383696daa17d163f49c9b65dc85164f6";
     assert_eq!(hex(&proof), client_proof);
     assert_eq!(hex(&verdict(Ok(()))), "504d4f4b00000000");
+}
+
+#[test]
+fn hints_are_agreed_if_both_ends_know_them() {
+    let key = key(1);
+    let check = |ours: u8, theirs: u8, expected: bool| {
+        let versions = |knows| Versions {
+            knows,
+            ..Versions::OURS
+        };
+        let (session, id) = (Purpose::Session, Uuid::from_u128(1));
+        let made = ClientHandshake::new(&key, session, versions(ours), id, [10; 32]);
+        let (client, hello) = made;
+        let answered = ServerHandshake::accept_hello(&key, versions(theirs), id, [20; 32], &hello);
+        let Ok(HelloResponse::Challenge(server, challenge)) = answered else {
+            panic!("no challenge");
+        };
+        let (proof, at_client) = client.answer_challenge(&challenge).expect("the same key");
+        let at_server = server.check(&proof).expect("the same key");
+        let known = (at_client.knows_hints, at_server.knows_hints);
+        assert_eq!(known, (expected, expected), "{ours} and {theirs}");
+    };
+    check(KNOWS_HINTS, KNOWS_HINTS, true);
+    check(KNOWS_HINTS, 0, false);
+    check(0, KNOWS_HINTS, false);
+    // A later build knows more.
+    check(KNOWS_HINTS, 0xff, true);
+    check(KNOWS_HINTS, 0xfe, false);
 }
 
 #[test]
@@ -126,7 +164,7 @@ fn reflected_proof_is_refused() {
 
 #[test]
 fn highest_common_version_is_used_or_refusal_names_both() {
-    let range = |min, max| Versions { min, max };
+    let range = |min, max| Versions { min, max, knows: 0 };
     assert_eq!(range(0, 3).common(range(2, 9)), Some(3));
     assert_eq!(range(0, 1).common(range(2, 9)), None);
     let key = key(1);

@@ -39,6 +39,8 @@ pub struct MapGrant {
     pub control: OwnedFd,
     /// Bytes to map of the control segment.
     pub control_bytes: u64,
+    /// Whether the brick knows tier hints, and the marks that they leave in the control segment.
+    pub knows_hints: bool,
 }
 
 /// The connection that carried a grant. The session ends with it.
@@ -98,8 +100,10 @@ fn try_connect(socket: &Path, timeouts: Timeouts) -> Result<(MapGrant, MapLink),
         pool_bytes: header.pool_bytes,
         control,
         control_bytes: header.control_bytes,
+        knows_hints: header.knows_hints,
     };
     let remote = BrickClient::new(stream, header.brick, timeouts.call);
+    let remote = remote.with_hints(header.knows_hints);
     Ok((grant, MapLink { remote, timeouts }))
 }
 

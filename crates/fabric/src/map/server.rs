@@ -209,6 +209,7 @@ impl MapServerState {
             brick: self.service.brick(),
             pool_bytes: 0,
             control_bytes: 0,
+            knows_hints: true,
         };
         stream.send_all(&header.encode(), until)?;
         stream.send_all(reason.as_bytes(), until)
@@ -238,6 +239,7 @@ fn send_grant(stream: &Stream, brick: BrickId, granted: &MapSession) -> io::Resu
         brick,
         pool_bytes: granted.pool_bytes,
         control_bytes: granted.control_bytes,
+        knows_hints: true,
     };
     let bytes = header.encode();
     let fds = [granted.pool.as_fd(), granted.control.as_fd()];

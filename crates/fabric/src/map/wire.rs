@@ -6,7 +6,7 @@
 //! grant   0  magic "PMAPGRNT"   8  version u16   10  status u16: 0 granted, 1 refused, 2 no session
 //!        12  session u32       16  incarnation u32          20  reason bytes u32
 //!        24  brick uuid        40  pool bytes u64           48  control bytes u64
-//!        56  0 u32             60  crc32c 0..60
+//!        56  knows u32: bit 0 tier hints               60  crc32c 0..60
 //! ```
 //!
 //! Little endian; the UUID in the order of its text. Invariants: bytes with a wrong checksum are
@@ -22,6 +22,8 @@ pub const HELLO_BYTES: usize = 16;
 pub const GRANT_BYTES: usize = 64;
 /// The version of this exchange, and of the use of the segments by sessions.
 pub const VERSION: u16 = 1;
+/// The bit of a brick that knows tier hints.
+const KNOWS_HINTS: u32 = 1;
 const HELLO_MAGIC: &[u8; 8] = b"PMAPHELO";
 const GRANT_MAGIC: &[u8; 8] = b"PMAPGRNT";
 
@@ -52,6 +54,8 @@ pub struct GrantHeader {
     pub brick: BrickId,
     pub pool_bytes: u64,
     pub control_bytes: u64,
+    /// Whether the brick knows tier hints.
+    pub knows_hints: bool,
 }
 
 /// A refusal. A reason of `reason_bytes` bytes follows.
@@ -91,7 +95,7 @@ struct RawGrant {
     brick: [u8; 16],
     pool_bytes: U64,
     control_bytes: U64,
-    zero: U32,
+    knows: U32,
     crc: U32,
 }
 
@@ -149,7 +153,7 @@ impl GrantHeader {
             brick: self.brick.0.into_bytes(),
             pool_bytes: self.pool_bytes.into(),
             control_bytes: self.control_bytes.into(),
-            zero: U32::ZERO,
+            knows: u32::from(self.knows_hints).into(),
             crc: U32::ZERO,
         });
         append_checksum(&mut bytes);
@@ -174,6 +178,7 @@ impl GrantHeader {
             brick: BrickId(Uuid::from_bytes(raw.brick)),
             pool_bytes: raw.pool_bytes.get(),
             control_bytes: raw.control_bytes.get(),
+            knows_hints: raw.knows.get() & KNOWS_HINTS != 0,
         })
     }
 }
@@ -190,6 +195,7 @@ mod tests {
             brick: BrickId(Uuid::from_u128(0x1234_5678_9abc)),
             pool_bytes: 1 << 40,
             control_bytes: 16 << 20,
+            knows_hints: true,
         }
     }
 

@@ -4,7 +4,8 @@
 //!  0  magic       4   "PMSH"
 //!  4  version     1   2, as agreed in the handshake
 //!  5  kind        1   kind of the request; a reply has bit 7 set as well
-//!  6  flags       2   replies: bit 0 error, bit 1 more; write, clear, transact: bit 2 durable; else zero
+//!  6  flags       2   replies: bit 0 error, bit 1 more; write, clear, transact: bit 2 durable;
+//!                    read, write, transact: bits 3, 4 hint; else zero
 //!  8  tag         8   chosen by the client, rising; repeated in the reply
 //! 16  handle      4   the attached slice; in an error its code
 //! 20  body_len    4   bytes that follow the header
@@ -54,6 +55,8 @@ const FLAG_ERROR: u16 = 1;
 const FLAG_MORE: u16 = 2;
 /// The flag of a change that is answered after a flush.
 const FLAG_DURABLE: u16 = 4;
+/// The lowest of the two flags with the tier hint of a read, a write or a transaction.
+const HINT_SHIFT: u32 = 3;
 /// Bytes of a slice's identity.
 const ID_BYTES: usize = 16;
 /// Bytes of a status before its durability text.

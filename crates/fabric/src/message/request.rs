@@ -21,6 +21,8 @@
 //!
 //! A write, a clear or a transaction with the flag *durable* is answered after a flush that covers it.
 //!
+//! A read, a write or a transaction has a tier hint of two bits, if the hellos of both ends say that they know it.
+//!
 //! A slice is its 16-byte UUID in the order of its text form.
 //!
 //! The body of a transaction is the bytes of its writes, one after the other, and then the parts,
@@ -34,8 +36,8 @@
 
 use super::fields::FieldReader;
 use super::{
-    BIRTH_BYTES, Direction, FLAG_DURABLE, Header, ID_BYTES, MalformedMessage, MessageKind,
-    PART_BYTES,
+    BIRTH_BYTES, Direction, FLAG_DURABLE, HINT_SHIFT, Header, ID_BYTES, MalformedMessage,
+    MessageKind, PART_BYTES,
 };
 use crate::limits::CLEAR_BYTES_MAX;
 use bytes::Bytes;
@@ -46,6 +48,7 @@ use pagemesh_base::slice::{
     TransactionPart, check_parts,
 };
 use pagemesh_base::space::TRANSACTION_PAGES_MAX;
+use pagemesh_base::tier_hint::TierHint;
 use pagemesh_base::units::PAGE_BYTES;
 use uuid::Uuid;
 
@@ -133,6 +136,25 @@ fn kind_of(request: &SliceRequest) -> MessageKind {
     }
 }
 
+/// Whether requests of the kind may have a hint.
+fn takes_hint(kind: MessageKind) -> bool {
+    matches!(
+        kind,
+        MessageKind::Read | MessageKind::Write | MessageKind::Transact
+    )
+}
+
+impl Header {
+    /// The tier hint of a request.
+    #[must_use]
+    pub fn hint(&self) -> TierHint {
+        match takes_hint(self.kind) {
+            true => TierHint::from_bits((self.flags >> HINT_SHIFT) as u8),
+            false => TierHint::None,
+        }
+    }
+}
+
 fn id(slice: SliceId) -> Bytes {
     Bytes::copy_from_slice(slice.0.as_bytes())
 }
@@ -146,6 +168,16 @@ impl Request {
             Request::Slice { request, .. } => kind_of(request),
             Request::Control(control) => control.kind(),
         }
+    }
+
+    /// As [`Request::encode`], with a hint if the request has a place for it. The peer must know hints.
+    #[must_use]
+    pub fn encode_hinted(&self, tag: u64, hint: TierHint) -> (Header, Bytes) {
+        let (mut header, body) = self.encode(tag);
+        if takes_hint(header.kind) {
+            header.flags |= u16::from(hint.bits()) << HINT_SHIFT;
+        }
+        (header, body)
     }
 
     /// The complete header, and the body. The body is copied only if it has several parts.
@@ -227,6 +259,7 @@ impl Request {
             },
         };
         let mut exact = request.header(header.tag);
+        exact.flags |= u16::from(header.hint().bits()) << HINT_SHIFT;
         exact.body_len = match header.kind {
             MessageKind::List | MessageKind::Write | MessageKind::Transact | MessageKind::Copy => {
                 header.body_len

@@ -6,6 +6,7 @@ use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::{BrickId, SliceId};
 use pagemesh_base::slice::*;
 use pagemesh_base::space::Extent;
+use pagemesh_base::tier_hint::TierHint;
 use pagemesh_base::units::PAGE_BYTES;
 use proptest::prelude::*;
 use uuid::Uuid;
@@ -405,4 +406,46 @@ fn write_message_matches_format() {
     // The check value of CRC-32C.
     assert_eq!(bytes[56..60], 0xe306_9283u32.to_le_bytes());
     assert_eq!(&bytes[64..], b"123456789");
+}
+
+#[test]
+fn hint_arrives_with_reads_and_writes_only() {
+    let hints = [0, 1, 2, 3].map(TierHint::from_bits);
+    let stamp = Stamp {
+        epoch: Epoch(1),
+        op: 2,
+        open_ops: 0,
+    };
+    let (offset, len, data) = (0, 4096, Bytes::from_static(b"data"));
+    let write = SliceRequest::Write {
+        offset,
+        data,
+        stamp,
+    };
+    let clear = SliceRequest::Clear { offset, len, stamp };
+    let change = Box::new(write.clone());
+    let takers = [
+        SliceRequest::Read { offset, len: 4 },
+        SliceRequest::Durable { change },
+        write,
+    ];
+    for hint in hints {
+        for request in takers.clone() {
+            let request = Request::Slice { handle: 3, request };
+            let (header, body) = request.encode_hinted(9, hint);
+            let bytes = header.encode();
+            let header = Header::decode(&bytes, Direction::Request).expect("a header");
+            assert_eq!(header.hint(), hint);
+            assert_eq!(Request::decode(&header, body), Ok(request));
+        }
+        let request = Request::Slice {
+            handle: 3,
+            request: clear.clone(),
+        };
+        let (mut header, body) = request.encode_hinted(9, hint);
+        assert_eq!(header.flags, 0, "a clear has no place for it");
+        header.flags = u16::from(hint.bits()) << HINT_SHIFT;
+        let is_sound = Request::decode(&header, body).is_ok();
+        assert_eq!(is_sound, hint == TierHint::None);
+    }
 }

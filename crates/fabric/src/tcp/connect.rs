@@ -10,7 +10,7 @@ use pagemesh_base::slice::SliceError;
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use std::{fmt, io};
 use uuid::Uuid;
 
@@ -72,15 +72,19 @@ impl fmt::Display for Endpoint<'_> {
     }
 }
 
-/// Connects and authenticates. The brick's identity is proven afterwards.
+/// Connects and authenticates. The brick's identity is proven afterwards. Each call has `limit`.
 pub(super) fn connect(
     endpoint: Endpoint<'_>,
     key: &Key,
     purpose: Purpose,
     timeouts: &Timeouts,
-) -> Result<(Stream, BrickId), SliceError> {
+    limit: Duration,
+) -> Result<BrickClient, SliceError> {
     match try_connect(endpoint, key, purpose, timeouts) {
-        Ok((stream, agreed)) => Ok((stream, BrickId(agreed.identity))),
+        Ok((stream, agreed)) => {
+            let client = BrickClient::new(stream, BrickId(agreed.identity), limit);
+            Ok(client.with_hints(agreed.knows_hints))
+        }
         Err(ConnectError::Auth(cause)) => {
             let told = format!("the brick at {endpoint}: {cause}");
             Err(match cause {
@@ -138,7 +142,7 @@ impl BrickClient {
         key: &Key,
         timeouts: Timeouts,
     ) -> Result<BrickClient, SliceError> {
-        let (stream, brick) = connect(address.into(), key, Purpose::Control, &timeouts)?;
-        Ok(BrickClient::new(stream, brick, timeouts.call))
+        let limit = timeouts.call;
+        connect(address.into(), key, Purpose::Control, &timeouts, limit)
     }
 }

@@ -31,6 +31,7 @@ use pagemesh_base::layout::{BrickId, SliceId};
 use pagemesh_base::slice::{
     LEG_REQUESTS_MAX, Leg, ServiceTime, SliceCompletion, SliceError, SliceReply, SliceRequest,
 };
+use pagemesh_base::tier_hint::TierHint;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
@@ -51,6 +52,8 @@ pub struct TcpLeg<W = Stream> {
     timeouts: Timeouts,
     /// Readable when the socket has room; present only while the socket is full.
     writable_fd: Option<OwnedFd>,
+    /// Whether the brick knows tier hints.
+    knows_hints: bool,
 }
 
 /// Why a connection ended.
@@ -81,8 +84,8 @@ impl TcpLeg {
         slice: SliceId,
         epoch: Epoch,
     ) -> Result<TcpLeg, SliceError> {
-        let (stream, brick) = connect(endpoint.into(), key, Purpose::Session, &timeouts)?;
-        let remote = BrickClient::new(stream, brick, timeouts.handshake);
+        let limit = timeouts.handshake;
+        let remote = connect(endpoint.into(), key, Purpose::Session, &timeouts, limit)?;
         let attached = remote.attach(slice, epoch)?;
         Ok(TcpLeg::from_connection(remote, attached, timeouts))
     }
@@ -95,7 +98,7 @@ impl<W: Wire> TcpLeg<W> {
         attached: AttachReply,
         timeouts: Timeouts,
     ) -> TcpLeg<W> {
-        let brick = remote.brick();
+        let (brick, knows_hints) = (remote.brick(), remote.knows_hints());
         let stream = remote.into_stream();
         TcpLeg {
             brick,
@@ -110,6 +113,7 @@ impl<W: Wire> TcpLeg<W> {
             lost_reason: None,
             timeouts,
             writable_fd: None,
+            knows_hints,
         }
     }
 
@@ -261,6 +265,10 @@ impl<W: Wire> TcpLeg<W> {
 
 impl<W: Wire + Send> Leg for TcpLeg<W> {
     fn submit(&mut self, tag: u64, request: SliceRequest) {
+        self.submit_hinted(tag, request, TierHint::None);
+    }
+
+    fn submit_hinted(&mut self, tag: u64, request: SliceRequest, hint: TierHint) {
         if let Some(error) = self.check_submit(&request) {
             return self.complete(tag, Err(error));
         }
@@ -276,7 +284,11 @@ impl<W: Wire + Send> Leg for TcpLeg<W> {
             let wire = self
                 .in_flight
                 .insert(InFlightRequest::new(tag, request.kind(), asked));
-            let (header, body) = request.encode(wire);
+            let hint = match self.knows_hints {
+                true => hint,
+                false => TierHint::None,
+            };
+            let (header, body) = request.encode_hinted(wire, hint);
             self.outflow.push(&header, body);
         }
         let due = idle || self.outflow.len() >= GATHERED_BYTES_MAX;

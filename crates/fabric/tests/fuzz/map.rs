@@ -44,6 +44,7 @@ fn fuzz_map_grant() {
         brick: BrickId(Uuid::from_u128(0xb)),
         pool_bytes: 1 << 40,
         control_bytes: 16 << 20,
+        knows_hints: true,
     };
     let refusal = |no_session| GrantHeader {
         refused: Some(Refusal {

@@ -41,6 +41,7 @@ impl Extension<'_> {
         inode.size = inode.size.max(self.at + self.data.len() as u64);
         inode.mtime = now;
         inode.ctime = now;
+        tx.add_data_hint(inode.tier_hint());
         if self.durable {
             tx.make_durable();
         }

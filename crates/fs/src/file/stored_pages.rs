@@ -8,9 +8,13 @@ use crate::io::channel::IoChannel;
 use crate::live::file_lock::FileLock;
 use crate::txn::core::Core;
 use crate::txn::manager::TxManager;
+use pagemesh_base::tier_hint::TierHint;
 use std::ops::Range;
 
-/// The bytes that a read returns and their location; `None` if a redo log must be applied
+/// The bytes that a read returns, their location, and the hint of the requests for them.
+type PlannedRead = (Range<u64>, FileExtents, TierHint);
+
+/// The read as planned; `None` if a redo log must be applied
 /// first.
 fn plan_read(
     core: &mut Core,
@@ -18,7 +22,7 @@ fn plan_read(
     offset: u64,
     len: u32,
     now: Time,
-) -> Result<Option<(Range<u64>, FileExtents)>> {
+) -> Result<Option<PlannedRead>> {
     let inode = core.regular_file(ino)?;
     match inode.redo_log {
         Some(_) => Ok(None),
@@ -33,12 +37,12 @@ fn extents_to_read(
     inode: &Inode,
     (offset, len): (u64, u32),
     now: Time,
-) -> Result<(Range<u64>, FileExtents)> {
+) -> Result<PlannedRead> {
     core.record_read_time(ino, inode, now);
     let end = append::file_end(core, ino, inode)?.min(offset.saturating_add(u64::from(len)));
     let range = offset.min(end)..end;
     let (runs, _) = file_extents(inode, range.clone(), &mut |page| core.page(page))?;
-    Ok((range, runs))
+    Ok((range, runs, inode.tier_hint()))
 }
 
 /// Reads under the file's lock. `None` if a redo log must be applied first, unless buffered
@@ -59,11 +63,11 @@ pub(crate) fn read_with_mmap_dirty(
         }
         extents_to_read(core, ino, &inode, (offset, len), now).map(Some)
     })?;
-    let Some((range, runs)) = found else {
+    let Some((range, runs, hint)) = found else {
         return Ok(None);
     };
     let first = range.start;
-    let mut bytes = read_extents(channel, range, &runs)?;
+    let mut bytes = read_extents(channel, range, &runs, hint)?;
     data.overlay_mmap_dirty(first, &mut bytes);
     Ok(Some(bytes))
 }
@@ -89,27 +93,28 @@ pub(crate) fn read_unlocked(
         let found = plan_read(core, ino, offset, len, now)?;
         Ok(found.map(|found| (shared, found)))
     })?;
-    let Some((_shared, (range, runs))) = found else {
+    let Some((_shared, (range, runs, hint))) = found else {
         return Ok(None);
     };
-    read_extents(channel, range, &runs).map(Some)
+    read_extents(channel, range, &runs, hint).map(Some)
 }
 
 fn read_extents(
     channel: &mut IoChannel,
     range: Range<u64>,
     runs: &[(u64, u64, u64)],
+    hint: TierHint,
 ) -> Result<Vec<u8>> {
     let len = range.end - range.start;
     if let [(_, place, all)] = runs
         && *all == len
     {
-        return channel.read(*place, len as u32);
+        return channel.read_hinted(*place, len as u32, hint);
     }
     let mut bytes = vec![0; len as usize];
     for &(at, place, len) in runs {
         let first = (at - range.start) as usize;
-        let part = channel.read(place, len as u32)?;
+        let part = channel.read_hinted(place, len as u32, hint)?;
         bytes[first..first + part.len()].copy_from_slice(&part);
     }
     Ok(bytes)

@@ -32,6 +32,7 @@ use crate::txn::core::Core;
 use crate::txn::manager::TxManager;
 use bytes::Bytes;
 use pagemesh_base::space::Request;
+use pagemesh_base::tier_hint::TierHint;
 use rustix::io::Errno;
 use std::ops::Range;
 
@@ -53,7 +54,7 @@ fn plan_overwrite(
     data: &Bytes,
     durable: bool,
     now: Time,
-) -> Result<Option<Vec<Request>>> {
+) -> Result<Option<(Vec<Request>, TierHint)>> {
     core.check_running()?;
     let inode = core.regular_file(ino)?;
     let end = offset.saturating_add(data.len() as u64);
@@ -80,7 +81,7 @@ fn plan_overwrite(
             durable,
         }
     });
-    Ok(Some(requests.collect()))
+    Ok(Some((requests.collect(), inode.tier_hint())))
 }
 
 /// See [`crate::Fs::write`] and [`crate::Fs::write_past_cache`].
@@ -116,7 +117,7 @@ fn write_unsynced(
     if let Some(offset) = offset {
         match try_overwrite(txs, ino, offset, data, (durable, path))? {
             OverwriteAttempt::Ready(write) => {
-                channel.call_all(write.requests)?;
+                channel.call_all_hinted(write.requests, write.hint)?;
                 return Ok(all(offset));
             }
             OverwriteAttempt::Locked => {
@@ -215,14 +216,17 @@ fn try_overwrite(
             return Ok(OverwriteAttempt::Locked);
         };
         let requests = plan_overwrite(core, ino, offset, data, durable, now)?;
-        Ok(match requests.filter(|requests| !requests.is_empty()) {
-            Some(requests) => OverwriteAttempt::Ready(Overwrite {
-                guard: held,
-                requests,
-                bytes,
-            }),
-            None => OverwriteAttempt::NotOverwrite,
-        })
+        Ok(
+            match requests.filter(|(requests, _)| !requests.is_empty()) {
+                Some((requests, hint)) => OverwriteAttempt::Ready(Overwrite {
+                    guard: held,
+                    requests,
+                    hint,
+                    bytes,
+                }),
+                None => OverwriteAttempt::NotOverwrite,
+            },
+        )
     })
 }
 
@@ -238,8 +242,8 @@ fn overwrite_locked(
     let now = txs.now();
     let requests = txs.inspect(|core| plan_overwrite(core, ino, offset, data, durable, now))?;
     let is_that = requests.is_some();
-    if let Some(requests) = requests {
-        channel.call_all(requests)?;
+    if let Some((requests, hint)) = requests {
+        channel.call_all_hinted(requests, hint)?;
     }
     Ok(is_that)
 }

@@ -37,6 +37,12 @@ const APPEND_EXTENT_AT: usize = 184;
 const HAS_REDO_LOG: u16 = 16;
 /// Byte of the inode at which the log is named.
 const REDO_LOG_AT: usize = 200;
+/// The data should lie in memory, in a pool of memory with disks behind it.
+pub(crate) const TIER_MEMORY: u16 = 32;
+/// The data should lie on disks behind memory.
+pub(crate) const TIER_FLASH: u16 = 64;
+/// The flags of the tier. None of them: pages move by their use.
+pub(crate) const TIER: u16 = TIER_MEMORY | TIER_FLASH;
 const KIND_MASK: u16 = 0o170_000;
 /// Bits that a write through the kernel clears. Direct clients do not clear them.
 pub(crate) const SET_ID: u16 = 0o6000;

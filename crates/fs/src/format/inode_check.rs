@@ -3,7 +3,7 @@
 use crate::error::Corruption;
 use crate::format::inode::{
     AppendExtent, FILE_BYTES_MAX, HAS_RESERVED_PAGES, INLINE, INLINE_MAX, Ino, Inode, InodeKind,
-    NEEDS_TRIM, TARGET_MAX, Xattrs,
+    NEEDS_TRIM, TARGET_MAX, TIER, Xattrs,
 };
 use crate::format::page_map::{
     MAP_HEIGHT_MAX, PageMap, Span, is_span_within, pages_to_next_span, span_order,
@@ -28,7 +28,9 @@ fn is_span_or_none(page: u64, order: u8, pages: u64) -> bool {
 impl Inode {
     /// Checks an inode in use. `pages` is the size of the space.
     pub(super) fn check(&self, pages: u64) -> CheckResult {
-        if self.flags & !(NEEDS_TRIM | HAS_RESERVED_PAGES | INLINE) != 0 {
+        if self.flags & !(NEEDS_TRIM | HAS_RESERVED_PAGES | INLINE | TIER) != 0
+            || self.flags & TIER == TIER
+        {
             return refuse(format!("its flags are {:#x}", self.flags));
         }
         self.check_size()?;

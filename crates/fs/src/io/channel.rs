@@ -3,6 +3,7 @@
 use crate::error::{FsError, Result};
 use crate::format::{PAGE, Page};
 use pagemesh_base::space::{Channel, Completion, Reply, Request, Space, SpaceError, Token};
+use pagemesh_base::tier_hint::TierHint;
 use pagemesh_base::units::PAGE_BYTES;
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
@@ -47,10 +48,19 @@ impl IoChannel {
         &mut self,
         requests: impl IntoIterator<Item = Request>,
     ) -> std::result::Result<Vec<Reply>, SpaceError> {
+        self.call_all_hinted(requests, TierHint::None)
+    }
+
+    /// As [`IoChannel::call_all`], with a hint about the tier of the pages.
+    pub(crate) fn call_all_hinted(
+        &mut self,
+        requests: impl IntoIterator<Item = Request>,
+        hint: TierHint,
+    ) -> std::result::Result<Vec<Reply>, SpaceError> {
         let first = self.next_token;
         requests
             .into_iter()
-            .for_each(|request| self.submit(request));
+            .for_each(|request| self.submit_hinted(request, hint));
         self.completions.clear();
         let asked = (self.next_token - first) as usize;
         loop {
@@ -64,8 +74,9 @@ impl IoChannel {
         self.completions.drain(..).map(|done| done.result).collect()
     }
 
-    pub(crate) fn submit(&mut self, request: Request) {
-        self.channel.submit(Token(self.next_token), request);
+    pub(crate) fn submit_hinted(&mut self, request: Request, hint: TierHint) {
+        let token = Token(self.next_token);
+        self.channel.submit_hinted(token, request, hint);
         self.next_token += 1;
     }
 
@@ -96,7 +107,16 @@ impl IoChannel {
     }
 
     pub(crate) fn call(&mut self, request: Request) -> std::result::Result<Reply, SpaceError> {
-        let mut replies = self.call_all([request])?;
+        self.call_hinted(request, TierHint::None)
+    }
+
+    /// As [`IoChannel::call`], with a hint about the tier of the pages.
+    pub(crate) fn call_hinted(
+        &mut self,
+        request: Request,
+        hint: TierHint,
+    ) -> std::result::Result<Reply, SpaceError> {
+        let mut replies = self.call_all_hinted([request], hint)?;
         Ok(replies.pop().unwrap_or(Reply::Done))
     }
 
@@ -116,7 +136,11 @@ impl IoChannel {
     }
 
     pub(crate) fn read(&mut self, offset: u64, len: u32) -> Result<Vec<u8>> {
-        match self.call(Request::Read { offset, len })? {
+        self.read_hinted(offset, len, TierHint::None)
+    }
+
+    pub(crate) fn read_hinted(&mut self, offset: u64, len: u32, hint: TierHint) -> Result<Vec<u8>> {
+        match self.call_hinted(Request::Read { offset, len }, hint)? {
             Reply::Data(bytes) if bytes.len() == len as usize => Ok(bytes),
             other => Err(unexpected_reply(&other)),
         }

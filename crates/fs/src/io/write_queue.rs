@@ -4,6 +4,7 @@ use crate::error::{FsError, Result};
 use crate::io::channel_pool::PooledChannel;
 use crate::live::file_lock::FileReadGuard;
 use pagemesh_base::space::{Request, SpaceError};
+use pagemesh_base::tier_hint::TierHint;
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
 
@@ -11,6 +12,7 @@ use std::os::fd::RawFd;
 pub(crate) struct Overwrite {
     pub(crate) guard: FileReadGuard,
     pub(crate) requests: Vec<Request>,
+    pub(crate) hint: TierHint,
     pub(crate) bytes: usize,
 }
 
@@ -47,7 +49,7 @@ impl<'f> WriteQueue<'f> {
         };
         self.in_flight.insert(self.channel.next_token, begun);
         for request in write.requests {
-            self.channel.submit(request);
+            self.channel.submit_hinted(request, write.hint);
         }
     }
 

@@ -2,6 +2,7 @@
 
 use crate::error::Result;
 use crate::format::inode::Ino;
+use crate::tree::tier::TIER_ATTRIBUTE;
 use crate::tree::xattr_list::{CAPABILITIES, XattrList, load_xattrs, store_xattrs};
 use crate::txn::manager::TxManager;
 use rustix::io::Errno;
@@ -24,6 +25,10 @@ pub enum SetXattrMode {
 
 /// See [`crate::Fs::xattr`].
 pub(crate) fn get(txs: &TxManager, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+    if name == TIER_ATTRIBUTE {
+        let inode = txs.inspect(|core| core.inode(ino))?;
+        return Ok(inode.tier_value().ok_or(Errno::NODATA)?.to_vec());
+    }
     let all = all_xattrs(txs, ino)?;
     let found = all.into_iter().find(|(other, _)| other == name);
     Ok(found.ok_or(Errno::NODATA)?.1)
@@ -31,10 +36,10 @@ pub(crate) fn get(txs: &TxManager, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
 
 /// See [`crate::Fs::xattr_names`].
 pub(crate) fn names(txs: &TxManager, ino: Ino) -> Result<Vec<Vec<u8>>> {
-    Ok(all_xattrs(txs, ino)?
-        .into_iter()
-        .map(|(name, _)| name)
-        .collect())
+    let inode = txs.inspect(|core| core.inode(ino))?;
+    let tier = inode.tier_value().map(|_| TIER_ATTRIBUTE.to_vec());
+    let all = all_xattrs(txs, ino)?.into_iter().map(|(name, _)| name);
+    Ok(tier.into_iter().chain(all).collect())
 }
 
 fn all_xattrs(txs: &TxManager, ino: Ino) -> Result<XattrList> {
@@ -59,6 +64,9 @@ pub(crate) fn set(
     if value.len() > VALUE_MAX {
         return Err(Errno::TOOBIG.into());
     }
+    if name == TIER_ATTRIBUTE {
+        return change_tier(txs, ino, Some(value), how);
+    }
     // A write through the kernel removes capabilities; direct clients must be blocked.
     let arms = name == CAPABILITIES;
     let armed = arms.then(|| txs.file_lock(ino)).transpose()?;
@@ -77,10 +85,28 @@ pub(crate) fn set(
 
 /// See [`crate::Fs::remove_xattr`].
 pub(crate) fn remove(txs: &TxManager, ino: Ino, name: &[u8]) -> Result<()> {
+    if name == TIER_ATTRIBUTE {
+        return change_tier(txs, ino, None, SetXattrMode::Replace);
+    }
     change_xattrs(txs, ino, |all| {
         let index = all.iter().position(|(other, _)| other == name);
         all.remove(index.ok_or(Errno::NODATA)?);
         Ok(())
+    })
+}
+
+fn change_tier(txs: &TxManager, ino: Ino, value: Option<&[u8]>, how: SetXattrMode) -> Result<()> {
+    let now = txs.now();
+    txs.change_deferrable(|tx| {
+        let mut inode = tx.inode(ino)?;
+        match (inode.tier_value(), how) {
+            (Some(_), SetXattrMode::Create) => return Err(Errno::EXIST.into()),
+            (None, SetXattrMode::Replace) => return Err(Errno::NODATA.into()),
+            _ => {}
+        }
+        inode.set_tier_value(value)?;
+        inode.ctime = now;
+        tx.put_inode(ino, &inode)
     })
 }
 

@@ -5,4 +5,5 @@ pub(crate) mod directory;
 pub(crate) mod inode_table;
 pub(crate) mod map_update;
 pub(crate) mod new_inode;
+pub(crate) mod tier;
 pub(crate) mod xattr_list;

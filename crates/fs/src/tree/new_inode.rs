@@ -1,7 +1,7 @@
 //! New inodes, with the first page of a directory and the target of a link.
 
 use crate::error::Result;
-use crate::format::inode::{INLINE, INLINE_MAX, Ino, Inode, InodeKind, TARGET_MAX, Time};
+use crate::format::inode::{INLINE, INLINE_MAX, Ino, Inode, InodeKind, TARGET_MAX, TIER, Time};
 use crate::tree::directory::Tree;
 use crate::tree::{inode_table, map_update};
 use crate::txn::tx::Tx;
@@ -66,6 +66,9 @@ pub(crate) fn new_inode(
     inode.mtime = now;
     inode.ctime = now;
     inode.btime = now;
+    if matches!(make, CreateKind::File | CreateKind::Directory) {
+        inode.flags |= parent.flags & TIER;
+    }
     match make {
         CreateKind::File => {}
         CreateKind::Directory => {

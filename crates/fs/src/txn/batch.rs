@@ -9,6 +9,7 @@ use crate::live::inode::PendingTimes;
 use bytes::Bytes;
 use pagemesh_base::slice::TransactionPart;
 use pagemesh_base::space::SpaceError;
+use pagemesh_base::tier_hint::TierHint;
 use pagemesh_base::units::PAGE_BYTES;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -36,7 +37,28 @@ pub(crate) struct Batch {
     pub(super) effects: BatchEffects,
     pub(super) outcome: BatchOutcome,
     pub(super) durable: bool,
+    /// The hint of the data of files. `TierHint::None` if files differ.
+    pub(super) data_hint: Option<TierHint>,
     pub(super) acknowledged: AcknowledgedChanges,
+}
+
+/// The hint of data of two files.
+pub(super) fn join_hints(one: Option<TierHint>, other: TierHint) -> TierHint {
+    match one {
+        Some(one) if one != other => TierHint::None,
+        _ => other,
+    }
+}
+
+impl Batch {
+    /// The hint of its transaction. Pages of the name space go along, so only pins count: demoted first, they would be
+    /// read from flash by each later change.
+    pub(super) fn hint(&self) -> TierHint {
+        match self.data_hint {
+            Some(TierHint::Memory) => TierHint::Memory,
+            _ => TierHint::None,
+        }
+    }
 }
 
 /// A batch that was sent and has no result yet.

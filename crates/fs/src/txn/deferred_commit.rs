@@ -24,6 +24,7 @@ use crate::txn::reserve::reserve_discard;
 use crate::txn::tx::Tx;
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::space::{Reply, Request, SpaceError, TRANSACTION_PAGES_MAX};
+use pagemesh_base::tier_hint::TierHint;
 use std::sync::{MutexGuard, OnceLock, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -215,15 +216,16 @@ impl TxManager {
     pub(super) fn send_acknowledged_batch(
         &self,
         request: &Request,
+        hint: TierHint,
     ) -> (MutexGuard<'_, Core>, std::result::Result<Reply, SpaceError>) {
-        let result = self.send_batch(request);
+        let result = self.send_batch(request, hint);
         let core = self.lock_core();
         if !matches!(result, Err(SpaceError::NoSpace(_))) || !core.has_acknowledged() {
             return (core, result);
         }
         drop(core);
         let result = match self.try_release_reserve() {
-            true => self.send_batch(request),
+            true => self.send_batch(request, hint),
             false => result,
         };
         (self.lock_core(), result)
@@ -241,7 +243,9 @@ impl TxManager {
             return false;
         };
         // Sent again until the volume is reachable, as the batch itself.
-        let is_released = self.send_batch(&reserve_discard(span)).is_ok();
+        let is_released = self
+            .send_batch(&reserve_discard(span), TierHint::None)
+            .is_ok();
         if is_released {
             self.record_released_reserve(&mut held);
         }

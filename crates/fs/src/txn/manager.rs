@@ -14,6 +14,7 @@ use crate::txn::tx::Tx;
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::poison;
 use pagemesh_base::space::{Reply, Request, Space, SpaceError};
+use pagemesh_base::tier_hint::TierHint;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError};
@@ -179,8 +180,9 @@ impl TxManager {
             return core;
         }
         let (batch, request) = core.take_batch();
+        let hint = batch.hint();
         drop(core);
-        let (mut core, result) = self.send_acknowledged_batch(&request);
+        let (mut core, result) = self.send_acknowledged_batch(&request, hint);
         core.finish_batch(batch, result.map(drop));
         // Each notification is a system call.
         if core.waiters > 0 {
@@ -191,11 +193,15 @@ impl TxManager {
 
     /// Sends a batch until its outcome is known. Sending it twice is safe: only this thread changes
     /// its pages.
-    pub(crate) fn send_batch(&self, request: &Request) -> std::result::Result<Reply, SpaceError> {
+    pub(crate) fn send_batch(
+        &self,
+        request: &Request,
+        hint: TierHint,
+    ) -> std::result::Result<Reply, SpaceError> {
         let mut channel = self.lock_commit_channel();
         let mut pause = RESEND_PAUSE_MIN;
         loop {
-            let result = channel.call(request.clone());
+            let result = channel.call_hinted(request.clone(), hint);
             let Err(SpaceError::Unavailable(cause)) = &result else {
                 return result;
             };

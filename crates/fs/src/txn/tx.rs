@@ -7,10 +7,12 @@ use crate::format::page_map::Span;
 use crate::format::{Page, page_map};
 use crate::hash::NumberMap;
 use crate::live::tail_pages::TailPage;
+use crate::txn::batch::join_hints;
 use crate::txn::batch::{BatchEffects, PageChange};
 use crate::txn::core::Core;
 use pagemesh_base::bytes::put;
 use pagemesh_base::space::TRANSACTION_PAGES_MAX;
+use pagemesh_base::tier_hint::TierHint;
 use pagemesh_base::units::PAGE_BYTES;
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -42,6 +44,8 @@ pub(crate) struct Tx<'c> {
     /// The last page of a file that was changed.
     last_data_page: Option<u64>,
     durable: bool,
+    /// The hint of the data of files. None if files differ.
+    data_hint: Option<TierHint>,
     /// Inodes stored so far.
     stored_inos: Vec<Ino>,
     /// The call returns before the transaction is committed: the time of that.
@@ -69,6 +73,7 @@ impl<'c> Tx<'c> {
             tail_page: None,
             last_data_page: None,
             durable: false,
+            data_hint: None,
             stored_inos: Vec::new(),
             acknowledged_at: None,
         }
@@ -168,6 +173,10 @@ impl Tx<'_> {
     }
 
     /// Makes the transaction complete only when it survives as the pool's class promises.
+    pub(crate) fn add_data_hint(&mut self, hint: TierHint) {
+        self.data_hint = Some(join_hints(self.data_hint, hint));
+    }
+
     pub(crate) fn make_durable(&mut self) {
         self.durable = true;
     }
@@ -341,6 +350,9 @@ impl Tx<'_> {
         }
         batch.effects.add(std::mem::take(&mut self.effects));
         batch.durable |= self.durable;
+        if let Some(hint) = self.data_hint {
+            batch.data_hint = Some(join_hints(batch.data_hint, hint));
+        }
         if let Some(now) = self.acknowledged_at {
             batch.acknowledged.add(self.stored_inos.drain(..), now);
         }

@@ -22,6 +22,7 @@ use crate::format::slot::Slot;
 use crate::format::table::SlotLocation;
 use crate::recovery::PoolError;
 use pagemesh_base::checksum::crc32c;
+use pagemesh_base::tier_hint::TierHint;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
 use std::sync::atomic::Ordering;
@@ -185,7 +186,7 @@ impl<M: Media> Pool<M> {
         }
         // The checkpoint that passes the record flushes the bytes: the session never reported them
         // as flushed.
-        self.mapping.apply_patch(at, record);
+        self.mapping.apply_patch(at, record, TierHint::None);
     }
 
     /// Whether the group of a dead session was committed.

@@ -62,7 +62,7 @@ impl<M: Media> Session<M> {
         for (change, &frame) in self.record.changes.iter_mut().zip(&self.frames) {
             change.new = change.old.map(frame);
             let control = &self.mapping.control;
-            control.warm_replaced(change.old.frame(), frame);
+            control.warm_replaced(change.old.frame(), frame, self.hint);
             // Without the prefetch the swap of the slot would wait for the store to that entry.
             self.mapping
                 .meta

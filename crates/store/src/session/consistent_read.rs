@@ -189,7 +189,10 @@ impl<M: Media> Session<M> {
                 fence(Ordering::Acquire);
                 if are_slots_unchanged(&session.mapping, seq, found) {
                     let control = &session.mapping.control;
-                    found.iter().for_each(|it| control.warm_frame(it.frame));
+                    let hint = session.hint;
+                    found
+                        .iter()
+                        .for_each(|it| control.warm_frame(it.frame, hint));
                     return copied.map(|()| true);
                 }
             }

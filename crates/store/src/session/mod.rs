@@ -103,6 +103,7 @@ use grants::GrantCursor;
 use leaf_cache::LeafCache;
 use pagemesh_base::ids::{FrameNo, ObjectId, PageNo};
 use pagemesh_base::slice::SliceError;
+use pagemesh_base::tier_hint::TierHint;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_pmem::{Media, REQUEST_LIMIT, UnfencedStores};
 use partial_pages::PartialPageCache;
@@ -166,6 +167,8 @@ pub struct Session<M> {
     flushes_slots: bool,
     /// Unreadable slots were flushed: from now on no slots count as flushed.
     has_lost_flush: bool,
+    /// The hint of the present requests.
+    pub(crate) hint: TierHint,
 }
 
 /// One leg of an operation: a session, and the slice of its pool.
@@ -239,6 +242,7 @@ impl<M: Media> Session<M> {
             partial_pages: PartialPageCache::default(),
             flushes_slots: false,
             has_lost_flush: false,
+            hint: TierHint::None,
             mapping,
         }
     }
@@ -264,6 +268,18 @@ impl<M: Media> Session<M> {
     pub fn with_owner_wait(mut self, limit: Duration) -> Session<M> {
         self.owner_wait = limit;
         self
+    }
+
+    /// Sets the hint of the requests that follow.
+    #[inline]
+    pub fn set_hint(&mut self, hint: TierHint) {
+        self.hint = hint;
+    }
+
+    /// The hint of the present requests.
+    #[must_use]
+    pub fn hint(&self) -> TierHint {
+        self.hint
     }
 
     /// The mapping of the pool.

@@ -37,6 +37,7 @@ use crate::session::{LegSession, Session};
 use crate::shared::pool_mapping::PoolMapping;
 use pagemesh_base::ids::PageNo;
 use pagemesh_base::slice::Stamp;
+use pagemesh_base::tier_hint::TierHint;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_pmem::Media;
 use pagemesh_pmem::copy::crc32c_patched;
@@ -106,7 +107,7 @@ impl<M: Media> PoolMapping<M> {
 
     /// Copies the bytes of a committed patch into the page and publishes it; its slot lies at byte
     /// `at`. Flushes nothing. The caller holds the page's lock word.
-    pub(crate) fn apply_patch(&self, at: usize, record: &Record) {
+    pub(crate) fn apply_patch(&self, at: usize, record: &Record, hint: TierHint) {
         let change = &record.changes[0];
         if !defect::is(Defect::PatchNotMarked) {
             self.meta.store(at, change.new.changing().encode());
@@ -120,7 +121,7 @@ impl<M: Media> PoolMapping<M> {
         let entry_at = self.geometry().frame_entry_at(frame);
         self.meta.store(entry_at, record.frame_word(change));
         self.meta.store(at, change.new.encode());
-        self.control.warm_frame(frame);
+        self.control.warm_changed(frame, hint);
     }
 }
 
@@ -241,7 +242,7 @@ impl<M: Media> Session<M> {
             let (first, len) = (frame_at(frame) + patch.within, patch.len);
             let crc = self.checksum_before(0);
             self.partial_pages.patch(&self.record, crc);
-            self.mapping.apply_patch(at, &self.record);
+            self.mapping.apply_patch(at, &self.record, self.hint);
             self.record_unflushed_patch(first, len);
         }
         self.record.patch.clear();

@@ -85,7 +85,7 @@ impl<M: Media> Session<M> {
                         }
                     };
                     if let Some(read) = read {
-                        mapping.control.warm_frame(read.frame);
+                        mapping.control.warm_frame(read.frame, self.hint);
                     }
                 }
             }

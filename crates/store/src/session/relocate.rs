@@ -151,6 +151,7 @@ impl<M: Media> Session<M> {
         self.take_frames(bytes.len() as u64);
         for (change, &frame) in self.record.changes.iter_mut().zip(&self.frames) {
             change.new = change.old.map(frame);
+            self.mapping.control.move_heat(change.old.frame(), frame);
         }
         self.encode_move(handle, (first, birth), at);
         let mut stores: Option<UnfencedStores> = None;

@@ -42,6 +42,7 @@ pub struct PageMove {
     /// The flash frame with the copy, and its sums. None for a promotion.
     flash: Option<(FrameNo, PageChecksums)>,
     is_moved: bool,
+    is_pinned: bool,
 }
 
 impl PageMove {
@@ -55,6 +56,11 @@ impl PageMove {
     #[must_use]
     pub fn flash_frame(&self) -> Option<FrameNo> {
         self.flash.map(|(frame, _)| frame)
+    }
+
+    /// Marks the page as pinned once it is promoted.
+    pub fn pin(&mut self) {
+        self.is_pinned = true;
     }
 
     /// Whether a record has moved the page.
@@ -111,6 +117,7 @@ impl<M: Media> Session<M> {
                 bytes,
                 flash: None,
                 is_moved: false,
+                is_pinned: false,
             })
         };
         Ok(found.into_iter().filter_map(copy).collect())
@@ -249,8 +256,11 @@ impl<M: Media> Session<M> {
         let is_promotion = moves.iter().all(|it| it.flash.is_none());
         if is_promotion {
             self.take_frames(moves.len() as u64);
-            for &frame in &self.frames {
-                self.mapping.control.set_heat(frame, PROMOTED_HEAT);
+            for (&frame, it) in self.frames.iter().zip(&*moves) {
+                match it.is_pinned {
+                    true => self.mapping.control.pin_frame(frame),
+                    false => self.mapping.control.set_heat(frame, PROMOTED_HEAT),
+                }
             }
         }
         self.record.changes.clear();

@@ -364,6 +364,8 @@ impl RecordGroup {
         for (&(record, change), &frame) in self.written_changes.iter().zip(&session.frames) {
             let change = &mut self.records[record].record.changes[change];
             change.new = change.old.map(frame);
+            let control = &session.mapping.control;
+            control.warm_replaced(change.old.frame(), frame, session.hint);
             let entry_at = session.mapping.geometry().frame_entry_at(frame);
             session.mapping.meta.prefetch(entry_at);
         }

@@ -384,6 +384,7 @@ fn send_durable(
     expect_answers(piece, column, legs);
     let tag = tag_of(slot, piece);
     let others = legs.difference(flushing);
+    out.set_hint(piece.hint);
     if !others.is_empty() {
         out.send(piece.column, others, tag, change.clone());
     }
@@ -438,6 +439,7 @@ fn transmit(
     out: &mut impl EngineBackend,
 ) {
     expect_answers(piece, column, legs);
+    out.set_hint(piece.hint);
     out.send(piece.column, legs, tag_of(slot, piece), request);
 }
 

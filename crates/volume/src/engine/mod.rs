@@ -31,6 +31,7 @@ use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::LEGS_MAX;
 use pagemesh_base::slice::{ServiceTime, SliceError, SliceReply, SliceRequest};
 use pagemesh_base::space::{Completion, Request, SpaceError, Token};
+use pagemesh_base::tier_hint::TierHint;
 pub(crate) use piece::lock_ranges;
 use piece::{Phase, Piece, PieceOp, tag_of};
 use request::NextPiece;
@@ -64,6 +65,8 @@ pub(crate) trait EngineBackend {
     /// Whether the engine's snapshot is still the newest. If not, the leg of the last answer
     /// may have been left out before it answered.
     fn is_snapshot_current(&self) -> bool;
+    /// The hint of the messages that follow.
+    fn set_hint(&mut self, hint: TierHint);
     /// Sends one message to each of these legs.
     fn send(&mut self, column: usize, legs: LegSet, tag: u64, request: SliceRequest);
     /// Queues for a range lock; true if it is held at once. If not, a call of
@@ -329,6 +332,7 @@ impl Engine {
             let times = job.times.map(|_| PieceTimes::new(out.now()));
             let mut piece = Piece::new(number, place, act, job.durable);
             piece.times = times;
+            piece.hint = job.hint;
             self.last_order += 1;
             piece.order = self.last_order;
             let slot = self.pieces.insert(piece) as u32;

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::slice::{ServiceTime, SliceError, SliceReply, TransactionPart};
+use pagemesh_base::tier_hint::TierHint;
 
 pub(super) enum PieceOp {
     Read,
@@ -42,6 +43,7 @@ pub(super) struct Piece {
     pub op_kind: PieceOp,
     pub phase: Phase,
     pub durable: bool,
+    pub hint: TierHint,
     pub column: usize,
     pub offset: u64,
     pub len: u64,
@@ -82,6 +84,7 @@ impl Piece {
             op_kind: act,
             phase: Phase::Locking,
             durable,
+            hint: TierHint::None,
             column: place.column,
             offset: place.offset,
             len: place.len,

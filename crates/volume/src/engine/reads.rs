@@ -352,5 +352,6 @@ fn send_to_leg(
         },
         _ => SliceRequest::Extents { offset, len },
     };
+    out.set_hint(piece.hint);
     out.send(piece.column, LegSet::of(leg), tag_of(slot, piece), request);
 }

@@ -23,6 +23,7 @@ use pagemesh_base::slice::{SliceReply, TransactionPart, check_parts};
 use pagemesh_base::space::{
     EXTENTS_MAX, Extent, REQUEST_BYTES_MAX, Reply, Request, SpaceError, Token, check_range,
 };
+use pagemesh_base::tier_hint::TierHint;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_telemetry::OpKind;
 
@@ -79,6 +80,7 @@ pub(crate) struct Job {
     pub token: Option<Token>,
     kind: JobKind,
     pub durable: bool,
+    pub hint: TierHint,
     begin: u64,
     end: u64,
     cursor: SplitCursor,
@@ -150,6 +152,7 @@ impl Job {
             token: Some(token),
             kind,
             durable,
+            hint: TierHint::None,
             begin: offset,
             end: offset + len,
             cursor,
@@ -169,6 +172,7 @@ impl Job {
             token: None,
             kind: JobKind::Flush,
             durable: false,
+            hint: TierHint::None,
             begin: 0,
             end: 0,
             cursor: SplitCursor::End,

@@ -12,6 +12,7 @@ use super::request::{Job, NextPiece};
 use crate::snapshot::{ColumnExtent, LegSet};
 use pagemesh_base::slice::Stamp;
 use pagemesh_base::space::{Request, Token};
+use pagemesh_base::tier_hint::TierHint;
 
 /// A change that may be sent at once.
 #[derive(Clone, Copy)]
@@ -62,12 +63,13 @@ impl Engine {
     pub(crate) fn insert_sent_write(
         &mut self,
         token: Token,
-        request: Request,
+        (request, hint): (Request, TierHint),
         op: u64,
         slot: u32,
     ) -> u64 {
         let job = Job::new(token, request, None, &self.snapshot);
-        let job = job.unwrap_or_else(|_| unreachable!("it has a place in the volume"));
+        let mut job = job.unwrap_or_else(|_| unreachable!("it has a place in the volume"));
+        job.hint = hint;
         self.insert_sent(job, op, slot)
     }
 
@@ -77,9 +79,10 @@ impl Engine {
             unreachable!("it is one piece");
         };
         job.in_flight = 1;
-        let durable = job.durable;
+        let (durable, hint) = (job.durable, job.hint);
         let number = self.jobs.insert(job) as u32;
         let mut piece = Piece::new(number, place, act, durable);
+        piece.hint = hint;
         self.last_order += 1;
         piece.order = self.last_order;
         let column = &mut self.columns[place.column];

@@ -18,6 +18,7 @@ use pagemesh_base::slice::{
     Leg, SLICE_IO_BYTES_MAX, SliceCompletion, SliceError, SliceReply, SliceRequest, Stamp,
     TransactionPart,
 };
+use pagemesh_base::tier_hint::TierHint;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{MappedMedia, Media};
 use pagemesh_store::consistent_read::{ConsistentRead, ReadPiece};
@@ -47,6 +48,8 @@ pub struct MappedLeg {
     /// The error that ended the leg: its owner is gone, or is stalled.
     loss_error: Option<SliceError>,
     owner_link: Arc<OwnerLink>,
+    /// Whether the brick knows tier hints.
+    knows_hints: bool,
 }
 
 /// The connection that bounds the life of a session.
@@ -86,7 +89,23 @@ impl MappedLeg {
             completions: Vec::new(),
             loss_error: None,
             owner_link: life,
+            knows_hints: false,
         })
+    }
+
+    /// The same with a brick that knows tier hints, if it does.
+    #[must_use]
+    pub fn with_hints(mut self, knows_hints: bool) -> MappedLeg {
+        self.knows_hints = knows_hints;
+        self
+    }
+
+    /// Sets the hint of the requests that follow, if the brick knows hints.
+    #[inline]
+    pub(crate) fn set_hint(&mut self, hint: TierHint) {
+        if self.knows_hints {
+            self.session.set_hint(hint);
+        }
     }
 
     /// Stores an answer until the next reap. A lost session stays lost for all later requests.
@@ -104,7 +123,8 @@ impl MappedLeg {
     /// Sends a request to the pool's owner.
     pub(crate) fn ask_owner(&mut self, tag: u64, request: SliceRequest) {
         self.owner_pending += 1;
-        self.owner.submit(tag, request);
+        let hint = self.session.hint();
+        self.owner.submit_hinted(tag, request, hint);
     }
 
     /// Writes the same bytes through every leg at once: each source byte is
@@ -378,6 +398,11 @@ impl Drop for MappedLeg {
 
 impl Leg for MappedLeg {
     fn submit(&mut self, tag: u64, request: SliceRequest) {
+        self.submit_hinted(tag, request, TierHint::None);
+    }
+
+    fn submit_hinted(&mut self, tag: u64, request: SliceRequest, hint: TierHint) {
+        self.set_hint(hint);
         if let Some(error) = self.loss_error.clone() {
             return self.push_completion(tag, Err(error));
         }

@@ -107,13 +107,14 @@ impl Transports {
     ) -> Result<MappedLeg, SliceError> {
         let (grant, link) = map::connect(socket, self.timeouts)?;
         check_brick(&unnamed(brick), grant.brick)?;
-        let number = grant.session;
+        let (number, knows_hints) = (grant.session, grant.knows_hints);
         let view = self.pool_mapping(grant)?;
         let (attached, owner, life) = link.attach(slice, epoch)?;
         let handle = view.handle(pagemesh_base::ids::ObjectId(attached.handle), slice)?;
         // A stalled brick delays writes for the same time as over TCP.
         let session = Session::new(view, number).with_owner_wait(self.timeouts.stall);
         let leg = MappedLeg::new(session, handle, epoch, Box::new(owner), life);
+        let leg = leg.map(|leg| leg.with_hints(knows_hints));
         leg.map_err(|cause| SliceError::Lost(format!("no thread can watch brick {brick}: {cause}")))
     }
 

@@ -10,6 +10,7 @@ use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, LegState, SliceId};
 use pagemesh_base::slice::{Leg, SliceCompletion, SliceReply, SliceRequest};
 use pagemesh_base::space::{Request, Token};
+use pagemesh_base::tier_hint::TierHint;
 use pagemesh_models::{Access, Model, Thread, assert_finds, pause_until, run_threads};
 use pagemesh_volume::test_api::{
     CONTROLLER, ChannelCore, ColumnGate, ColumnSnapshot, Explorer, IndeterminateWrites,
@@ -307,6 +308,7 @@ fn channel_gets_link_and_snapshot() {
             offset: 0,
             len: 4096,
         },
+        TierHint::None,
     );
     let mut ended = vec![];
     run_threads(vec![

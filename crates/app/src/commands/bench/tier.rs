@@ -15,6 +15,7 @@ use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::rng::SplitMix64;
 use pagemesh_base::slice::{BrickControl, SliceReply, SliceRequest, Stamp};
+use pagemesh_base::tier_hint::TierHint;
 use pagemesh_base::units::{PAGE_BYTES, Size};
 use pagemesh_base::wait::until_ready;
 use pagemesh_bench::distribution::{PageDistribution, PageLaw};
@@ -405,7 +406,7 @@ impl<M: Media + Send + Sync + 'static> Client<M> {
     }
 
     fn execute(&mut self, request: SliceRequest) -> anyhow::Result<()> {
-        let started = self.worker.start(0, request);
+        let started = self.worker.start(0, request, TierHint::None);
         self.worker.end_batch();
         let ticket = match started {
             Outcome::Done(result) => return check(result),

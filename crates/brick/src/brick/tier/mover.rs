@@ -91,8 +91,12 @@ pub(super) struct Mover<M: Media> {
     pause: SearchPause,
     /// Whether the last search ended early for a session that waits.
     is_interrupted: bool,
-    /// Whether the last batch had pages of pinned objects.
+    /// Whether the last batch had pinned pages.
     took_pinned: bool,
+    /// Whether a search passed pages that requests pinned, since policies changed.
+    saw_pinned: bool,
+    /// Whether the present walk takes pinned pages.
+    takes_pinned: bool,
 }
 
 type Batch = Vec<(Handle, Vec<PageMove>)>;
@@ -109,6 +113,8 @@ impl<M: Media + Send + Sync + 'static> Mover<M> {
             pause: SearchPause::NONE,
             is_interrupted: false,
             took_pinned: false,
+            saw_pinned: false,
+            takes_pinned: false,
         }
     }
 
@@ -168,9 +174,9 @@ impl<M: Media + Send + Sync + 'static> Mover<M> {
         }
     }
 
-    /// Whether the pool has pinned objects.
+    /// Whether the pool has pinned objects or pages.
     fn has_pinned(&self) -> bool {
-        self.is_used[TierPolicy::Memory as usize]
+        self.is_used[TierPolicy::Memory as usize] || self.saw_pinned
     }
 
     /// Whether the last search ended early, because a session began to wait.
@@ -228,18 +234,25 @@ impl<M: Media + Send + Sync + 'static> Mover<M> {
         self.note_policies();
         self.is_interrupted = false;
         let mut batch = Batch::new();
-        let takes_pinned = is_session_waiting && self.has_pinned();
         let is_recent = |at: Instant| at.elapsed() < SHORT_SEARCHES;
-        let is_short = takes_pinned && self.found_none_at.is_some_and(is_recent);
+        let may_take = is_session_waiting && self.has_pinned();
+        let is_short = may_take && self.found_none_at.is_some_and(is_recent);
         self.search(want, is_short, is_session_waiting, &mut batch);
         let has_none = batch.is_empty();
-        if takes_pinned && has_none {
+        if is_session_waiting && has_none && self.has_pinned() {
             let pinned = WalkLimits {
                 pages: want,
                 steps: u32::MAX,
                 passes: PASSES_MAX,
             };
-            self.walk(TierPolicy::Memory, &pinned, true, &mut batch);
+            self.takes_pinned = true;
+            self.saw_pinned = false;
+            for policy in [TierPolicy::Flash, TierPolicy::Automatic, TierPolicy::Memory] {
+                if batch.is_empty() {
+                    self.walk(policy, &pinned, true, &mut batch);
+                }
+            }
+            self.takes_pinned = false;
         }
         self.took_pinned = has_none && !batch.is_empty();
         if is_short && batch.is_empty() {
@@ -366,18 +379,26 @@ impl<M: Media + Send + Sync + 'static> Mover<M> {
         let touches = self.touches.clone();
         let mapping = self.session.mapping().clone();
         let control = mapping.control();
-        let taken = Cell::new(0);
+        let (taken, saw_pinned) = (Cell::new(0), Cell::new(false));
+        let takes_pinned = self.takes_pinned;
         let is_wanted = |frame: FrameNo| {
             if touches.is_on_flash(frame) {
                 return false;
             }
+            let is_pinned = control.is_pinned(frame);
+            saw_pinned.set(saw_pinned.get() || is_pinned);
+            let is_passed = is_pinned && !takes_pinned;
+            if is_passed {
+                return false;
+            }
             saw_memory.set(true);
-            let is_cold =
-                taken.get() < most && (policy == TierPolicy::Flash || control.cool_frame(frame));
+            let goes_at_once = is_pinned || policy == TierPolicy::Flash;
+            let is_cold = taken.get() < most && (goes_at_once || control.cool_frame(frame));
             taken.set(taken.get() + u64::from(is_cold));
             is_cold
         };
         let copied = self.session.copy_pages(&handle, pages, is_wanted);
+        self.saw_pinned |= saw_pinned.get();
         copied.ok().map(|moves| (handle, moves))
     }
 
@@ -389,16 +410,23 @@ impl<M: Media + Send + Sync + 'static> Mover<M> {
 
     /// Moves pages to memory.
     pub(super) fn promote(&mut self, mut wanted: Vec<Promotion>) {
-        wanted.sort_by_key(|it| (it.handle.object(), it.page));
-        wanted.dedup();
+        wanted.sort_by_key(|it| (it.handle.object(), it.page, !it.is_pinned));
+        wanted.dedup_by_key(|it| (it.handle, it.page));
         for pages in wanted.chunk_by(|a, b| a.handle == b.handle) {
             let handle = pages[0].handle;
             let mut moves = Vec::new();
-            for page in pages.iter().map(|it| it.page) {
+            for &Promotion {
+                page, is_pinned, ..
+            } in pages
+            {
                 let touches = self.touches.clone();
                 let is_wanted = |frame: FrameNo| touches.is_on_flash(frame);
                 let copied = self.session.copy_pages(&handle, page..page + 1, is_wanted);
-                moves.extend(copied.into_iter().flatten());
+                let mut copied = copied.unwrap_or_default();
+                if is_pinned {
+                    copied.iter_mut().for_each(PageMove::pin);
+                }
+                moves.append(&mut copied);
             }
             let mut batch = vec![(handle, moves)];
             self.commit(&mut batch);

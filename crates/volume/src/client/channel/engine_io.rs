@@ -17,6 +17,7 @@ use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::LEGS_MAX;
 use pagemesh_base::slice::{IS_MEASURED, Leg, ServiceTime, SliceError, SliceRequest, Stamp};
 use pagemesh_base::space::{Completion, SpaceError};
+use pagemesh_base::tier_hint::TierHint;
 use pagemesh_telemetry::{OpenMeter, Sampler};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -79,6 +80,8 @@ pub(super) struct EngineIo {
     pub has_clock: bool,
     /// The time of this step of a call, once it was read.
     pub step_time: Option<Instant>,
+    /// The hint of the present messages.
+    pub hint: TierHint,
 }
 
 /// An acknowledgement that waits for the replica.
@@ -90,6 +93,10 @@ pub(super) struct DelayedAck {
 }
 
 impl EngineBackend for EngineIo {
+    fn set_hint(&mut self, hint: TierHint) {
+        self.hint = hint;
+    }
+
     fn is_snapshot_current(&self) -> bool {
         self.shared.generation() == self.snapshot_generation
     }
@@ -121,7 +128,7 @@ impl EngineBackend for EngineIo {
             {
                 self.hedges[column].record_sent(tag, leg, now);
             }
-            connection.leg.submit(tag, own);
+            connection.leg.submit_hinted(tag, own, self.hint);
         }
     }
 
@@ -296,6 +303,7 @@ impl EngineIo {
             sampler: Sampler::default(),
             has_clock: false,
             step_time: None,
+            hint: TierHint::None,
         }
     }
 

@@ -51,6 +51,7 @@ use pagemesh_base::layout::LEGS_MAX;
 use pagemesh_base::poison;
 use pagemesh_base::slice::{SliceCompletion, SliceError, SliceRequest};
 use pagemesh_base::space::{Channel, Completion, Request, SpaceError, Token};
+use pagemesh_base::tier_hint::TierHint;
 use pagemesh_telemetry::OpKind;
 use std::os::fd::RawFd;
 use std::sync::{Arc, MutexGuard};
@@ -97,8 +98,12 @@ impl Channel for VolumeChannel {
     }
 
     fn submit(&mut self, token: Token, request: Request) {
+        self.submit_hinted(token, request, TierHint::None);
+    }
+
+    fn submit_hinted(&mut self, token: Token, request: Request, hint: TierHint) {
         if let Some(core) = &mut *self.core() {
-            core.submit(token, request);
+            core.submit(token, request, hint);
         }
     }
 
@@ -120,14 +125,16 @@ impl Channel for VolumeChannel {
 }
 
 impl ChannelCore {
-    pub fn submit(&mut self, token: Token, request: Request) {
+    pub fn submit(&mut self, token: Token, request: Request, hint: TierHint) {
+        self.io.hint = hint;
         let times = self.io.start_times();
         let Some(request) = self.write_sync(token, request, times) else {
             return;
         };
-        let Some(job) = self.engine.new_job(token, request, times, &mut self.io) else {
+        let Some(mut job) = self.engine.new_job(token, request, times, &mut self.io) else {
             return;
         };
+        job.hint = hint;
         if let Some(job) = self.transact_sync(token, job) {
             self.engine.start_job(job, &mut self.io);
         }
@@ -187,9 +194,10 @@ impl ChannelCore {
             data: data.clone(),
             stamp,
         });
+        let hint = self.io.hint;
         let tag = self
             .engine
-            .insert_sent_write(token, request, stamp.op, slot);
+            .insert_sent_write(token, (request, hint), stamp.op, slot);
         self.io
             .queue_answers(place.column, legs, tag, answers, again.as_ref());
         None
@@ -335,7 +343,9 @@ impl EngineIo {
         let mut found = ArrayVec::new();
         for (_, connection) in wanted {
             let any = connection.as_mut()?.leg.as_any()?;
-            found.push(any.downcast_mut()?);
+            let mapped: &mut MappedLeg = any.downcast_mut()?;
+            mapped.set_hint(self.hint);
+            found.push(mapped);
         }
         Some(found)
     }
