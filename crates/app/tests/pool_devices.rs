@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used)] // Tests.
 
+#[path = "pool_devices/first_disk.rs"]
+mod first_disk;
 mod support;
 
 use pagemesh_base::rng::SplitMix64;
@@ -306,6 +308,8 @@ fn brick_goes_on_when_a_further_device_fails() {
     });
     assert_eq!(bed.cluster.brick(0).pid(), pid);
     assert!(!bed.events("device-failed").is_empty());
+    // The first error was survived with the device, and the second one without it.
+    assert_eq!(bed.find(path).unwrap()["errors"], 2);
     // Another device takes the pages, and a scrub repairs the damaged ones from the other copy.
     bed.add("third", "64M");
     export.await_state("healthy");

@@ -4,7 +4,7 @@
 //! for sockets, which exist before anything is made in them and are removed at the end.
 
 use crate::args::Output;
-use crate::cluster::{self, Cluster, ClusterPlan};
+use crate::cluster::{Cluster, ClusterPlan};
 use crate::commands::bench::mounts::is_root;
 use crate::commands::bench::scratch::{
     ChildDaemon, ScratchCluster, kill_at_shutdown, remove_on_shutdown,
@@ -30,7 +30,7 @@ use pagemesh_manage::{LayoutKind, TierPolicy};
 use rustix::fs::{OFlags, statvfs};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
-use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tempfile::TempDir;

@@ -93,7 +93,7 @@ pub(super) struct Mover<M: Media> {
     is_interrupted: bool,
     /// Whether the last batch had pinned pages.
     took_pinned: bool,
-    /// Whether a search passed pages that requests pinned, since policies changed.
+    /// Whether a search passed pages that requests pinned, since the last one that took pinned pages.
     saw_pinned: bool,
     /// Whether the present walk takes pinned pages.
     takes_pinned: bool,
