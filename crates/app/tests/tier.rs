@@ -5,6 +5,7 @@
 mod support;
 
 use serde_json::{Value, json};
+use support::mounted::{TestMount, may_mount};
 use support::{Cluster, Pools, program, until};
 use tempfile::TempDir;
 
@@ -236,4 +237,58 @@ fn viewer_may_not_change_a_tier() {
         cluster.json(&["volume", "show", "v"])["info"]["tier"],
         "auto"
     );
+}
+
+/// The pin goes all the way: attribute, mount, wire, brick.
+#[test]
+fn files_of_pinned_directory_stay_in_memory() {
+    const HOT_BYTES: u64 = 4 << 20;
+    if !may_mount() {
+        return;
+    }
+    let tiers = TierCluster::new(1);
+    let cluster = &tiers.cluster;
+    cluster.ok(&["fs", "create", "files", "--size", "64M", "--copies", "1"]);
+    cluster.create("cold", "96M", &["--layout", "concat"]);
+    let cold = cluster.export(&["cold"], "tcp");
+    let writes = commands("write");
+    let writes: Vec<&str> = writes.iter().map(String::as_str).collect();
+    let mount = TestMount::new(cluster, "files", "tcp");
+    mount.sh("mkdir hot");
+    let hot = mount.path("hot");
+    let hot = hot.to_str().unwrap();
+    let pinned = cluster.json(&["tier", "pin", hot]);
+    assert_eq!(
+        (&pinned["tier"], &pinned["entries"]),
+        (&json!("memory"), &json!(1))
+    );
+    mount.sh(
+        "head -c 4M /dev/urandom > hot/data; head -c 4M /dev/urandom > other; sync hot/data other",
+    );
+    let data = format!("{hot}/data");
+    let stat = cluster.json(&["tier", "stat", &data, mount.path("other").to_str().unwrap()]);
+    assert_eq!(
+        (&stat[0]["tier"], &stat[1]["tier"]),
+        (&json!("memory"), &json!("auto"))
+    );
+    let held = || {
+        let stat = tiers.stat(&["files"]);
+        ["memory_bytes", "flash_bytes"]
+            .map(|it| stat["volumes"][0]["held"][it].as_u64().unwrap_or(0))
+    };
+    until("the other file is on flash", || {
+        cold.io(&writes);
+        held()[1] >= HOT_BYTES
+    });
+    assert!(held()[0] >= HOT_BYTES, "{:?}", held());
+    let unpinned = cluster.json(&["tier", "unpin", hot, "--recursive"]);
+    assert_eq!(unpinned["read_bytes"], json!(HOT_BYTES));
+    until("the directory is on flash, too", || {
+        cold.io(&writes);
+        held()[0] < HOT_BYTES / 2
+    });
+    let refused = cluster.run(&["tier", "pin", cluster.dir().to_str().unwrap()]);
+    program::refused("no mount", &refused, &["no file system of pagemesh"]);
+    mount.stop(cluster);
+    cold.stop();
 }

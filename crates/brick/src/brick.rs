@@ -128,11 +128,7 @@ impl OpenedPool {
         }
         match disk_file::start_behind(path, &media, &options)? {
             Some(started) => open_with_disks(path, media, claim, &started).map(OpenedPool::Tiered),
-            None => {
-                let media = Arc::new(media);
-                let views = [media.clone(), media];
-                Brick::recover(path, views, durability, claim, &[]).map(OpenedPool::Mapped)
-            }
+            None => open_mapped(path, media, claim).map(OpenedPool::Mapped),
         }
     }
 
@@ -145,6 +141,18 @@ impl OpenedPool {
             OpenedPool::Tiered((brick, ..)) => brick.durability(),
         }
     }
+}
+
+/// Opens a pool in memory without disks.
+fn open_mapped(
+    path: &Path,
+    media: MappedMedia,
+    claim: file::OwnerLock,
+) -> Result<OpenedBrick<MappedMedia>, FileError> {
+    let durability = media.durability();
+    let media = Arc::new(media);
+    let views = [media.clone(), media];
+    Brick::recover(path, views, durability, claim, &[])
 }
 
 /// Opens a pool in memory with the disks behind it, or so that it takes disks.

@@ -53,7 +53,7 @@ struct TargetArgs {
     /// Also set it for all that is in the directory. Without it only new entries get it.
     #[arg(long)]
     recursive: bool,
-    /// Do not read the data of files. Each page obeys after its next access.
+    /// Do not read the data of files that are pinned, or were. Each page obeys after its next access.
     #[arg(long)]
     no_load: bool,
 }

@@ -58,6 +58,8 @@ const SEARCH_PAUSE: Duration = Duration::from_secs(1);
 const IDLE_SEARCH_PAUSE_MAX: Duration = Duration::from_secs(30);
 /// Batches in a row without a moved page, before the search counts as without result.
 const UNMOVED_BATCHES_MAX: u32 = 4;
+/// Pause between attempts to open the session of the tier's thread.
+const SESSION_PAUSE: Duration = Duration::from_secs(1);
 /// The pause after a batch without a moved page, and after demotions until their frames are free.
 const CHECKPOINT_PAUSE: Duration = Duration::from_millis(5);
 
@@ -361,22 +363,38 @@ impl<M: Media> Brick<M> {
 }
 
 impl<M: Media + Send + Sync + 'static> Brick<M> {
+    /// Opens the session of the tier's thread, as soon as one is free. None at the end of the brick.
+    fn open_tier_session(self: &Arc<Self>) -> Option<u32> {
+        let pid = std::process::id();
+        let start_time = crate::process::start_time(pid).unwrap_or(0);
+        let mut is_reported = false;
+        loop {
+            match self.open_session(pid, start_time) {
+                Ok(number) => return Some(number),
+                Err(cause) if !is_reported => {
+                    tracing::error!(%cause, "pages do not move between memory and flash before a session is free");
+                    is_reported = true;
+                }
+                Err(_) => {}
+            }
+            if !self.wait_for_tier_work(SESSION_PAUSE) {
+                return None;
+            }
+            lock(&self.tier().work).is_memory_low = false;
+        }
+    }
+
     fn tier_loop(self: &Arc<Self>) {
+        // Before the first disk joins, so that clients do not take all sessions before.
+        let Some(number) = self.open_tier_session() else {
+            return;
+        };
         while !self.pool().is_tiered() {
             if !self.wait_for_tier_work(Duration::MAX) {
                 return;
             }
             lock(&self.tier().work).is_memory_low = false;
         }
-        let pid = std::process::id();
-        let start_time = crate::process::start_time(pid).unwrap_or(0);
-        let number = match self.open_session(pid, start_time) {
-            Ok(number) => number,
-            Err(cause) => {
-                tracing::error!(%cause, "pages are not moved between memory and flash");
-                return;
-            }
-        };
         let geometry = *self.mapping().geometry();
         let flash_start = geometry.flash_start().unwrap_or(u64::MAX);
         let memory_frames = geometry.first_frames().end;

@@ -38,7 +38,9 @@ pub(crate) fn get(txs: &TxManager, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
 pub(crate) fn names(txs: &TxManager, ino: Ino) -> Result<Vec<Vec<u8>>> {
     let inode = txs.inspect(|core| core.inode(ino))?;
     let tier = inode.tier_value().map(|_| TIER_ATTRIBUTE.to_vec());
+    // An earlier release stored the name as any other.
     let all = all_xattrs(txs, ino)?.into_iter().map(|(name, _)| name);
+    let all = all.filter(|name| name != TIER_ATTRIBUTE);
     Ok(tier.into_iter().chain(all).collect())
 }
 

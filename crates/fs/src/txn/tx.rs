@@ -172,11 +172,12 @@ impl Tx<'_> {
         self.changes.len()
     }
 
-    /// Makes the transaction complete only when it survives as the pool's class promises.
+    /// Adds the hint of a file with data among the changes.
     pub(crate) fn add_data_hint(&mut self, hint: TierHint) {
         self.data_hint = Some(join_hints(self.data_hint, hint));
     }
 
+    /// Makes the transaction complete only when it survives as the pool's class promises.
     pub(crate) fn make_durable(&mut self) {
         self.durable = true;
     }

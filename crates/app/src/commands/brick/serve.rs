@@ -18,14 +18,14 @@ use pagemesh_base::layout::BrickId;
 use pagemesh_base::poison::lock;
 use pagemesh_brick::brick::{Brick, DeviceFailures, MaintenanceThread, OpenedBrick, OpenedPool};
 use pagemesh_brick::disk_file::OpenOptions;
-use pagemesh_brick::file::{FileError, OwnerLock};
+use pagemesh_brick::file::FileError;
 use pagemesh_brick::pool_devices::FirstDisk;
 use pagemesh_brick::scrub::{ScrubState, ScrubStatus};
 use pagemesh_brick::service::{BrickService, MappedFirst};
 use pagemesh_fabric::{map, tcp};
 use pagemesh_manage::ManagerClient;
 use pagemesh_metrics::{BoundResponder, MetricPage, Responder};
-use pagemesh_pmem::{Media, TieredMedia};
+use pagemesh_pmem::{MappedMedia, Media};
 use signal_hook::consts::{SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 use std::io::Write;
@@ -81,14 +81,7 @@ pub fn run(args: &BrickArgs) -> anyhow::Result<()> {
         OpenedPool::Tiered(opened) => {
             process.serve(opened, bind_map, None)?;
         }
-        OpenedPool::Mapped(opened) => {
-            let brick = Arc::downgrade(&opened.0);
-            let claim = opened.0.keep_away(pool)?;
-            if let Some(first) = process.serve(opened, bind_map, None)? {
-                let opened = process.reopen_for_disk(&brick, claim, first)?;
-                process.serve(opened, bind_map, None)?;
-            }
-        }
+        OpenedPool::Mapped(opened) => process.serve_mapped(opened)?,
     }
     Ok(())
 }
@@ -212,22 +205,26 @@ impl BrickProcess<'_> {
         Ok(())
     }
 
-    /// Opens a pool in memory again, so that its first disk can join.
-    fn reopen_for_disk(
-        &self,
-        ended: &Weak<Brick>,
-        claim: OwnerLock,
-        first: FirstDisk,
-    ) -> anyhow::Result<OpenedBrick<TieredMedia>> {
-        tracing::info!(pool = %self.pool.display(), "the pool is opened again for its first disk");
-        service::notify_status("opening the pool again for its first disk");
-        Ok(Brick::reopen_for_disk(
-            self.pool,
-            &self.options,
-            ended,
-            claim,
-            first,
-        )?)
+    /// Serves a pool in memory, and goes on with its first disk once that is asked for.
+    fn serve_mapped(&mut self, mut opened: OpenedBrick<MappedMedia>) -> anyhow::Result<()> {
+        let (pool, options) = (self.pool, self.options.clone());
+        loop {
+            let ended = Arc::downgrade(&opened.0);
+            let [claim, spare] = [opened.0.keep_away(pool)?, opened.0.keep_away(pool)?];
+            let Some(first) = self.serve(opened, bind_map, None)? else {
+                return Ok(());
+            };
+            tracing::info!(pool = %pool.display(), "the pool is opened again for its first disk");
+            service::notify_status("opening the pool again for its first disk");
+            match Brick::reopen_for_disk(pool, &options, &ended, claim, first.clone()) {
+                Ok(opened) => return self.serve(opened, bind_map, None).map(|_| ()),
+                Err(cause) => {
+                    tracing::error!(%cause, "the pool is opened as before, without the disk");
+                    opened =
+                        Brick::reopen_without_disk(pool, &options, &ended, spare, first, &cause)?;
+                }
+            }
+        }
     }
 
     /// Serves a brick until a shutdown, or until its pool must be opened again for a first disk. A failure of the pool ends
@@ -251,6 +248,9 @@ impl BrickProcess<'_> {
             if let ServeEnd::FirstDisk(first) = end {
                 // It ends in order, as at a restart.
                 served.end(ServeEnd::Shutdown)?;
+                if brick.has_failed() {
+                    bail!("the pool {pool} has failed; its log has the cause");
+                }
                 return Ok(Some(first));
             }
             let (ServeEnd::Failed, Some(reopening)) = (&end, reopening) else {

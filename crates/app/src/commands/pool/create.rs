@@ -43,7 +43,7 @@ pub struct CreateArgs {
     #[arg(long, value_name = "SIZE", requires = "flash")]
     flash_size: Option<Size>,
     /// Allocation of a new file on a disk.
-    #[arg(long, value_enum, default_value = "falloc")]
+    #[arg(long, value_enum, default_value = "falloc", conflicts_with = "flash")]
     preallocation: PreallocationArg,
     /// Output format.
     #[arg(long, value_enum, default_value = "table")]

@@ -6,12 +6,16 @@ use crate::args::Output;
 use crate::output;
 use anyhow::{Context, bail};
 use pagemesh_base::mounts::list_mounts;
-use rustix::fs::{Advice, SeekFrom, XattrFlags, fadvise, getxattr, removexattr, seek, setxattr};
+use rustix::fs::{
+    Advice, OFlags, SeekFrom, XattrFlags, fadvise, fgetxattr, fremovexattr, fsetxattr, getxattr,
+    removexattr, seek, setxattr,
+};
 use rustix::io::Errno;
 use serde::Serialize;
 use std::collections::BTreeSet;
-use std::fs::File;
-use std::io::{IsTerminal, Read, stderr};
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::{ErrorKind, IsTerminal, Read, stderr};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// The extended attribute of a file system.
@@ -22,6 +26,10 @@ const READ_BYTES: usize = 1 << 20;
 const VALUE_BYTES_MAX: usize = 16;
 /// Entries between two lines of progress.
 const PROGRESS_ENTRIES: u64 = 1000;
+/// Bytes between two lines of progress.
+const PROGRESS_BYTES: u64 = 1 << 30;
+/// A value that no tier has.
+const NO_TIER: &[u8] = b"?";
 
 /// The path in an argument that may be the name of a volume: a path has a slash.
 pub(super) fn path_of(target: &str) -> Option<&Path> {
@@ -45,6 +53,8 @@ struct PathChange {
     entries: u64,
     /// Bytes of data that were read.
     read_bytes: u64,
+    /// Entries below that could not be changed.
+    failed_entries: u64,
     #[serde(skip)]
     has_unchanged_entries: bool,
 }
@@ -71,47 +81,95 @@ pub(super) fn change(
     scope: Scope,
     output: Output,
 ) -> anyhow::Result<()> {
-    check_mount(path)?;
+    let path = check_mount(path)?;
+    check_release(&path)?;
+    let device = rustix::fs::stat(&path)?.st_dev;
+    let has_left_out = !scope.is_recursive && path.is_dir() && !entries(&path)?.is_empty();
     let mut change = PathChange {
-        path: path.to_owned(),
+        path: path.clone(),
         tier: name(tier),
         entries: 0,
         read_bytes: 0,
-        has_unchanged_entries: !scope.is_recursive && path.is_dir() && has_entries(path)?,
+        failed_entries: 0,
+        has_unchanged_entries: has_left_out,
     };
-    let shows_progress = stderr().is_terminal();
-    let mut waiting = vec![path.to_owned()];
-    while let Some(path) = waiting.pop() {
-        let found = std::fs::symlink_metadata(&path);
-        let kind = found
-            .with_context(|| format!("cannot look at {}", path.display()))?
-            .file_type();
-        if !kind.is_file() && !kind.is_dir() {
-            continue;
-        }
-        set(&path, tier)?;
-        change.entries += 1;
-        if kind.is_dir() && scope.is_recursive {
-            waiting.extend(entries(&path)?);
-        }
-        if kind.is_file() && scope.loads {
-            let read = load(&path);
-            change.read_bytes += read.with_context(|| {
-                format!(
-                    "the tier of {} is set, but its data cannot be read; repeat the command, or use --no-load",
-                    path.display()
-                )
-            })?;
-        }
-        if shows_progress && change.entries.is_multiple_of(PROGRESS_ENTRIES) {
-            eprintln!(
-                "{} entries, {} MiB read",
-                change.entries,
-                change.read_bytes >> 20
-            );
+    let mut waiting = vec![path.clone()];
+    while let Some(entry) = waiting.pop() {
+        let result = change_entry(&entry, device, tier, scope, &mut change);
+        match result {
+            Ok(found) => waiting.extend(found),
+            Err(cause) if entry == path => return Err(cause),
+            Err(cause) => {
+                eprintln!("{cause:#}");
+                change.failed_entries += 1;
+            }
         }
     }
-    output::print(output, &change, || change_text(&change))
+    output::print(output, &change, || change_text(&change))?;
+    match change.failed_entries {
+        0 => Ok(()),
+        failed => {
+            bail!("{failed} entries keep their tier, for the causes above; repeat the command")
+        }
+    }
+}
+
+/// Changes one entry, unless it has gone, is neither a file nor a directory, or is of another file system. Returns the
+/// entries below that are still to be changed.
+fn change_entry(
+    path: &Path,
+    device: u64,
+    tier: TierArg,
+    scope: Scope,
+    change: &mut PathChange,
+) -> anyhow::Result<Vec<PathBuf>> {
+    // The names may change meanwhile, and lead elsewhere.
+    let mut options = OpenOptions::new();
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    options.read(true).custom_flags(flags.bits() as i32);
+    let is_ours = |found: &Metadata| found.dev() == device && (found.is_file() || found.is_dir());
+    let opened = std::fs::symlink_metadata(path).and_then(|found| {
+        let file = is_ours(&found).then(|| options.open(path));
+        file.transpose()
+    });
+    let file = match opened {
+        Err(cause) if cause.kind() == ErrorKind::NotFound => None,
+        opened => opened.with_context(|| format!("cannot open {}", path.display()))?,
+    };
+    let Some(file) = file else {
+        return Ok(Vec::new());
+    };
+    let found = file.metadata()?;
+    if !is_ours(&found) {
+        return Ok(Vec::new());
+    }
+    let before = set(&file, path, tier)?;
+    change.entries += 1;
+    // Marks of pages that were never pinned need no end.
+    let needs_load = tier == TierArg::Memory || before == Some(TierArg::Memory);
+    if found.is_file() && scope.loads && needs_load {
+        load(file, &mut change.read_bytes).with_context(|| {
+            format!(
+                "the tier of {} is set, but its data cannot be read; repeat the command, or use --no-load",
+                path.display()
+            )
+        })?;
+    }
+    if stderr().is_terminal() && change.entries.is_multiple_of(PROGRESS_ENTRIES) {
+        show_progress(change);
+    }
+    match found.is_dir() && scope.is_recursive {
+        true => entries(path),
+        false => Ok(Vec::new()),
+    }
+}
+
+fn show_progress(change: &PathChange) {
+    eprintln!(
+        "{} entries, {} MiB read",
+        change.entries,
+        change.read_bytes >> 20
+    );
 }
 
 fn change_text(change: &PathChange) -> String {
@@ -132,12 +190,9 @@ fn change_text(change: &PathChange) -> String {
 pub(super) fn stat(paths: &[&Path], output: Output) -> anyhow::Result<()> {
     let mut tiers = Vec::with_capacity(paths.len());
     for path in paths {
-        check_mount(path)?;
-        let tier = get(path)?;
-        tiers.push(PathTier {
-            path: path.to_path_buf(),
-            tier,
-        });
+        let path = check_mount(path)?;
+        let tier = get(&path)?;
+        tiers.push(PathTier { path, tier });
     }
     output::print(output, &tiers, || {
         let lines = tiers
@@ -147,8 +202,9 @@ pub(super) fn stat(paths: &[&Path], output: Output) -> anyhow::Result<()> {
     })
 }
 
-/// Refuses a path outside the file systems of pagemesh: another one would store the attribute, and not obey it.
-fn check_mount(path: &Path) -> anyhow::Result<()> {
+/// The path without symbolic links. Refuses one outside the file systems of pagemesh: another one would store the attribute,
+/// and not obey it.
+fn check_mount(path: &Path) -> anyhow::Result<PathBuf> {
     let full = path
         .canonicalize()
         .with_context(|| format!("cannot find {}", path.display()))?;
@@ -157,7 +213,7 @@ fn check_mount(path: &Path) -> anyhow::Result<()> {
     let of_ours = full.ancestors().find(|it| points.contains(*it));
     let device = |path: &Path| rustix::fs::stat(path).map(|it| it.st_dev).ok();
     match of_ours {
-        Some(point) if device(point) == device(&full) => Ok(()),
+        Some(point) if device(point) == device(&full) => Ok(full),
         _ => bail!(
             "{} is in no file system of pagemesh; mount one, or name a volume, whose name has no slash",
             path.display()
@@ -165,22 +221,48 @@ fn check_mount(path: &Path) -> anyhow::Result<()> {
     }
 }
 
-fn set(path: &Path, tier: TierArg) -> anyhow::Result<()> {
+/// Refuses a mount of an earlier release, which would store any value as an attribute without a meaning.
+fn check_release(path: &Path) -> anyhow::Result<()> {
+    match setxattr(path, ATTRIBUTE, NO_TIER, XattrFlags::empty()) {
+        Err(Errno::INVAL) => Ok(()),
+        Ok(()) => {
+            removexattr(path, ATTRIBUTE)?;
+            bail!(
+                "the mount of {} is of an earlier release, without tiers of files; mount it again",
+                path.display()
+            )
+        }
+        Err(cause) => Err(cause).with_context(|| cannot_set(path)),
+    }
+}
+
+fn cannot_set(path: &Path) -> String {
+    format!(
+        "cannot set {ATTRIBUTE} of {}; the owner of a file may set it, in a file system that is mounted for writing",
+        path.display()
+    )
+}
+
+/// Sets the attribute, and returns its value before.
+fn set(file: &File, path: &Path, tier: TierArg) -> anyhow::Result<Option<TierArg>> {
+    let mut value = [0; VALUE_BYTES_MAX];
+    let before = match fgetxattr(file, ATTRIBUTE, &mut value[..]) {
+        Ok(len) => [TierArg::Memory, TierArg::Flash]
+            .into_iter()
+            .find(|it| name(*it).as_bytes() == &value[..len]),
+        Err(_) => None,
+    };
     let done = match tier {
-        TierArg::Auto => match removexattr(path, ATTRIBUTE) {
+        TierArg::Auto => match fremovexattr(file, ATTRIBUTE) {
             Err(Errno::NODATA) => Ok(()),
             done => done,
         },
         TierArg::Memory | TierArg::Flash => {
-            setxattr(path, ATTRIBUTE, name(tier).as_bytes(), XattrFlags::empty())
+            fsetxattr(file, ATTRIBUTE, name(tier).as_bytes(), XattrFlags::empty())
         }
     };
-    done.with_context(|| {
-        format!(
-            "cannot set {ATTRIBUTE} of {}; update the mount if it is of an earlier release",
-            path.display()
-        )
-    })
+    done.with_context(|| cannot_set(path))?;
+    Ok(before)
 }
 
 fn get(path: &Path) -> anyhow::Result<String> {
@@ -201,31 +283,30 @@ fn entries(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
     paths.collect::<std::io::Result<_>>().with_context(failed)
 }
 
-fn has_entries(path: &Path) -> anyhow::Result<bool> {
-    Ok(!entries(path)?.is_empty())
-}
-
 /// Reads the data of a file, past its holes, through the mount. Pages that the kernel has are read again, because the
 /// bricks would not hear of them.
-fn load(path: &Path) -> anyhow::Result<u64> {
-    let mut file = File::open(path)?;
+fn load(mut file: File, total: &mut u64) -> anyhow::Result<()> {
+    let shows_progress = stderr().is_terminal();
     fadvise(&file, 0, None, Advice::DontNeed)?;
     let mut bytes = vec![0; READ_BYTES];
-    let (mut at, mut total) = (0, 0);
+    let mut at = 0;
     loop {
         match seek(&file, SeekFrom::Data(at)) {
             Ok(data) => at = data,
-            Err(Errno::NXIO) => return Ok(total),
+            Err(Errno::NXIO) => return Ok(()),
             // The mount does not list holes.
             Err(Errno::INVAL) => {}
             Err(cause) => return Err(cause.into()),
         }
         let read = file.read(&mut bytes)? as u64;
         if read == 0 {
-            return Ok(total);
+            return Ok(());
         }
         at += read;
-        total += read;
+        *total += read;
+        if shows_progress && *total % PROGRESS_BYTES < read {
+            eprintln!("{} MiB read", *total >> 20);
+        }
     }
 }
 

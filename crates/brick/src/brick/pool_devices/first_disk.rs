@@ -9,7 +9,7 @@
 //! maps the pool, as after a restart.
 
 use super::{DeviceChange, DeviceChangeResult};
-use crate::brick::{Brick, OpenedBrick, open_tiered};
+use crate::brick::{Brick, OpenedBrick, open_mapped, open_tiered};
 use crate::device_error::DeviceError;
 use crate::device_file::DeviceFile;
 use crate::disk_file::OpenOptions;
@@ -27,7 +27,7 @@ const ENDED_BRICK_LIMIT: Duration = Duration::from_secs(10);
 const LOOK_PAUSE: Duration = Duration::from_millis(2);
 
 /// A checked request to add the first disk, and what the next brick of the process needs besides.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct FirstDisk {
     request: Uuid,
     change: DeviceChange,
@@ -113,13 +113,7 @@ impl Brick<MappedMedia> {
         claim: file::OwnerLock,
         first: FirstDisk,
     ) -> Result<OpenedBrick<pagemesh_pmem::TieredMedia>, FileError> {
-        let end = Instant::now() + ENDED_BRICK_LIMIT;
-        while ended.strong_count() > 0 {
-            if Instant::now() >= end {
-                return Err(FileError::InUse(path.into()));
-            }
-            std::thread::sleep(LOOK_PAUSE);
-        }
+        await_end(path, ended)?;
         let options = OpenOptions {
             takes_disks: true,
             ..options.clone()
@@ -131,4 +125,40 @@ impl Brick<MappedMedia> {
         brick.request_device_change(first.request, first.change);
         Ok(opened)
     }
+
+    /// Opens the pool as before, because [`Brick::reopen_for_disk`] has failed, and refuses the request for that cause. Without
+    /// the answer the manager would repeat the request, and each time the brick would end its connections.
+    ///
+    /// # Errors
+    /// As [`Brick::reopen_for_disk`].
+    pub fn reopen_without_disk(
+        path: &Path,
+        options: &OpenOptions,
+        ended: &Weak<Brick>,
+        claim: file::OwnerLock,
+        first: FirstDisk,
+        cause: &FileError,
+    ) -> Result<OpenedBrick<MappedMedia>, FileError> {
+        await_end(path, ended)?;
+        let (media, claim) = file::open_claimed_again(path, options.allocation(), claim)?;
+        let opened = open_mapped(path, media, claim)?;
+        let devices = &opened.0.pool_devices;
+        devices.set_results(first.results);
+        devices
+            .work()
+            .add_result(first.request, Err(cause.to_string()));
+        Ok(opened)
+    }
+}
+
+/// Waits until the threads of an ended brick have left its mapping.
+fn await_end(path: &Path, ended: &Weak<Brick>) -> Result<(), FileError> {
+    let end = Instant::now() + ENDED_BRICK_LIMIT;
+    while ended.strong_count() > 0 {
+        if Instant::now() >= end {
+            return Err(FileError::InUse(path.into()));
+        }
+        std::thread::sleep(LOOK_PAUSE);
+    }
+    Ok(())
 }
