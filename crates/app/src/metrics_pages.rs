@@ -12,12 +12,13 @@ use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_brick::brick::Brick;
 use pagemesh_brick::scrub::{ScrubState, ScrubStatus};
 use pagemesh_brick::tier::TierFigures;
+use pagemesh_fs::UncommittedChanges;
 use pagemesh_metrics::catalogue::{client, pool};
 use pagemesh_metrics::{BoundResponder, MetricPage, OpSums, Responder};
 use pagemesh_pmem::Media;
 use pagemesh_volume::{Counters, LegStatus, Volume, VolumeState, VolumeStatus};
 use std::sync::{OnceLock, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The program's version, in the metrics with information.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -156,6 +157,14 @@ pub fn client_page(volumes: &[(VolumeName, Weak<Volume>)]) -> MetricPage {
 /// Adds the number of processes on the direct path of a mount.
 pub fn add_direct_clients(page: &mut MetricPage, name: &VolumeName, count: usize) {
     page.add(&client::DIRECT_CLIENTS, &[name.as_str()], count);
+}
+
+/// Adds the acknowledged changes that a mount has not stored yet.
+pub fn add_uncommitted(page: &mut MetricPage, name: &VolumeName, changes: UncommittedChanges) {
+    let labels = [name.as_str()];
+    let age = changes.since.map_or(Duration::ZERO, |it| it.elapsed());
+    page.add(&client::UNCOMMITTED_PAGES, &labels, changes.pages);
+    page.add_real(&client::UNCOMMITTED_AGE, &labels, age.as_secs_f64());
 }
 
 /// The states of a volume, with their labels.

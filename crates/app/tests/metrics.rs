@@ -7,33 +7,10 @@ mod support;
 use pagemesh_metrics::Metric;
 use pagemesh_metrics::catalogue::{client, pool};
 use std::collections::BTreeSet;
-use std::io::{Read, Write};
-use std::net::TcpStream;
-use support::mounted::cluster;
+use support::mounted::{CLASSIC, TestMount, cluster, cluster_with_medium};
 use support::program::qemu_io;
-use support::{Cluster, Pools};
-
-/// The page at a URL that a process printed.
-fn page(line: &str) -> String {
-    let url = line.strip_prefix("metrics http://").unwrap();
-    let address = url.strip_suffix("/metrics").unwrap();
-    let mut stream = TcpStream::connect(address).unwrap();
-    let head = format!("GET /metrics HTTP/1.1\r\nHost: {address}\r\n\r\n");
-    stream.write_all(head.as_bytes()).unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
-    body.to_owned()
-}
-
-#[track_caller]
-fn value(page: &str, sample: &str) -> u64 {
-    let start = format!("{sample} ");
-    let found = page.lines().find_map(|line| line.strip_prefix(&start));
-    let found = found.unwrap_or_else(|| panic!("no {sample} in\n{page}"));
-    found.parse().unwrap()
-}
+use support::scrape::{page, real, uncommitted_pages, value};
+use support::{Cluster, Pools, until};
 
 /// Asserts that the page of a pool without a tier has all metrics of the catalogue but these, and no others.
 #[track_caller]
@@ -56,6 +33,15 @@ const OF_DISKS: [&Metric; 7] = [
     &pool::DISK_UNREADABLE,
     &pool::DISK_SLOW,
 ];
+
+/// The metrics of mounts alone.
+const OF_MOUNTS: [&Metric; 3] = [
+    &client::DIRECT_CLIENTS,
+    &client::UNCOMMITTED_PAGES,
+    &client::UNCOMMITTED_AGE,
+];
+
+const UNCOMMITTED_AGE: &str = "pagemesh_client_uncommitted_age_seconds{volume=\"files\"}";
 
 #[test]
 fn brick_on_disk_counts_its_cache() {
@@ -115,7 +101,7 @@ fn export_and_brick_count_the_same_bytes() {
     let writes: Vec<&str> = writes.iter().map(String::as_str).collect();
     qemu_io(&export.uri, &writes);
     let exported = page(&export.daemon.metrics_line());
-    check_names(&exported, client::ALL, &[&client::DIRECT_CLIENTS]);
+    check_names(&exported, client::ALL, &OF_MOUNTS);
     let labels = "{volume=\"demo\",kind=\"write\"}";
     let operations = format!("pagemesh_client_operations_total{labels}");
     assert_eq!(value(&exported, &operations), 20);
@@ -190,8 +176,41 @@ fn mount_shows_operations_and_direct_clients() {
     check_names(&shown, client::ALL, &[]);
     let clients = "pagemesh_client_direct_clients{volume=\"files\"}";
     assert_eq!(value(&shown, clients), 0);
+    assert_eq!(uncommitted_pages(&shown), 0);
+    assert_eq!(real(&shown, UNCOMMITTED_AGE), 0.0);
     let writes = "pagemesh_client_operations_total{volume=\"files\",kind=\"write\"}";
     assert!(value(&shown, writes) > 0);
     cluster.ok(&["umount", dir.to_str().unwrap()]);
     mount.stop();
+}
+
+#[test]
+fn mount_shows_uncommitted_changes_until_fsync() {
+    let Some(cluster) = cluster_with_medium(Pools::Disk, &[128, 128], "80M") else {
+        return;
+    };
+    let options = ["--commit-interval", "300", "--metrics", "127.0.0.1:0"];
+    let how = ("auto", CLASSIC);
+    let mount = TestMount::try_with_options(&cluster, "files", "mnt", how, &options).unwrap();
+    let shown = || page(&mount.daemon.as_ref().unwrap().metrics_line());
+    assert_eq!(uncommitted_pages(&shown()), 0);
+    assert_eq!(real(&shown(), UNCOMMITTED_AGE), 0.0);
+    let mut made = 0;
+    // The first changes may be stored at once, while the mount reserves pages.
+    until("a change waits", || {
+        std::fs::File::create(mount.path(&format!("file{made}"))).unwrap();
+        made += 1;
+        uncommitted_pages(&shown()) > 0
+    });
+    let young = real(&shown(), UNCOMMITTED_AGE);
+    assert!(young > 0.0, "{young}");
+    until("the change is older", || {
+        real(&shown(), UNCOMMITTED_AGE) > young
+    });
+    let root = std::fs::File::open(&mount.dir).unwrap();
+    root.sync_all().unwrap();
+    assert_eq!(uncommitted_pages(&shown()), 0);
+    assert_eq!(real(&shown(), UNCOMMITTED_AGE), 0.0);
+    drop(root);
+    mount.stop(&cluster);
 }

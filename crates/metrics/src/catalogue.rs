@@ -198,6 +198,8 @@ pub mod client {
         SIZE_BYTES Gauge "pagemesh_client_volume_size_bytes" ["volume"] "Bytes of the volume.";
         CHANNELS Gauge "pagemesh_client_channels" ["volume"] "Open channels: connections, or threads of a mount.";
         DIRECT_CLIENTS Gauge "pagemesh_client_direct_clients" ["volume"] "Processes on the direct path of a mount (exec, libpagemesh).";
+        UNCOMMITTED_PAGES Gauge "pagemesh_client_uncommitted_pages" ["volume"] "Pages of acknowledged changes that a mount has not stored yet (`mount --commit-interval`); 0 without the option.";
+        UNCOMMITTED_AGE Gauge "pagemesh_client_uncommitted_age_seconds" ["volume"] "Time since the oldest of these changes; 0 without one.";
         LEGS Gauge "pagemesh_client_legs" ["volume", "state"] "Legs of all columns, by their state.";
         RESYNC_TODO Gauge "pagemesh_client_resync_todo_bytes" ["volume"] "Bytes that running resyncs copy or compare, as far as known; 0 without a resync.";
         RESYNC_DONE Gauge "pagemesh_client_resync_done_bytes" ["volume"] "Bytes of these that are done.";

@@ -11,6 +11,7 @@ pub mod mounted;
 pub mod net;
 pub mod program;
 pub mod random;
+pub mod scrape;
 #[path = "../../../brick/tests/support/skip.rs"]
 pub mod skip;
 #[path = "../../../front/fuse/tests/support/switch.rs"]

@@ -443,6 +443,21 @@ mod tests {
     }
 
     #[test]
+    fn commit_option_sets_the_commit_interval() {
+        #[derive(clap::Parser)]
+        struct CommandLine {
+            #[command(flatten)]
+            mount: crate::commands::mount::MountArgs,
+        }
+        let asked = parsed("home /mnt -o noatime,commit=5").expect("a line of fstab");
+        assert_eq!(asked.mount_args, ["--commit-interval", "5"]);
+        let words = ["mount", "home", "/mnt"].map(str::to_owned);
+        let words = words.into_iter().chain(asked.mount_args);
+        let line = <CommandLine as clap::Parser>::try_parse_from(words).expect("arguments");
+        assert_eq!(line.mount.commit_interval, Some(5));
+    }
+
+    #[test]
     fn wrong_lines_are_refused_unless_sloppy() {
         for line in [
             "home",

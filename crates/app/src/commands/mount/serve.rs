@@ -135,10 +135,14 @@ fn serve_metrics(
     let volumes = [(name.clone(), Arc::downgrade(process.volume))];
     let direct = process.endpoints.direct.as_ref();
     let count_clients = direct.map(DirectServer::client_counter);
+    let files = Weak::clone(&process.files);
     metrics_pages::serve(bound, move || {
         let mut page = metrics_pages::client_page(&volumes);
         if let Some(count) = &count_clients {
             metrics_pages::add_direct_clients(&mut page, &volumes[0].0, count());
+        }
+        if let Some(fs) = files.upgrade() {
+            metrics_pages::add_uncommitted(&mut page, &volumes[0].0, fs.uncommitted_changes());
         }
         page
     })
