@@ -62,12 +62,17 @@ struct TierCluster {
 
 impl TierCluster {
     fn new(bricks: usize) -> TierCluster {
+        TierCluster::with_memory(bricks, &["32M"])
+    }
+
+    /// The size of the memory, and further arguments of `pool create`.
+    fn with_memory(bricks: usize, memory: &[&str]) -> TierCluster {
         let mut cluster = Cluster::with_pools(Pools::Memory, &[]);
         let disks = Pools::Disk.dir();
         for number in 0..bricks {
             let disk = disks.path().join(format!("disk-{number}"));
             let flash = ["--flash", disk.to_str().unwrap(), "--flash-size", "160M"];
-            cluster.add_brick("32M", &flash, true);
+            cluster.add_brick(memory[0], &[&flash[..], &memory[1..]].concat(), true);
         }
         cluster.await_bricks(bricks);
         TierCluster {
@@ -246,7 +251,8 @@ fn files_of_pinned_directory_stay_in_memory() {
     if !may_mount() {
         return;
     }
-    let tiers = TierCluster::new(1);
+    // Each thread of the mount has a session.
+    let tiers = TierCluster::with_memory(1, &["64M", "--sessions", "40"]);
     let cluster = &tiers.cluster;
     cluster.ok(&["fs", "create", "files", "--size", "64M", "--copies", "1"]);
     cluster.create("cold", "96M", &["--layout", "concat"]);

@@ -112,7 +112,9 @@ fn corrupted_inode_fields_are_reported() {
         assert_eq!(read, Some(Errno::UCLEAN));
     }
     check(0, 0o170_644, "its mode");
-    check(FLAGS, 0x1_0020, "its flags");
+    check(FLAGS, 0x1_0080, "its flags");
+    // Two tiers.
+    check(FLAGS, 0x1_0060, "its flags");
     check(FLAGS, 0x1_0010, "written from inode 0");
     // The append extent ends before it begins.
     check(FLAGS, 0x1_0008, "grows up to page 0");

@@ -7,6 +7,7 @@ use pagemesh_base::slice::{
     BrickStatus, InFlightOp, LIST_ENTRIES_MAX, PageRun, SliceError, SliceInfo, SliceReply,
 };
 use pagemesh_base::space::{EXTENTS_MAX, Extent};
+use pagemesh_base::tier_hint::TierHint;
 use pagemesh_fabric::limits::{BODY_BYTES_MAX, TEXT_BYTES_MAX};
 use pagemesh_fabric::message::reply::{self, Answer, AttachReply, Reply};
 use pagemesh_fabric::message::request::check_limits;
@@ -48,9 +49,11 @@ fn open(bytes: &[u8], way: Direction) -> Result<(Header, &[u8]), Option<Malforme
 
 #[test]
 fn fuzz_request() {
-    let seeds = requests()
-        .into_iter()
-        .map(|request| joined(request.encode(7)));
+    let hints = [TierHint::None, TierHint::Memory].into_iter();
+    let seeds = hints.flat_map(|hint| {
+        let requests = requests().into_iter();
+        requests.map(move |request| joined(request.encode_hinted(7, hint)))
+    });
     target("request")
         .seeds(seeds)
         .cases(30_000)
@@ -72,7 +75,7 @@ fn request(bytes: &[u8]) -> impl std::hash::Hash + use<> {
         Ok(request) => request,
         Err(cause) => return refused(&cause),
     };
-    let (again, payload) = request.encode(header.tag);
+    let (again, payload) = request.encode_hinted(header.tag, header.hint());
     assert_eq!((again, &payload), (header, &body), "{request:?}");
     // Decoding never ignores a byte after the end of a body.
     let longer = [&body[..], &[0]].concat();

@@ -25,7 +25,7 @@ use pagemesh_brick::service::{BrickService, MappedFirst};
 use pagemesh_fabric::{map, tcp};
 use pagemesh_manage::ManagerClient;
 use pagemesh_metrics::{BoundResponder, MetricPage, Responder};
-use pagemesh_pmem::{MappedMedia, Media};
+use pagemesh_pmem::{DiskMedia, Media};
 use signal_hook::consts::{SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 use std::io::Write;
@@ -68,22 +68,18 @@ pub fn run(args: &BrickArgs) -> anyhow::Result<()> {
         is_ending: Arc::new(AtomicBool::new(false)),
     };
     service::notify_status("opening the pool");
-    match OpenedPool::open(pool, process.options.clone())? {
-        OpenedPool::Disk(opened) => {
-            let reopening = Reopening {
-                is_possible: Brick::can_reopen,
-                reopen: Brick::reopen,
-            };
-            let reopening =
-                (args.on_device_failure == OnDeviceFailure::Retire).then_some(reopening);
-            process.serve(opened, serve_local, reopening)?;
+    let mut opened = OpenedPool::open(pool, process.options.clone())?;
+    loop {
+        let next = match opened {
+            OpenedPool::Disk(opened) => return process.serve_disks(opened),
+            OpenedPool::Tiered(opened) => process.serve_in_memory(opened)?,
+            OpenedPool::Mapped(opened) => process.serve_in_memory(opened)?,
+        };
+        match next {
+            Some(next) => opened = next,
+            None => return Ok(()),
         }
-        OpenedPool::Tiered(opened) => {
-            process.serve(opened, bind_map, None)?;
-        }
-        OpenedPool::Mapped(opened) => process.serve_mapped(opened)?,
     }
-    Ok(())
 }
 
 /// Serves clients of this machine at a path.
@@ -205,24 +201,37 @@ impl BrickProcess<'_> {
         Ok(())
     }
 
-    /// Serves a pool in memory, and goes on with its first disk once that is asked for.
-    fn serve_mapped(&mut self, mut opened: OpenedBrick<MappedMedia>) -> anyhow::Result<()> {
+    /// Serves a pool on disks.
+    fn serve_disks(&mut self, opened: OpenedBrick<DiskMedia>) -> anyhow::Result<()> {
+        let reopening = Reopening {
+            is_possible: Brick::can_reopen,
+            reopen: Brick::reopen,
+        };
+        let retires = self.args.on_device_failure == OnDeviceFailure::Retire;
+        self.serve(opened, serve_local, retires.then_some(reopening))?;
+        Ok(())
+    }
+
+    /// Serves a pool in memory. Returns the pool opened again with its first disk, once that is asked for.
+    fn serve_in_memory<M: MappedFirst + Send + Sync + 'static>(
+        &mut self,
+        opened: OpenedBrick<M>,
+    ) -> anyhow::Result<Option<OpenedPool>> {
         let (pool, options) = (self.pool, self.options.clone());
-        loop {
-            let ended = Arc::downgrade(&opened.0);
-            let [claim, spare] = [opened.0.keep_away(pool)?, opened.0.keep_away(pool)?];
-            let Some(first) = self.serve(opened, bind_map, None)? else {
-                return Ok(());
-            };
-            tracing::info!(pool = %pool.display(), "the pool is opened again for its first disk");
-            service::notify_status("opening the pool again for its first disk");
-            match Brick::reopen_for_disk(pool, &options, &ended, claim, first.clone()) {
-                Ok(opened) => return self.serve(opened, bind_map, None).map(|_| ()),
-                Err(cause) => {
-                    tracing::error!(%cause, "the pool is opened as before, without the disk");
-                    opened =
-                        Brick::reopen_without_disk(pool, &options, &ended, spare, first, &cause)?;
-                }
+        let ended = Arc::downgrade(&opened.0);
+        let [claim, spare] = [opened.0.keep_away(pool)?, opened.0.keep_away(pool)?];
+        let Some(first) = self.serve(opened, bind_map, None)? else {
+            return Ok(None);
+        };
+        tracing::warn!(pool = %pool.display(), "the pool is opened again for its first disk; clients connect again");
+        service::notify_status("opening the pool again for its first disk");
+        match Brick::reopen_for_disk(pool, &options, &ended, claim, first.clone()) {
+            Ok(opened) => Ok(Some(OpenedPool::Tiered(opened))),
+            Err(cause) => {
+                tracing::error!(%cause, "the pool is opened as before, without the disk");
+                let opened =
+                    Brick::reopen_without_disk(pool, &options, &ended, spare, first, &cause)?;
+                Ok(Some(OpenedPool::Mapped(opened)))
             }
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! The medium, the control segment and the mappings of clients of a pool without a disk have no room for one. So the brick
 //! ends in order, and the same process opens the pool again on a medium that takes disks. The disk then joins as any further
-//! device does, while the pool is served.
+//! device does, before the pool is served.
 //!
 //! Invariants: the process keeps the owner lock, so no other brick takes the pool meanwhile. Nothing on the medium changes
 //! before the pool is open again: a crash in between is that of a brick that has ended. The opening waits until no client
@@ -41,6 +41,19 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
         self.mapping.media().disk_figures().is_none()
     }
 
+    /// Whether a pool in memory takes disks and has none, after a drain. Clients that map it take it for one without a tier.
+    fn has_lost_its_disks(&self) -> bool {
+        self.mapping.media().buffers_from().is_some() && !self.pool().is_tiered()
+    }
+
+    /// Another handle of the lock that keeps other bricks away, for [`Brick::reopen_for_disk`].
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn keep_away(&self, path: &Path) -> Result<file::OwnerLock, FileError> {
+        self.share_owner_lock(path)
+    }
+
     /// Lets requests for a first disk reach [`Brick::take_first_disk`]: `hook` is called at each. Without it they are refused.
     pub fn on_first_disk(&self, hook: impl Fn() + Send + Sync + 'static) {
         // The first hook stays.
@@ -70,7 +83,8 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
             return Ok(false);
         };
         let hook = self.pool_devices.first_disk_hook.get();
-        let Some(hook) = hook.filter(|_| self.needs_reopening_for_disks()) else {
+        let needs_reopening = self.needs_reopening_for_disks() || self.has_lost_its_disks();
+        let Some(hook) = hook.filter(|_| needs_reopening) else {
             return Ok(false);
         };
         self.check_first_disk(path, *size_bytes)?;
@@ -93,23 +107,15 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
 }
 
 impl Brick<MappedMedia> {
-    /// Another handle of the lock that keeps other bricks away, for [`Brick::reopen_for_disk`].
-    ///
-    /// # Errors
-    /// When the system refuses.
-    pub fn keep_away(&self, path: &Path) -> Result<file::OwnerLock, FileError> {
-        self.share_owner_lock(path)
-    }
-
-    /// Opens the pool of an ended brick again, so that it takes disks, and starts to add one. `ended` is the brick, and the
+    /// Opens the pool of an ended brick again, so that it takes disks, and adds one. `ended` is the brick, and the
     /// caller has dropped its handles.
     ///
     /// # Errors
     /// When threads or clients still map the pool after some seconds, or the pool cannot be recovered.
-    pub fn reopen_for_disk(
+    pub fn reopen_for_disk<M: Media>(
         path: &Path,
         options: &OpenOptions,
-        ended: &Weak<Brick>,
+        ended: &Weak<Brick<M>>,
         claim: file::OwnerLock,
         first: FirstDisk,
     ) -> Result<OpenedBrick<pagemesh_pmem::TieredMedia>, FileError> {
@@ -122,7 +128,10 @@ impl Brick<MappedMedia> {
         let opened = open_tiered(path, media, claim, &options)?;
         let brick: &Arc<Brick<_>> = &opened.0;
         brick.pool_devices.set_results(first.results);
-        brick.request_device_change(first.request, first.change);
+        // Before clients map the pool: they would take it for one without a disk.
+        let outcome = brick.carry_out(first.change);
+        let outcome = outcome.map_err(|cause| cause.to_string());
+        brick.pool_devices.work().add_result(first.request, outcome);
         Ok(opened)
     }
 
@@ -131,10 +140,10 @@ impl Brick<MappedMedia> {
     ///
     /// # Errors
     /// As [`Brick::reopen_for_disk`].
-    pub fn reopen_without_disk(
+    pub fn reopen_without_disk<M: Media>(
         path: &Path,
         options: &OpenOptions,
-        ended: &Weak<Brick>,
+        ended: &Weak<Brick<M>>,
         claim: file::OwnerLock,
         first: FirstDisk,
         cause: &FileError,
@@ -152,7 +161,7 @@ impl Brick<MappedMedia> {
 }
 
 /// Waits until the threads of an ended brick have left its mapping.
-fn await_end(path: &Path, ended: &Weak<Brick>) -> Result<(), FileError> {
+fn await_end<M: Media>(path: &Path, ended: &Weak<Brick<M>>) -> Result<(), FileError> {
     let end = Instant::now() + ENDED_BRICK_LIMIT;
     while ended.strong_count() > 0 {
         if Instant::now() >= end {
