@@ -401,7 +401,7 @@ pub(crate) fn open_with(
     Ok((map_locked(path, file, space)?, claim))
 }
 
-/// The same of a pool whose brick has ended, in a process that has kept its claim.
+/// Opens a pool again after its brick has ended. The process has kept the claim.
 pub(crate) fn open_claimed_again(
     path: &Path,
     space: Allocation,

@@ -93,7 +93,7 @@ pub const FEATURES: u32 = 0;
 /// The feature of builds that spoke a draft of protocol version 2. No feature takes the bit again.
 pub const DRAFT_FEATURE: u32 = 1 << 31;
 
-/// What both ends may use without a need for it, as bits: tier hints.
+/// The optional features of this build, as bits. Both ends use a feature if both know it.
 pub const KNOWN: u8 = KNOWS_HINTS;
 /// The bit of tier hints in requests.
 pub const KNOWS_HINTS: u8 = 1;

@@ -1,6 +1,6 @@
 //! The tier of a file's data: an extended attribute that the flags of the inode hold.
 //!
-//! A new file or directory has that of its directory ([`super::new_inode`]). Requests for data of the file carry it as a hint.
+//! A new file or directory inherits the attribute of its directory ([`super::new_inode`]). Requests for data of the file carry it as a hint.
 
 use crate::error::Result;
 use crate::format::inode::{Inode, InodeKind, TIER, TIER_FLASH, TIER_MEMORY};

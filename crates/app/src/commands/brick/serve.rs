@@ -132,7 +132,7 @@ struct Reopening<M: Media> {
     reopen: ReopenBrick<M>,
 }
 
-/// The view of a brick, of whatever medium, by threads of its process.
+/// A brick of any medium, as threads of its process use it.
 trait ServedView: Send + Sync {
     /// Handles a status or scrub signal.
     fn handle_signal(&self, signal: i32, name: Option<&BrickName>);

@@ -36,7 +36,7 @@ pub(super) fn path_of(target: &str) -> Option<&Path> {
     target.contains('/').then(|| Path::new(target))
 }
 
-/// What a change applies to besides the path itself.
+/// The scope of a change besides the path itself.
 #[derive(Clone, Copy)]
 pub(super) struct Scope {
     pub(super) is_recursive: bool,

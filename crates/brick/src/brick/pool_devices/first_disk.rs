@@ -5,7 +5,7 @@
 //! device does, before the pool is served.
 //!
 //! Invariants: the process keeps the owner lock, so no other brick takes the pool meanwhile. Nothing on the medium changes
-//! before the pool is open again: a crash in between is that of a brick that has ended. The opening waits until no client
+//! before the pool is open again: a crash in between equals a crash after the end of a brick. The opening waits until no client
 //! maps the pool, as after a restart.
 
 use super::{DeviceChange, DeviceChangeResult};
