@@ -28,6 +28,22 @@ pub enum Defect {
     SyncSkipsAcknowledged,
     /// A file is read from its volume although its pages are not committed yet.
     UncommittedPagesRead,
+    /// A checkpoint frees replaced pages that a snapshot sees.
+    SeenVersionFreed,
+    /// A checkpoint writes its superblock before the lines that it appended to the version log.
+    VersionLogNotFenced,
+    /// Recovery does not keep the versions that its records replaced.
+    RecoveredVersionsLost,
+    /// A page that a snapshot sees is changed in place.
+    SeenPagePatched,
+    /// The head of the version log passes lines before their frames are linked.
+    VersionLogHeadEarly,
+    /// A version that a snapshot sees is dropped with another snapshot.
+    SeenVersionDropped,
+    /// On a file, frames of versions are linked before the entries that describe them are durable.
+    VersionsUnordered,
+    /// A sweep frees versions that the version log still names.
+    SweptBeforeLogHead,
     /// A write is acknowledged without the fence that commits it.
     NoCommitFence,
     /// Slots are swapped before the fence.

@@ -60,6 +60,8 @@ pub trait PoolInternals {
     fn return_frames(&mut self, run: FrameRun);
     /// Grants frames to a session, up to `wanted`.
     fn grant_frames(&mut self, number: u32, wanted: u64);
+    /// Lets the next maintenance merge the version log, whatever its length.
+    fn merge_versions_soon(&mut self);
     /// A bit for each frame that the owner counts as used.
     fn used_frames(&self) -> &[u64];
     /// A bit for each frame that the page tables name; none: a table is damaged.
@@ -115,6 +117,10 @@ impl<M: Media> PoolInternals for Pool<M> {
         session.refill(&self.mapping, number, frames, wanted);
     }
 
+    fn merge_versions_soon(&mut self) {
+        self.merge_all_soon();
+    }
+
     fn used_frames(&self) -> &[u64] {
         self.frame_allocator.bitmap().words()
     }
@@ -122,7 +128,12 @@ impl<M: Media> PoolInternals for Pool<M> {
     fn mapped_frames(&self) -> Option<Vec<u64>> {
         let (data, geometry) = (&self.mapping.data, self.mapping.geometry());
         let end = self.superblock.objects_end;
-        let (frames, is_whole) = FrameSet::from_tables(&**data, geometry, end);
+        let (frames, is_whole) = FrameSet::from_tables(
+            &**data,
+            geometry,
+            end,
+            (&self.superblock.version_log, self.mapping.pool),
+        );
         is_whole.then(|| frames.words().to_vec())
     }
 

@@ -39,6 +39,7 @@ fn record(seq: u64, pages: usize) -> Record {
         open: 0,
         group_position: GroupPosition::default(),
         kept_birth: None,
+        is_adoption: false,
         has_second_sum: false,
         patch: Patch::default(),
         changes: (0..pages as u64).map(change).collect(),

@@ -105,6 +105,11 @@ pub enum FindingKind {
     /// An entry of the object table: its first line, or the copy of it.
     #[error("an entry of the object table is damaged")]
     Object,
+    /// The version log: a version that a snapshot sees is lost.
+    #[error(
+        "a line of the log of versions for snapshots is damaged; a version that a snapshot sees is lost"
+    )]
+    VersionLog,
     /// A root slot in a free entry.
     #[error("an entry of the object table is free and still has a page table")]
     Root,
@@ -272,7 +277,16 @@ pub fn check<M: Media>(
     for object in (0..block.objects_end).map(ObjectId) {
         check_object(&mut walk, &block.geometry, object);
     }
-    let frame_set = walk.finish();
+    let mut frame_set = walk.finish();
+    let log = (&block.version_log, block.pool);
+    if !frame_set.add_version_log(scratch, &block.geometry, log) {
+        report.add(
+            FindingKind::VersionLog,
+            FindingLocation::default(),
+            Remedy::Replace,
+        );
+        report.is_complete = false;
+    }
     if let Some(mut bitmap) = bitmap {
         plan.compare_bitmap(&mut bitmap, &frame_set, &mut report);
     }

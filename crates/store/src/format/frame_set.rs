@@ -4,9 +4,11 @@ use crate::format::bitmap::Bitmap;
 use crate::format::geometry::{Geometry, frame_at};
 use crate::format::object::{HEIGHT, ROOT_AT};
 use crate::format::slot::Slot;
+use crate::format::version_log::{VersionLogPlace, load_versions};
 use pagemesh_base::ids::{FrameNo, ObjectId};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
+use uuid::Uuid;
 
 /// A bit for each frame of a pool, as in its bitmap.
 pub(crate) struct FrameSet(Vec<u64>);
@@ -29,7 +31,7 @@ impl FrameSet {
         self.0[(frame.0 / 64) as usize] |= 1 << (frame.0 % 64);
     }
 
-    /// Collects the frames of the page tables of the first `objects_end` objects. The flag is false
+    /// Collects the frames of the page tables of the first `objects_end` objects, and those of the version log. The flag is false
     /// if some table could not be read to its end. A root has check bits of its own, so damage in
     /// the rest of an object's entry does not matter. The time grows with the stored data: one page
     /// is read for each 2 MiB.
@@ -37,6 +39,7 @@ impl FrameSet {
         media: &M,
         geometry: &Geometry,
         objects_end: u32,
+        (log, pool): (&VersionLogPlace, Uuid),
     ) -> (FrameSet, bool) {
         let mut frame_set = FrameSet::empty(geometry);
         let mut is_whole = true;
@@ -44,7 +47,28 @@ impl FrameSet {
             let root_at = geometry.object_at(object) + ROOT_AT;
             is_whole &= frame_set.add_table(media, geometry, media.load(root_at), HEIGHT);
         }
+        is_whole &= frame_set.add_version_log(media, geometry, (log, pool));
         (frame_set, is_whole)
+    }
+
+    /// Adds the frames of the version log, and those of the versions in it. False if a line is damaged.
+    pub(crate) fn add_version_log<M: Media>(
+        &mut self,
+        media: &M,
+        geometry: &Geometry,
+        (log, pool): (&VersionLogPlace, Uuid),
+    ) -> bool {
+        log.frames().for_each(|frame| self.add(frame));
+        let numbers = geometry.frame_numbers();
+        let versions = load_versions(media, log, pool);
+        let mut is_whole = true;
+        for version in versions {
+            match version.filter(|version| numbers.contains(version.frame)) {
+                Some(version) => self.add(version.frame),
+                None => is_whole = false,
+            }
+        }
+        is_whole
     }
 
     /// Adds the frames below a slot. The recursion is as deep as a table is high.

@@ -19,3 +19,5 @@ pub(crate) mod regions;
 pub mod slot;
 pub mod superblock;
 pub mod table;
+pub mod version_log;
+pub mod version_pages;

@@ -15,7 +15,11 @@
 //! 16  slice  16   UUID
 //! 32  size    8   bytes, whole pages
 //! 40  tier    1   0 automatic, 1 memory, 2 flash
-//! 41  zero   87   for snapshots, clones, keys and roles
+//! 41  role    1   0 a slice, 1 the versions that snapshots of a slice keep
+//! 42  zero    2
+//! 44  shared  4   the epoch of the newest snapshot; 0: none
+//! 48  origin  4   with role 1: the object of the slice
+//! 52  zero   76   for clones and keys
 //! 128 root    8   slot
 //! 136 zero    8   for a second root
 //! 144 copy  112   of bytes 0..112; the last 16 bytes of the first two lines are zero
@@ -25,7 +29,7 @@ use crate::format::geometry::OBJECT_BYTES;
 use crate::format::table::reach;
 use pagemesh_base::bytes::{field, get_u32, get_u64, put};
 use pagemesh_base::checksum::crc32c;
-use pagemesh_base::ids::Epoch;
+use pagemesh_base::ids::{Epoch, ObjectId};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_pmem::{Media, UnfencedStores};
@@ -36,6 +40,11 @@ pub(crate) const GATE_AT: usize = 8;
 pub(crate) const SLICE_AT: usize = 16;
 pub(crate) const SIZE_AT: usize = 32;
 pub(crate) const TIER_AT: usize = 40;
+const ROLE_AT: usize = 41;
+/// The word that has the epoch of the newest snapshot in its upper half.
+pub(crate) const SHARED_WORD_AT: usize = 40;
+const SHARED_AT: usize = 44;
+const ORIGIN_AT: usize = 48;
 pub(crate) const ROOT_AT: usize = HEAD_BYTES;
 /// The bytes that one checksum covers, itself included.
 const HEAD_BYTES: usize = 2 * LINE_BYTES;
@@ -81,6 +90,33 @@ impl TierPolicy {
     }
 }
 
+/// The content of an object.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ObjectRole {
+    /// The pages of a slice.
+    #[default]
+    Slice,
+    /// The versions that snapshots of the slice in this object keep. No client attaches it.
+    VersionsOf(ObjectId),
+}
+
+impl ObjectRole {
+    fn encode(self) -> (u8, u32) {
+        match self {
+            ObjectRole::Slice => (0, 0),
+            ObjectRole::VersionsOf(origin) => (1, origin.0),
+        }
+    }
+
+    fn decode(role: u8, origin: u32) -> Result<ObjectRole, DamagedObject> {
+        match (role, origin) {
+            (0, 0) => Ok(ObjectRole::Slice),
+            (1, origin) => Ok(ObjectRole::VersionsOf(ObjectId(origin))),
+            _ => Err(DamagedObject),
+        }
+    }
+}
+
 /// An entry of the object table, without its root slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Object {
@@ -96,6 +132,11 @@ pub struct Object {
     pub size_bytes: u64,
     /// Where its pages lie.
     pub tier: TierPolicy,
+    /// Its content.
+    pub role: ObjectRole,
+    /// The epoch of its newest snapshot; 0: it has none. A page of an earlier birth is not changed in place, and its
+    /// frame is kept when the page is replaced.
+    pub shared_below: Epoch,
 }
 
 /// An entry with a wrong checksum or a field out of range.
@@ -126,6 +167,8 @@ impl Object {
         slice: SliceId(Uuid::nil()),
         size_bytes: 0,
         tier: TierPolicy::Automatic,
+        role: ObjectRole::Slice,
+        shared_below: Epoch(0),
     };
 
     /// The entry as it lies on media, with an empty root slot.
@@ -145,7 +188,11 @@ impl Object {
         put(&mut entry, 12, self.epoch.0.to_le_bytes());
         put(&mut entry, SLICE_AT, *self.slice.0.as_bytes());
         put(&mut entry, SIZE_AT, self.size_bytes.to_le_bytes());
+        let (role, origin) = self.role.encode();
         put(&mut entry, TIER_AT, [self.tier as u8]);
+        put(&mut entry, ROLE_AT, [role]);
+        put(&mut entry, SHARED_AT, self.shared_below.0.to_le_bytes());
+        put(&mut entry, ORIGIN_AT, origin.to_le_bytes());
         let crc = crc32c(&entry[4..HEAD_BYTES]);
         put(&mut entry, 0, crc.to_le_bytes());
         entry.copy_within(..COPY_BYTES, COPY_AT);
@@ -230,6 +277,8 @@ impl Object {
             slice: SliceId(Uuid::from_bytes(field(entry, SLICE_AT))),
             size_bytes,
             tier: TierPolicy::decode(entry[TIER_AT])?,
+            role: ObjectRole::decode(entry[ROLE_AT], get_u32(entry, ORIGIN_AT))?,
+            shared_below: Epoch(get_u32(entry, SHARED_AT)),
         })
     }
 }
@@ -266,6 +315,8 @@ mod tests {
             slice: SliceId(Uuid::from_u128(9)),
             size_bytes: 1 << 30,
             tier: TierPolicy::Flash,
+            role: ObjectRole::VersionsOf(ObjectId(3)),
+            shared_below: Epoch(5),
         };
         let entry = object.encode();
         assert_eq!(Object::decode(&entry), Ok(object));

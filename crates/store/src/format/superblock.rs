@@ -12,6 +12,7 @@ use crate::format::devices::{DEVICE_ENTRY_BYTES, DEVICES_MAX, DeviceTable};
 use crate::format::geometry::{Geometry, PAGE_HEADS, REGIONS};
 use crate::format::regions::PAGE;
 pub use crate::format::regions::VERSION;
+use crate::format::version_log::{LOG_PLACE_BYTES, VersionLogPlace};
 use pagemesh_base::bytes::{field, get_u32, get_u64, put};
 use pagemesh_base::checksum::{crc32c, crc32c_append};
 use pagemesh_base::ids::{Epoch, Incarnation, Seq};
@@ -27,7 +28,10 @@ const FEATURES_AT: usize = 112;
 const REGIONS_AT: usize = 136;
 const MORE_HEADS_CRC_AT: usize = 192;
 const _: () = assert!(REGIONS_AT + REGIONS * 8 == MORE_HEADS_CRC_AT);
+const VERSION_LOG_AT: usize = 196;
 const PATHS_AT: usize = 256;
+const _: () = assert!(MORE_HEADS_CRC_AT + 4 <= VERSION_LOG_AT);
+const _: () = assert!(VERSION_LOG_AT + LOG_PLACE_BYTES <= PATHS_AT);
 const PATHS_END: usize = PATHS_AT + DEVICE_PATHS_BYTES;
 const HEADS_AT: usize = 1024;
 const _: () = assert!(PATHS_END <= HEADS_AT);
@@ -51,7 +55,7 @@ pub struct Features {
 /// lines of bitmaps. No feature takes them again.
 const DRAFTS: u64 = 1 << 63 | 1 << 62 | 1 << 61;
 /// The incompatible features that this program knows. Each gets a constant here, from bit 0 on.
-const INCOMPATIBLE: u64 = 0;
+const INCOMPATIBLE: u64 = Features::VERSIONS;
 /// The read-compatible features that this program knows.
 const READ_COMPATIBLE: u64 = 0;
 
@@ -62,6 +66,10 @@ impl Features {
         read_compatible: 0,
         compatible: 0,
     };
+
+    /// Replaced pages are kept for snapshots: the version log, versions of slices in the object table, and records of
+    /// kind 8.
+    pub const VERSIONS: u64 = 1 << 0;
 
     /// Whether this program may open a pool with them.
     fn check(&self) -> Result<(), BadSuperblock> {
@@ -114,6 +122,8 @@ pub struct Superblock {
     pub journal_heads: Vec<u64>,
     /// Where the further devices were last found.
     pub device_paths: DevicePaths,
+    /// The log of versions that snapshots see, and that no slot names yet.
+    pub version_log: VersionLogPlace,
 }
 
 /// Why a page is not a usable superblock.
@@ -244,6 +254,7 @@ impl Superblock {
             [incompatible, read_compatible, compatible],
         );
         put_words(&mut page, REGIONS_AT, self.geometry.region_starts());
+        self.version_log.encode(&mut page[VERSION_LOG_AT..PATHS_AT]);
         let more_heads_crc = crc32c(&self.encode_more_heads());
         put(&mut page, MORE_HEADS_CRC_AT, more_heads_crc.to_le_bytes());
         let heads = self.journal_heads.iter().take(PAGE_HEADS as usize);
@@ -307,7 +318,11 @@ impl Superblock {
         {
             return Err(BEYOND_LIMIT);
         }
+        let log = &page[VERSION_LOG_AT..PATHS_AT];
+        let version_log = VersionLogPlace::decode(log, &geometry.frame_numbers())
+            .map_err(BadSuperblock::Inconsistent)?;
         Ok(Superblock {
+            version_log,
             pool: Uuid::from_bytes(field(page, 16)),
             generation: get_u64(page, 32),
             incarnation: Incarnation(get_u32(page, 40)),
@@ -450,6 +465,7 @@ mod tests {
             boot: None,
             features: Features::NEW,
             device_paths: DevicePaths::default(),
+            version_log: VersionLogPlace::default(),
             geometry,
             journal_heads: (0..u64::from(geometry.journals)).collect(),
         }
@@ -538,7 +554,8 @@ mod tests {
             };
             Superblock::decode(&block.encode()).map(|block| block.features.compatible)
         };
-        for bit in (0..64).map(|bit| 1 << bit) {
+        assert_eq!(with(Features::VERSIONS, 0, 0), Ok(0));
+        for bit in (1..64).map(|bit| 1 << bit) {
             assert_eq!(with(0, 0, bit), Ok(bit));
             assert_eq!(with(0, bit, 0), Err(BadSuperblock::ReadFeatures(bit)));
             let refused = match bit & DRAFTS {

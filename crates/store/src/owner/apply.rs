@@ -180,7 +180,7 @@ impl<M: Media> Pool<M> {
 
     /// Collects the frames that a record took and freed, and flushes the checksums of its pages.
     fn collect_frames(&self, record: &Record, pass: &mut CheckpointPass) {
-        for change in &record.changes {
+        for (change, page) in record.changes_by_page() {
             let (old, new) = (change.old.frame(), change.new.frame());
             if old == new {
                 continue;
@@ -191,8 +191,10 @@ impl<M: Media> Pool<M> {
                     self.flush_checksum(frame, pass);
                 }
             }
-            if let Some(frame) = old {
-                pass.freed.push(frame.0);
+            match (old, self.kept_version(record, change, page)) {
+                (_, Some(version)) => pass.kept.push(version),
+                (Some(frame), None) => pass.freed.push(frame.0),
+                (None, None) => {}
             }
         }
     }
@@ -318,7 +320,8 @@ impl<M: Media> Pool<M> {
         pass.written.add_slots(record);
         for (i, change) in record.changes.iter().enumerate() {
             data.store(at + i * 8, change.new.encode());
-            if let (0, Some(frame)) = (record.level, change.new.frame()) {
+            if let (0, false, Some(frame)) = (record.level, record.is_adoption, change.new.frame())
+            {
                 let at = self.mapping.geometry().frame_entry_at(frame);
                 pass.written.add_checksum_at(at);
                 data.store(at, record.frame_word(change));

@@ -15,6 +15,7 @@ use super::pool::Pool;
 use crate::defect::{self, Defect};
 use crate::format::journal::JournalChunk;
 use crate::format::record::{ObjectRecord, Record};
+use crate::format::version_log::Version;
 use crate::recovery::PoolError;
 use pagemesh_base::ids::Seq;
 use pagemesh_base::units::PAGE_BYTES;
@@ -52,6 +53,8 @@ pub(crate) struct CheckpointPass {
     /// Frames that records took into use, and frames that they freed.
     pub(super) used: Vec<u64>,
     pub(super) freed: Vec<u64>,
+    /// Versions that records replaced and that snapshots see. Their frames stay in use.
+    pub(super) kept: Vec<Version>,
     /// The line of the frame table that was flushed last: consecutive frames share a line.
     pub(super) frame_line: usize,
     pub(super) written: AppliedBytes,
@@ -68,6 +71,7 @@ impl CheckpointPass {
         self.stores = None;
         self.used.clear();
         self.freed.clear();
+        self.kept.clear();
         self.records.clear();
         self.objects.clear();
         self.written = AppliedBytes::default();
@@ -136,6 +140,7 @@ impl<M: Media> Pool<M> {
         if let Some(released) = self.release_frames_early(pass) {
             return released;
         }
+        let reach = self.within_log_room(reach)?;
         if self.mapping.has_overlay() && !defect::is(Defect::CheckpointNotSynced) {
             // Records and data come first: nothing may be applied that could vanish.
             self.mapping.data.sync()?;
@@ -145,7 +150,9 @@ impl<M: Media> Pool<M> {
         for number in 0..self.superblock.journals_end {
             self.apply_journal(number, reach, pass)?;
         }
+        self.log_versions_before_slots(pass)?;
         self.apply_to_file(pass)?;
+        self.append_versions(pass);
         self.write_frame_bits(pass);
         let idle = pass.stores.is_none();
         if let Some(stores) = pass.stores.take()
@@ -182,7 +189,11 @@ impl<M: Media> Pool<M> {
     }
 
     /// Writes the superblock that makes the applied records the new start of recovery.
-    fn write_checkpoint(&mut self, checkpoint: Seq, heads: Vec<u64>) -> Result<(), PoolError> {
+    pub(super) fn write_checkpoint(
+        &mut self,
+        checkpoint: Seq,
+        heads: Vec<u64>,
+    ) -> Result<(), PoolError> {
         // With flash behind memory, its bitmap and frame table.
         if !self.is_tiered() || !defect::is(Defect::FlashTablesNotSynced) {
             self.mapping.data.sync()?;
@@ -193,6 +204,7 @@ impl<M: Media> Pool<M> {
         self.superblock.generation += 1;
         self.superblock.checkpoint = checkpoint;
         self.superblock.used_frames = self.frame_allocator.used();
+        self.superblock.version_log.head = self.merged_log_head();
         if !defect::is(Defect::BitmapEndNotStored) {
             self.superblock.bitmap_ends = *self.frame_allocator.bitmap().ends();
         }

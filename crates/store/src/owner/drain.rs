@@ -135,7 +135,12 @@ impl<M: Media> Pool<M> {
         }
         let mapping = &self.mapping;
         let end = self.superblock.objects_end;
-        let (named, is_whole) = FrameSet::from_tables(&*mapping.meta, mapping.geometry(), end);
+        let (named, is_whole) = FrameSet::from_tables(
+            &*mapping.meta,
+            mapping.geometry(),
+            end,
+            (&self.superblock.version_log, mapping.pool),
+        );
         is_whole && !device.frames().any(|frame| named.has(FrameNo(frame)))
     }
 

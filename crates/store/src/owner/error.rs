@@ -1,5 +1,6 @@
 //! Why the owner refuses to change an object, and the client's error for it.
 
+use crate::format::version_pages::DamagedVersions;
 use crate::recovery::PoolError;
 use crate::shared::error::StoreError;
 use pagemesh_base::ids::Epoch;
@@ -48,6 +49,31 @@ pub enum ObjectError {
         /// The requested epoch.
         wanted: Epoch,
     },
+    /// No such snapshot.
+    #[error("slice {slice} has no snapshot at epoch {snapshot}")]
+    UnknownSnapshot {
+        /// The slice.
+        slice: SliceId,
+        /// The epoch.
+        snapshot: Epoch,
+    },
+    /// Snapshots are taken in the order of their epochs.
+    #[error("a snapshot at epoch {snapshot} cannot follow one at epoch {newest}")]
+    BadSnapshot {
+        /// The requested epoch.
+        snapshot: Epoch,
+        /// The newest snapshot.
+        newest: Epoch,
+    },
+    /// The list of snapshots is full.
+    #[error("the slice has {0} snapshots, as many as a slice can have; delete some")]
+    SnapshotsFull(usize),
+    /// The versions of a slice have places for its pages of the time of the first snapshot.
+    #[error("slice {0} has snapshots, and cannot grow; delete them first")]
+    HasSnapshots(SliceId),
+    /// A list of versions does not decode.
+    #[error("{0}; delete the volume's snapshots, or replace this copy of the volume")]
+    Versions(#[from] DamagedVersions),
     /// No such device.
     #[error("the pool has no device {0}; `pagemesh pool device list` shows its devices")]
     NoSuchDevice(Uuid),
@@ -98,9 +124,9 @@ impl From<ObjectError> for SliceError {
             ObjectError::StaleEpoch { current, .. } => SliceError::StaleEpoch { current },
             ObjectError::Store(cause) => cause.into(),
             ObjectError::SessionsFull(_) => SliceError::NoSession(cause.to_string()),
-            ObjectError::BadSize(_) | ObjectError::Shrinks { .. } => {
-                SliceError::OutOfRange(cause.to_string())
-            }
+            ObjectError::BadSize(_)
+            | ObjectError::Shrinks { .. }
+            | ObjectError::BadSnapshot { .. } => SliceError::OutOfRange(cause.to_string()),
             other => SliceError::Refused(other.to_string()),
         }
     }

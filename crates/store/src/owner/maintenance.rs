@@ -38,7 +38,7 @@ impl<M: Media> Pool<M> {
         if self.is_journal_blocked() {
             self.partial_checkpoint()?;
         }
-        let more = self.reclaim()?;
+        let more = self.maintain_versions()? | self.reclaim()?;
         for number in self.sessions.open_numbers() {
             self.refill(number);
         }

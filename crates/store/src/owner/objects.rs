@@ -72,13 +72,7 @@ impl<M: Media> Pool<M> {
             return Err(self.missing_slice_error(slice));
         }
         check_size(size_bytes)?;
-        let object = self.free_objects.pop().or_else(|| {
-            let next = ObjectId(self.superblock.objects_end);
-            let fits = next.0 < self.mapping.geometry().object_count();
-            self.superblock.objects_end += u32::from(fits);
-            fits.then_some(next)
-        });
-        let object = object.ok_or(ObjectError::TableFull)?;
+        let object = self.take_free_object()?;
         let entry = Object {
             state: ObjectState::Live,
             slice,
@@ -88,6 +82,17 @@ impl<M: Media> Pool<M> {
         self.commit_entry(object, entry)?;
         self.by_slice.insert(slice, object);
         Ok(())
+    }
+
+    /// Takes a free entry of the object table.
+    pub(super) fn take_free_object(&mut self) -> Result<ObjectId, ObjectError> {
+        let object = self.free_objects.pop().or_else(|| {
+            let next = ObjectId(self.superblock.objects_end);
+            let fits = next.0 < self.mapping.geometry().object_count();
+            self.superblock.objects_end += u32::from(fits);
+            fits.then_some(next)
+        });
+        object.ok_or(ObjectError::TableFull)
     }
 
     /// Enlarges an object.
@@ -102,6 +107,9 @@ impl<M: Media> Pool<M> {
                 present: entry.size_bytes,
                 wanted: size_bytes,
             });
+        }
+        if self.is_beyond_versions(object, size_bytes) {
+            return Err(ObjectError::HasSnapshots(slice));
         }
         self.commit_entry(
             object,
@@ -148,6 +156,7 @@ impl<M: Media> Pool<M> {
             object,
             Object {
                 state: ObjectState::Deleting,
+                shared_below: Epoch(0),
                 ..entry
             },
         )?;
@@ -180,7 +189,11 @@ impl<M: Media> Pool<M> {
     }
 
     /// Commits an entry and makes it visible.
-    fn commit_entry(&mut self, object: ObjectId, entry: Object) -> Result<Seq, ObjectError> {
+    pub(super) fn commit_entry(
+        &mut self,
+        object: ObjectId,
+        entry: Object,
+    ) -> Result<Seq, ObjectError> {
         if self.has_failed {
             return Err(PoolError::Failed.into());
         }

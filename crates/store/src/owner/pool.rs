@@ -17,10 +17,12 @@ use crate::format::bitmap::Bitmap;
 use crate::format::device_paths::DevicePaths;
 use crate::format::geometry::{Geometry, OBJECT_BYTES};
 use crate::format::in_flight;
-use crate::format::object::{Object, ObjectState};
+use crate::format::object::{Object, ObjectRole, ObjectState};
 use crate::format::superblock::{BitmapEnds, Features, Superblock};
+use crate::format::version_log::VersionLogPlace;
 use crate::owner::frame_allocator::FrameAllocator;
 use crate::owner::session_table::SessionTable;
+use crate::owner::versions::VersionStore;
 use crate::recovery::{
     PoolError, RecoveryResult, RecoverySummary, read_superblock_of_first, recover, write_superblock,
 };
@@ -74,6 +76,7 @@ pub struct Pool<M> {
     pub(crate) reported_slots: u64,
     pub(crate) has_failed: bool,
     pub(super) tier: TierState,
+    pub(super) versions: VersionStore,
     /// Bytes that the owner wrote, apart from its journal and the in-flight table.
     pub(super) owner_bytes: MediaBytes,
 }
@@ -159,6 +162,7 @@ pub fn format_as<M: Media>(media: &M, pool: Uuid, options: FormatOptions) -> Res
         features: Features::NEW,
         journal_heads: vec![0; geometry.journals as usize],
         device_paths: DevicePaths::default(),
+        version_log: VersionLogPlace::default(),
         geometry,
     };
     zero_page_if_needed(media, 0);
@@ -241,6 +245,7 @@ impl<M: Media> Pool<M> {
             reported_slots: 0,
             has_failed: false,
             tier: TierState::default(),
+            versions: VersionStore::default(),
             owner_bytes: MediaBytes::default(),
             mapping,
             superblock: block,
@@ -248,6 +253,10 @@ impl<M: Media> Pool<M> {
         pool.load_objects()?;
         pool.withhold_unreadable();
         pool.sessions.open(&pool.mapping, OWNER_SESSION, 0, 0);
+        pool.load_versions().map_err(|cause| match cause {
+            ObjectError::Pool(cause) => cause,
+            cause => PoolError::Snapshots(cause.to_string()),
+        })?;
         Ok((pool, recovered))
     }
 
@@ -274,9 +283,10 @@ impl<M: Media> Pool<M> {
             match entry.state {
                 ObjectState::Free => self.free_objects.push(object),
                 ObjectState::Deleting => self.deleting.push((Seq(0), object)),
-                ObjectState::Live => {
+                ObjectState::Live if entry.role == ObjectRole::Slice => {
                     self.by_slice.insert(entry.slice, object);
                 }
+                ObjectState::Live => {}
             }
             self.objects.insert(object, entry);
         }

@@ -32,6 +32,9 @@ impl<M: Media> Pool<M> {
             ObjectState::Deleting,
             "a deleted object"
         );
+        if !self.retire_versions(object)? {
+            return Ok(false);
+        }
         let handle = self.mapping.handle(object, self.objects[&object].slice)?;
         for _ in 0..RECLAIM_STEPS {
             if !self.reclaim_step(&handle)? {

@@ -130,6 +130,21 @@ impl SessionState {
         frames: &mut FrameAllocator,
         wanted: u64,
     ) {
+        let target = mapping.geometry().journal_lines().min(GRANT_MAX);
+        let target = target
+            .min(frames.free_of(FrameClass::Memory) / GRANT_PART)
+            .max(wanted);
+        self.grant(mapping, number, frames, target);
+    }
+
+    /// Grants more frames, until `target` are granted and not used.
+    pub(crate) fn grant<M: Media>(
+        &mut self,
+        mapping: &PoolMapping<M>,
+        number: u32,
+        frames: &mut FrameAllocator,
+        target: u64,
+    ) {
         let cells = mapping.control.session_cells(number);
         let consumed = cells.consumed().load(Ordering::Acquire);
         while self
@@ -140,10 +155,6 @@ impl SessionState {
             self.granted_runs.pop_front();
         }
         let mut granted = cells.granted().load(Ordering::Relaxed);
-        let target = mapping.geometry().journal_lines().min(GRANT_MAX);
-        let target = target
-            .min(frames.free_of(FrameClass::Memory) / GRANT_PART)
-            .max(wanted);
         let mut end = cells.ring_end().load(Ordering::Relaxed);
         while granted - consumed < target && (self.granted_runs.len() as u64) < GRANT_RUNS {
             let want = (target - (granted - consumed)).min(RUN_MAX);

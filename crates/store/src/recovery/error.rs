@@ -19,6 +19,19 @@ pub enum PoolError {
     /// No valid superblock.
     #[error(transparent)]
     Superblock(#[from] BadSuperblock),
+    /// More versions for snapshots were replaced since the last checkpoint than their log can take.
+    #[error(
+        "the log of versions for snapshots has room for {room} of the {versions} that were replaced since the last checkpoint; open the pool with a later release"
+    )]
+    VersionLogFull {
+        /// The versions.
+        versions: u64,
+        /// The room.
+        room: u64,
+    },
+    /// The changes of snapshots that a crash interrupted cannot be finished.
+    #[error("the snapshots of the pool cannot be loaded: {0}")]
+    Snapshots(String),
     /// A size that no pool has.
     #[error(transparent)]
     Size(#[from] BadSize),

@@ -54,11 +54,12 @@ mod tests;
 
 use crate::defect::{self, Defect};
 use crate::format::bitmap::{Bitmap, DamagedLine};
-use crate::format::geometry::tolerate_unreadable_frames;
+use crate::format::geometry::{frame_at, tolerate_unreadable_frames};
 use crate::format::in_flight;
 use crate::format::object::Object;
 use crate::format::record::JournalEntry;
 use crate::format::superblock::Superblock;
+use crate::format::version_log::{LogFrame, Version, VersionLogPlace, append_lines, load_versions};
 pub(crate) use ahead::PAGES_AHEAD;
 pub use error::PoolError;
 use pagemesh_base::ids::{Incarnation, ObjectId, Seq};
@@ -67,6 +68,7 @@ use pagemesh_pmem::{Media, UnfencedStores};
 use repair::BitmapRepair;
 pub(crate) use repair::{CorrectedSlot, FlippedPage};
 use replay::Replay;
+use std::collections::HashSet;
 pub use superblocks::read_superblock;
 pub(crate) use superblocks::{
     read_superblock_of_first, superblock_copies, superblock_pages, write_superblock,
@@ -117,6 +119,26 @@ impl RecoverySummary {
     }
 }
 
+/// Appends versions that the replayed records replaced to the version log.
+fn append_versions<M: Media>(
+    media: &M,
+    log: &mut VersionLogPlace,
+    pool: Uuid,
+    kept: &[Version],
+    stores: &mut Vec<UnfencedStores>,
+) -> Result<(), PoolError> {
+    if kept.len() as u64 > log.room() {
+        let (versions, room) = (kept.len() as u64, log.room());
+        return Err(PoolError::VersionLogFull { versions, room });
+    }
+    let read = |frame, into: &mut [u8; PAGE_BYTES]| media.read(frame_at(frame), into);
+    for LogFrame { frame, bytes } in append_lines(log, pool, kept, read) {
+        let (_, streamed) = M::stream_page(&[(media, frame_at(frame))], &bytes);
+        stores.push(streamed);
+    }
+    Ok(())
+}
+
 /// A recovered pool.
 pub(crate) struct RecoveryResult {
     pub(crate) block: Superblock,
@@ -147,12 +169,15 @@ pub(crate) fn recover<M: Media>(
     recovery.correct_slots(&journals);
     recovery.check_torn_groups(&journals)?;
     // Its journal heads are those of the checkpoint.
-    let loaded = recovery.block.clone();
+    let mut loaded = recovery.block.clone();
     let records = recovery.select_records(journals.whole);
     recovery.correct_pages(&records);
     recovery.fence_records();
-    recovery.name_failed_devices(loaded)?;
+    recovery.name_failed_devices(&mut loaded)?;
     let trial_replay = recovery.replay_on_trial(trial, &records)?;
+    if let Some(trial) = &trial_replay {
+        recovery.log_versions(&mut loaded, &trial.kept)?;
+    }
     let bitmap_repair = recovery.repair_bitmap(trial_replay.as_ref());
     if trial_replay.is_some() {
         recovery.replay_on_file(&records)?;
@@ -265,13 +290,41 @@ impl<'m, M: Media> Recovery<'m, M> {
     /// records count although nobody can compare them with their data. A later recovery with such a device would find other
     /// data there, so it must not use the device. The superblock is the loaded one otherwise, so that a later recovery
     /// replays the same records.
-    fn name_failed_devices(&mut self, mut loaded: Superblock) -> Result<(), PoolError> {
+    fn name_failed_devices(&mut self, loaded: &mut Superblock) -> Result<(), PoolError> {
         if self.has_new_failure && !defect::is(Defect::FailureNamedAfterReplay) {
             // A recovery from one superblock alone has found records in further journals.
             loaded.journals_end = self.block.journals_end;
-            write_superblocks(self.media, &mut loaded)?;
+            write_superblocks(self.media, loaded)?;
             self.block.generation = loaded.generation;
         }
+        Ok(())
+    }
+
+    /// On a file: makes the versions that the records replace durable in the log, before slots are stored. If a record was
+    /// lost, only the slot tells which version a later record replaces. A recovery after a crash of this one finds the
+    /// versions in the log.
+    fn log_versions(&mut self, loaded: &mut Superblock, kept: &[Version]) -> Result<(), PoolError> {
+        let log = loaded.version_log;
+        let logged = load_versions(self.media, &log, loaded.pool);
+        let logged: HashSet<_> = logged.into_iter().flatten().map(|it| it.frame).collect();
+        let new = kept
+            .iter()
+            .filter(|version| !logged.contains(&version.frame));
+        let new: Vec<Version> = new.copied().collect();
+        if new.is_empty() || defect::is(Defect::RecoveredVersionsLost) {
+            return Ok(());
+        }
+        let mut stores = Vec::new();
+        let log = &mut loaded.version_log;
+        append_versions(self.media, log, loaded.pool, &new, &mut stores)?;
+        if let Some(stores) = stores.into_iter().reduce(UnfencedStores::and) {
+            let _fenced = self.media.fence(stores);
+        }
+        self.media.sync()?;
+        loaded.journals_end = self.block.journals_end;
+        write_superblocks(self.media, loaded)?;
+        self.block.generation = loaded.generation;
+        self.block.version_log = loaded.version_log;
         Ok(())
     }
 
@@ -319,6 +372,17 @@ impl<'m, M: Media> Recovery<'m, M> {
         if !defect::is(Defect::RecoveredBitmapEndNotStored) {
             block.bitmap_ends = *self.bitmap.ends();
         }
+        // On a file they are in the log.
+        if self.ordered && !defect::is(Defect::RecoveredVersionsLost) {
+            append_versions(
+                self.media,
+                &mut block.version_log,
+                block.pool,
+                &self.replay.kept,
+                &mut self.stores,
+            )?;
+        }
+        block.version_log.is_counted |= block.version_log.is_present();
         self.stores.append(&mut self.replay.stores);
         self.stores.extend(self.bitmap.flush(self.media));
         if let Some(stores) = self.stores.drain(..).reduce(UnfencedStores::and) {

@@ -291,8 +291,15 @@ impl<'m, M: Media> Replay<'m, M> {
     /// to be damaged. Returns the number of frames that may be free and are withheld, because a
     /// page table cannot be read.
     fn rebuild_bitmap(&self, bitmap: &mut Bitmap, bad: &[DamagedLine]) -> u64 {
-        let (frame_set, is_whole) =
-            FrameSet::from_tables(self.media, &self.geometry, self.objects_end);
+        let (mut frame_set, is_whole) = FrameSet::from_tables(
+            self.media,
+            &self.geometry,
+            self.objects_end,
+            (&self.version_log, self.pool),
+        );
+        for version in &self.kept {
+            frame_set.add(version.frame);
+        }
         if bad.is_empty() {
             let all = bitmap.lines();
             bitmap.rebuild_lines(all, |word, found| match is_whole {

@@ -3,16 +3,19 @@
 use super::ahead::{self, EntriesAhead};
 use super::error::PoolError;
 use crate::defect::{self, Defect};
-use crate::format::geometry::{Geometry, frame_at};
-use crate::format::object::{HEIGHT, ROOT_AT, store_entry};
-use crate::format::record::{Change, JournalEntry, Record};
+use crate::format::frame_word::FrameWord;
+use crate::format::geometry::{Geometry, OBJECT_BYTES, frame_at};
+use crate::format::object::{HEIGHT, Object, ROOT_AT, store_entry};
+use crate::format::record::{Change, JournalEntry, ObjectRecord, Record};
 use crate::format::slot::Slot;
 use crate::format::superblock::{COUNT_MAX, Superblock};
 use crate::format::table::{BadTable, PageTable, SlotLocation};
-use pagemesh_base::ids::Seq;
+use crate::format::version_log::{Version, VersionLogPlace, load_versions};
+use pagemesh_base::ids::{Epoch, FrameNo, ObjectId, PageNo, Seq};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{Media, UnfencedStores};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use uuid::Uuid;
 
 /// Applies records in seq order to a pool that is not in use.
 pub(super) struct Replay<'m, M> {
@@ -26,11 +29,22 @@ pub(super) struct Replay<'m, M> {
     /// Frames that records change in place, each with the last such record.
     pub(super) patched_frames: BTreeMap<u64, Seq>,
     pub(super) stores: Vec<UnfencedStores>,
+    pub(super) pool: Uuid,
+    /// The version log of the superblock.
+    pub(super) version_log: VersionLogPlace,
+    /// Versions that records replaced and that snapshots see.
+    pub(super) kept: Vec<Version>,
+    /// On a file with a version log: the slots that the records publish.
+    new_slots: HashSet<u64>,
+    /// The epochs of the newest snapshots by the last record of each object's entry.
+    last_entries: HashMap<ObjectId, Epoch>,
+    /// The epoch of the newest snapshot of an object, as far as records have needed it.
+    shared_below: HashMap<ObjectId, Epoch>,
 }
 
 impl<'m, M: Media> Replay<'m, M> {
     pub(super) fn new(media: &'m M, block: &Superblock, keeps_changes: bool) -> Replay<'m, M> {
-        Replay {
+        let mut replay = Replay {
             media,
             geometry: block.geometry,
             objects_end: block.objects_end,
@@ -38,7 +52,23 @@ impl<'m, M: Media> Replay<'m, M> {
             changes: keeps_changes.then(Vec::new),
             patched_frames: BTreeMap::new(),
             stores: Vec::new(),
+            pool: block.pool,
+            version_log: block.version_log,
+            kept: Vec::new(),
+            new_slots: HashSet::new(),
+            last_entries: HashMap::new(),
+            shared_below: HashMap::new(),
+        };
+        if !block.version_log.is_counted {
+            // Their bits may be on the medium or not.
+            for FrameNo(frame) in block.version_log.frames() {
+                replay.in_use.insert(frame, (false, true));
+                if let Some(changes) = &mut replay.changes {
+                    changes.push((frame, true));
+                }
+            }
         }
+        replay
     }
 
     pub(super) fn apply_all(
@@ -47,6 +77,10 @@ impl<'m, M: Media> Replay<'m, M> {
         ordered: bool,
     ) -> Result<(), PoolError> {
         let moved = frame_moves(entries);
+        self.last_entries = last_entries(entries);
+        if !ordered && self.version_log.is_present() {
+            self.new_slots = new_slots(entries);
+        }
         let mut ahead = EntriesAhead::new(entries);
         for group in entries.chunk_by(|one, next| one.seq() == next.seq()) {
             if let Some(next) = ahead.before(group) {
@@ -70,10 +104,18 @@ impl<'m, M: Media> Replay<'m, M> {
                 }
             }
         }
+        if !ordered {
+            // The slots that tell which records replaced them may be gone.
+            for version in load_versions(self.media, &self.version_log, self.pool) {
+                if let Some(version) = version {
+                    self.record_kept_frame(version.frame);
+                }
+            }
+        }
         Ok(())
     }
 
-    /// Copies the bytes of a patch into the page, unless the frame left the page after the patch. A
+    /// Copies the bytes of a patch into the page, unless the frame has another page after the patch. A
     /// replay from the older superblock has patches of frames with other users by now. An
     /// unreadable page stays unreadable.
     fn apply_patch(&mut self, record: &Record, moved: &BTreeMap<u64, Seq>) {
@@ -152,6 +194,7 @@ impl<'m, M: Media> Replay<'m, M> {
                     return Err(PoolError::Object(record.object.0));
                 }
                 self.objects_end = self.objects_end.max(record.object.0 + 1);
+                self.shared_below.remove(&record.object);
                 let at = self.geometry.object_at(record.object);
                 self.stores.push(store_entry(self.media, at, &record.entry));
                 Ok(())
@@ -201,8 +244,8 @@ impl<'m, M: Media> Replay<'m, M> {
                 let (level, page) = (record.level, record.page);
                 return Err(BadTable::NoSuchFrame { level, page, frame }.into());
             }
-            let word = record.frame_word(change);
-            self.apply_change(record.level, at + i * 8, change, word, ordered);
+            let page = PageNo(record.page.0 + i as u64);
+            self.apply_change(record, page, at + i * 8, change, ordered);
         }
         self.stores
             .push(self.media.flush(at, record.changes.len() * 8));
@@ -211,12 +254,14 @@ impl<'m, M: Media> Replay<'m, M> {
 
     fn apply_change(
         &mut self,
-        level: u8,
+        record: &Record,
+        page: PageNo,
         at: usize,
-        &Change { old, new, .. }: &Change,
-        frame_word: u64,
+        change: &Change,
         ordered: bool,
     ) {
+        let &Change { old, new, .. } = change;
+        let level = record.level;
         // On a file, a record between the two may be lost. Then the frame that the slot really maps
         // is free now, and the frame that this record replaced was never in use.
         let found = Slot::decode(self.media.load(at));
@@ -224,6 +269,17 @@ impl<'m, M: Media> Replay<'m, M> {
         self.record_freed_frame(old, follows, ordered);
         if let (false, Ok(found)) = (follows, found) {
             self.record_freed_frame(found, true, ordered);
+        }
+        // Where the slot of some record is stored, the version that it replaced is in the log.
+        let is_stored = |slot: &Slot| self.new_slots.contains(&slot.encode());
+        let replaced = match follows {
+            true => Some(old),
+            false => found.ok().filter(|slot| !is_stored(slot)),
+        };
+        if let Some(version) = replaced.and_then(|slot| self.kept_version(record, page, slot, new))
+        {
+            self.record_kept_frame(version.frame);
+            self.kept.push(version);
         }
         self.record_frame_use(new, false, true);
         if let (1.., false, Some(node)) = (level, ordered, new.frame())
@@ -236,12 +292,55 @@ impl<'m, M: Media> Replay<'m, M> {
             let (_, stores) = M::stream_page(&[(self.media, frame_at(node))], &zeroes);
             self.stores.push(stores);
         }
-        if let (0, Some(frame)) = (level, new.frame()) {
+        if let (0, false, Some(frame)) = (level, record.is_adoption, new.frame()) {
             let entry = self.geometry.frame_entry_at(frame);
-            self.media.store(entry, frame_word);
+            self.media.store(entry, record.frame_word(change));
             self.stores.push(self.media.flush(entry, 8));
         }
         self.media.store(at, new.encode());
+    }
+
+    /// The version with this slot, if a snapshot may see it and the record replaces it. The owner decides alike.
+    fn kept_version(
+        &mut self,
+        record: &Record,
+        page: PageNo,
+        slot: Slot,
+        new: Slot,
+    ) -> Option<Version> {
+        if record.level > 0 || !self.version_log.is_present() {
+            return None;
+        }
+        let frame = slot.frame().filter(|&frame| new.frame() != Some(frame))?;
+        let shared_below = self.shared_below(record.object);
+        if shared_below == Epoch(0) {
+            return None;
+        }
+        let word = FrameWord::from_bits(self.media.load(self.geometry.frame_entry_at(frame)));
+        let version = Version {
+            object: record.object,
+            page,
+            frame,
+            birth: word.birth().unwrap_or(Epoch(0)),
+            death: record.birth(),
+        };
+        version.is_kept_below(shared_below).then_some(version)
+    }
+
+    /// The epoch of the newest snapshot of an object; 0: none.
+    fn shared_below(&mut self, object: ObjectId) -> Epoch {
+        let (media, at) = (self.media, self.geometry.object_at(object));
+        let last = self.last_entries.get(&object).copied();
+        let load = || {
+            let mut entry = [0; OBJECT_BYTES as usize];
+            media.read(at, &mut entry);
+            match Object::decode_redundant(&entry) {
+                Ok((entry, _)) => entry.shared_below,
+                // The crash came while the entry of the last record was stored.
+                Err(_) => last.unwrap_or(Epoch(0)),
+            }
+        };
+        *self.shared_below.entry(object).or_insert_with(load)
     }
 
     /// As [`Replay::record_frame_use`] for a frame that is free now. An unreadable frame stays in
@@ -256,6 +355,14 @@ impl<'m, M: Media> Replay<'m, M> {
         self.record_frame_use(slot, was, is);
     }
 
+    /// A frame stays in use although a record replaced its page.
+    fn record_kept_frame(&mut self, FrameNo(frame): FrameNo) {
+        self.in_use.entry(frame).or_insert((true, true)).1 = true;
+        if let Some(changes) = &mut self.changes {
+            changes.push((frame, true));
+        }
+    }
+
     /// A record names the slot's frame. `was` counts only for the first record of a frame.
     fn record_frame_use(&mut self, slot: Slot, was: bool, is: bool) {
         if let Some(frame) = slot.frame() {
@@ -267,8 +374,8 @@ impl<'m, M: Media> Replay<'m, M> {
     }
 }
 
-/// Frames that records take into use or free, each with the last such record. Empty if no record
-/// changes a page in place.
+/// Frames that records fill with another page or node, each with the last such record. Empty if no record changes a page in
+/// place. A frame that a record replaces is none of them: a snapshot may see its page.
 fn frame_moves(entries: &[JournalEntry]) -> BTreeMap<u64, Seq> {
     let records = || {
         entries.iter().filter_map(|entry| match entry {
@@ -282,10 +389,33 @@ fn frame_moves(entries: &[JournalEntry]) -> BTreeMap<u64, Seq> {
     let mut moves = BTreeMap::new();
     for record in records() {
         for change in &record.changes {
-            let (old, new) = (change.old.frame(), change.new.frame());
-            let both = [old, new].into_iter().flatten().filter(|_| old != new);
-            moves.extend(both.map(|frame| (frame.0, record.seq)));
+            let new = change.new.frame().filter(|_| !record.is_adoption);
+            let taken = new.filter(|_| change.old.frame() != new);
+            moves.extend(taken.map(|frame| (frame.0, record.seq)));
         }
     }
     moves
+}
+
+/// The slots that records publish for pages.
+fn new_slots(entries: &[JournalEntry]) -> HashSet<u64> {
+    let records = entries.iter().filter_map(|entry| match entry {
+        JournalEntry::Map(record) if record.level == 0 => Some(record),
+        _ => None,
+    });
+    let changes = records.flat_map(|record| &record.changes);
+    changes.map(|change| change.new.encode()).collect()
+}
+
+/// For each object with a record of its entry, the epoch of its newest snapshot by the last one.
+fn last_entries(entries: &[JournalEntry]) -> HashMap<ObjectId, Epoch> {
+    let records = entries.iter().filter_map(|entry| match entry {
+        JournalEntry::Object(record) => Some(record),
+        JournalEntry::Map(_) => None,
+    });
+    let epoch_of = |record: &ObjectRecord| {
+        let entry = Object::decode(&record.entry);
+        (record.object, entry.map_or(Epoch(0), |it| it.shared_below))
+    };
+    records.map(epoch_of).collect()
 }

@@ -315,7 +315,9 @@ impl<'m, M: Media> Replay<'m, M> {
         if !self.geometry.frame_numbers().contains(frame) {
             return DataState::Torn;
         }
-        if record.level > 0 || record.is_patch() || self.is_patched(record, change) {
+        // Pages that a record adopts were durable before.
+        let has_no_data = record.level > 0 || record.is_patch() || record.is_adoption;
+        if has_no_data || self.is_patched(record, change) {
             return DataState::Intact;
         }
         let mut page = [0; PAGE_BYTES];

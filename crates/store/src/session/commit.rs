@@ -135,6 +135,7 @@ impl<M: Media> Session<M> {
         record.op = stamp.op;
         record.open = stamp.open_ops;
         record.kept_birth = kept_birth.filter(|_| !defect::is(Defect::CopyBornNow));
+        record.is_adoption = false;
         record.has_second_sum = is_summed;
         self.encoded.clear();
     }

@@ -91,6 +91,7 @@ mod relocate;
 pub mod requests;
 pub mod tier;
 pub mod transaction;
+pub(crate) mod version_slots;
 mod write;
 
 use crate::format::journal::Journal;

@@ -30,12 +30,13 @@
 //! a dead session (`Pool::publish_patch`) and recovery (`Replay::apply_patch`).
 
 use crate::defect::{self, Defect};
+use crate::format::frame_word::FrameWord;
 use crate::format::geometry::frame_at;
 use crate::format::record::{PATCH_LINE_BYTES, Patch, Record, patch_lines};
 use crate::format::slot::Slot;
 use crate::session::{LegSession, Session};
-use crate::shared::pool_mapping::PoolMapping;
-use pagemesh_base::ids::PageNo;
+use crate::shared::pool_mapping::{Handle, PoolMapping};
+use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::slice::Stamp;
 use pagemesh_base::tier_hint::TierHint;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
@@ -97,12 +98,21 @@ impl<M: Media> PoolMapping<M> {
     /// Whether the page of a slot may be changed in its frame. No other code decides that. On
     /// `file-sync` pools a page may reach the disk before its record. A page with wrong check bits in
     /// the word of its frame has an unknown birth, so it is copied. A page on flash moves to memory when it changes.
-    fn may_change_in_place(&self, slot: Slot) -> bool {
+    fn may_change_in_place(&self, handle: &Handle, slot: Slot) -> bool {
         let may = |frame| {
             let in_memory = self.reaches(frame) && !self.geometry().is_on_flash(frame);
-            in_memory && self.frame_word(frame).is_sound()
+            let word = self.frame_word(frame);
+            in_memory && word.is_sound() && !self.is_seen_by_snapshot(handle, word)
         };
         !slot.is_changing() && !self.has_overlay() && slot.frame().is_some_and(may)
+    }
+
+    /// Whether a snapshot may see the page with this word. The change that asks has its epoch already: a snapshot that it
+    /// belongs behind is prepared.
+    fn is_seen_by_snapshot(&self, handle: &Handle, word: FrameWord) -> bool {
+        let shared_below = self.shared_below(handle);
+        let is_older = word.birth().unwrap_or(Epoch(0)) < shared_below;
+        is_older && !defect::is(Defect::SeenPagePatched)
     }
 
     /// Copies the bytes of a committed patch into the page and publishes it; its slot lies at byte
@@ -135,9 +145,9 @@ pub(crate) fn build_records<M: Media>(
     alike: bool,
 ) -> bool {
     let is_possible = |leg: &LegSession<'_, M>| {
-        let LegSession { session, .. } = leg;
+        let session = &leg.session;
         let old = session.record.changes[0].old;
-        len <= session.patch_max() && session.mapping.may_change_in_place(old)
+        len <= session.patch_max() && session.mapping.may_change_in_place(&leg.handle, old)
     };
     if !legs.iter().all(is_possible) {
         return false;

@@ -463,7 +463,9 @@ fn commit<M: Media>(
         if let Err(cause) = group.publish_slots(leg.session) {
             result = Err(LegFailure { leg: index, cause });
         }
-        leg.session.publish_record(Some(stamp));
+        // The owner's own changes have no number.
+        let of_client = Some(stamp).filter(|stamp| stamp.op > 0);
+        leg.session.publish_record(of_client);
     }
     result
 }

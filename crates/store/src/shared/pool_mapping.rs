@@ -9,7 +9,7 @@ use crate::defect::{self, Defect};
 use crate::format::frame_word::{FrameWord, PageBirth};
 use crate::format::geometry::{Geometry, frame_at, tolerate_unreadable_frames};
 use crate::format::object::{
-    GATE_AT, Gate, HEIGHT, ROOT_AT, SIZE_AT, SLICE_AT, TIER_AT, TierPolicy,
+    GATE_AT, Gate, HEIGHT, ROOT_AT, SHARED_WORD_AT, SIZE_AT, SLICE_AT, TIER_AT, TierPolicy,
 };
 use crate::format::slot::Slot;
 pub use crate::format::table::NODE_SLOTS;
@@ -18,7 +18,7 @@ use crate::shared::control::{Control, LOCK_POLL_INTERVAL, LockWords};
 pub use crate::shared::error::StoreError;
 use crate::shared::error::{damaged_page_error, damaged_table_error};
 use crate::shared::wait::{Backoff, Deadline, spins};
-use pagemesh_base::ids::{FrameNo, Incarnation, ObjectId, PageNo};
+use pagemesh_base::ids::{Epoch, FrameNo, Incarnation, ObjectId, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
@@ -269,6 +269,13 @@ impl<M: Media> PoolMapping<M> {
     pub fn tier_policy(&self, handle: &Handle) -> TierPolicy {
         let word = self.meta.load(handle.entry_at + TIER_AT);
         TierPolicy::decode(word as u8).unwrap_or_default()
+    }
+
+    /// The epoch of the newest snapshot of the object; 0: none.
+    #[inline]
+    pub(crate) fn shared_below(&self, handle: &Handle) -> Epoch {
+        let word = self.meta.load(handle.entry_at + SHARED_WORD_AT);
+        Epoch((word >> 32) as u32)
     }
 
     pub(crate) fn check_range(

@@ -100,6 +100,7 @@ fn kind_of(what: &FindingKind) -> &'static str {
         FindingKind::Recovery(_) => "Recovery",
         FindingKind::Object => "Object",
         FindingKind::Root => "Root",
+        FindingKind::VersionLog => "VersionLog",
         FindingKind::InFlight => "InFlight",
         FindingKind::Slot { .. } => "Slot",
         FindingKind::NoSuchFrame { .. } => "NoSuchFrame",

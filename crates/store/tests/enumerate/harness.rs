@@ -103,6 +103,8 @@ impl<'t> CrashHarness<'t> {
             record_open(&mut self.oracle.open, &before.possible[index]);
         }
         self.oracle.certain = self.contents_of(&before, &found);
+        self.oracle.snapshots = found.snapshots.clone();
+        self.oracle.uncertain_snapshot = None;
         self.oracle.possible.clear();
         let certain = &self.oracle.certain;
         self.oracle
@@ -284,6 +286,8 @@ impl<'t> CrashHarness<'t> {
                 .for_each(|step| apply(&mut held, &step.effect));
             let mut tried = Oracle {
                 certain: held,
+                snapshots: self.oracle.snapshots.clone(),
+                uncertain_snapshot: self.oracle.uncertain_snapshot,
                 ..Oracle::default()
             };
             std::mem::swap(&mut self.oracle, &mut tried);

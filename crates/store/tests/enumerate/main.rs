@@ -35,6 +35,7 @@ mod owner;
 mod random;
 mod recover;
 mod rng;
+mod snapshots;
 mod tier;
 mod unlinked;
 

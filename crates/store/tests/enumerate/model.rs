@@ -101,7 +101,14 @@ pub(super) struct Oracle {
     pub(super) possible: Vec<PossibleRecord>,
     /// Operations that must be listed as in flight.
     pub(super) open: BTreeMap<u64, ExpectedInFlight>,
+    /// The checksums of the pages that each snapshot sees.
+    pub(super) snapshots: BTreeMap<SnapshotKey, BTreeMap<u64, u32>>,
+    /// A snapshot that is being created or dropped: it may be there or not.
+    pub(super) uncertain_snapshot: Option<SnapshotKey>,
 }
+
+/// A slice, and the epoch of one of its snapshots.
+pub(super) type SnapshotKey = (SliceId, u32);
 
 /// The expected entry of an operation in flight.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,6 +124,8 @@ pub(super) struct RecoveredContents {
     pub(super) objects: BTreeMap<SliceId, ObjectContents<PageWord>>,
     /// Operations in flight; none: too many to list.
     pub(super) in_flight: BTreeMap<SliceId, Option<Vec<InFlightOp>>>,
+    /// The checksums of the pages that each snapshot sees.
+    pub(super) snapshots: BTreeMap<SnapshotKey, BTreeMap<u64, u32>>,
 }
 
 /// The check that failed, and its detail.
@@ -157,6 +166,7 @@ impl Oracle {
         for count in 0..=puts.len() {
             match self.check_with_entries(found, &puts[..count], &puts[count..]) {
                 Ok(present) => {
+                    self.check_snapshots(found)?;
                     self.check_in_flight(found, &present)?;
                     return Ok(present);
                 }
@@ -259,6 +269,36 @@ impl Oracle {
             }
         }
         Ok(())
+    }
+
+    fn check_snapshots(&self, found: &RecoveredContents) -> Result<(), CheckFailure> {
+        let is_there = |key: &SnapshotKey| found.objects.contains_key(&key.0);
+        for (key, expected) in self.snapshots.iter().filter(|(key, _)| is_there(key)) {
+            match found.snapshots.get(key) {
+                Some(pages) if pages == expected => {}
+                None if self.uncertain_snapshot == Some(*key) => {}
+                Some(pages) => {
+                    let pages_of = |page: &u64| (pages.get(page), expected.get(page));
+                    let differs = |page: &&u64| pages.get(page) != expected.get(page);
+                    let of_both = pages.keys().chain(expected.keys());
+                    let pages: BTreeSet<&u64> = of_both.filter(differs).collect();
+                    let sums = pages.iter().map(|page| (page, pages_of(page)));
+                    let sums: Vec<_> = sums.collect();
+                    return fail(
+                        "snapshots",
+                        format!("{key:?}: page, found, expected {sums:x?}"),
+                    );
+                }
+                None => return fail("snapshots", format!("{key:?} is lost")),
+            }
+        }
+        let is_known = |key: &&SnapshotKey| {
+            self.snapshots.contains_key(key) || self.uncertain_snapshot == Some(**key)
+        };
+        match found.snapshots.keys().find(|key| !is_known(key)) {
+            Some(key) => fail("snapshots", format!("{key:?} was dropped, and is there")),
+            None => Ok(()),
+        }
     }
 
     fn check_in_flight(

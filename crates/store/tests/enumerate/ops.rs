@@ -2,6 +2,7 @@
 
 use super::harness::{CrashHarness, OpOutcome};
 use super::model::{CheckFailure, Effect, ObjectEntry};
+use super::snapshots;
 use super::tier::TierRange;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
@@ -9,6 +10,7 @@ use pagemesh_base::slice::TransactionPart;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_store::devices::DEVICE_BYTES_MIN;
 use pagemesh_store::drain::NodeCursor;
+use pagemesh_store::test_api::PoolInternals;
 use uuid::Uuid;
 
 pub(super) const MAIN: SliceId = SliceId(Uuid::from_u128(1));
@@ -78,6 +80,12 @@ pub(super) enum Op {
     EndMoves,
     /// A client ends, and a new one replaces it.
     Replace(usize),
+    /// A snapshot, and a barrier at its epoch.
+    Snapshot(SliceId),
+    /// Drops the snapshot of this number.
+    DropSnapshot(SliceId, u64),
+    /// Merges the version log, and sweeps.
+    MergeVersions,
 }
 
 /// Bytes that no other operation writes. Half of the operations write whole pages that are nearly
@@ -247,6 +255,15 @@ pub(super) fn run(world: &mut CrashHarness<'_>, op: &Op, tag: u64) -> Result<(),
         Op::StartMoves(range) => world.start_moves(range)?,
         Op::SyncMoves => world.sync_moves()?,
         Op::EndMoves => world.end_moves()?,
+        Op::Snapshot(slice) => snapshots::create(world, slice)?,
+        Op::DropSnapshot(slice, number) => snapshots::drop_one(world, slice, number)?,
+        Op::MergeVersions => owner_op(world, true, |pool| {
+            pool.merge_versions_soon();
+            for _ in 0..4 {
+                pool.maintain()?;
+            }
+            Ok(())
+        })?,
         Op::Replace(client) => {
             if client < world.clients.len() {
                 let count = world.clients.len();

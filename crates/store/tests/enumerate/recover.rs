@@ -6,6 +6,7 @@ use super::model::{
     CheckFailure, ObjectContents, ObjectEntry, PageBytes, PageWord, RecoveredContents, fail,
 };
 use super::owner::{self, SharedPool};
+use super::snapshots;
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::Stamp;
@@ -111,6 +112,7 @@ pub(super) fn read_contents(
             .insert(object.slice, ObjectContents { entry, pages });
         let listed = pool.borrow().in_flight(object.slice).expect("it is there");
         found.in_flight.insert(object.slice, listed);
+        snapshots::read_all(pool, object.slice, entry.pages, &mut found)?;
     }
     Ok(found)
 }
@@ -162,6 +164,7 @@ pub(super) fn read_use_and_empty(
     for &slice in found.objects.keys() {
         write_again(pool, &mut one, slice)?;
     }
+    snapshots::check_after_writes(pool, &found)?;
     empty(pool, vec![one], found.objects.keys().copied())?;
     pool.borrow_mut()
         .create(NEW_SLICE, 2 * PAGE_BYTES as u64)
@@ -235,14 +238,16 @@ pub(super) fn empty(
     if is_damaged {
         return fail("the bitmap", "a line is damaged");
     }
-    if used > 0 {
+    let of_log = pool.superblock().version_log.runs().map(|run| run.len);
+    let of_log: u64 = of_log.sum();
+    if used > of_log {
         return fail(
             "frames in use",
             format!("{used} are, and nothing names them"),
         );
     }
     let usage = pool.usage();
-    match usage.free_bytes == usage.capacity_bytes {
+    match usage.free_bytes + of_log * PAGE_BYTES as u64 == usage.capacity_bytes {
         true => Ok(()),
         false => fail(
             "counting frames",

@@ -10,13 +10,14 @@ use pagemesh_pmem::{Durability, StatedClass};
 use pagemesh_store::device_paths::DevicePaths;
 use pagemesh_store::devices::DeviceKind;
 use pagemesh_store::geometry::{Geometry, JOURNALS_MAX, OBJECT_BYTES};
-use pagemesh_store::object::{Object, ObjectState, TierPolicy};
+use pagemesh_store::object::{Object, ObjectRole, ObjectState, TierPolicy};
 use pagemesh_store::record::{
     Change, GroupPosition, JournalEntry, ObjectRecord, PAGES_MAX, Patch, Record, RecordAddress,
     add_checksum, encode_pad, is_pad,
 };
 use pagemesh_store::slot::Slot;
 use pagemesh_store::superblock::{BadSuperblock, BitmapEnds, Features, Superblock};
+use pagemesh_store::version_log::VersionLogPlace;
 use std::mem::discriminant;
 use uuid::Uuid;
 
@@ -46,6 +47,7 @@ fn superblock(pool_bytes: u64, devices: u8, stated: Option<StatedClass>) -> Vec<
         boot: stated.map(|_| Uuid::from_u128(8)),
         features: Features::NEW,
         device_paths: DevicePaths::default(),
+        version_log: VersionLogPlace::default(),
         geometry,
         journal_heads: (0..u64::from(geometry.journals)).collect(),
     };
@@ -137,6 +139,7 @@ fn map(pages: usize, level: u8) -> Vec<u8> {
         open: 1,
         group_position: GroupPosition::default(),
         kept_birth: None,
+        is_adoption: level == 0 && pages == 3,
         has_second_sum: pages > 4,
         changes: (0..pages).map(change).collect(),
         patch: Patch::default(),
@@ -186,6 +189,8 @@ fn object(state: ObjectState) -> [u8; OBJECT_BYTES as usize] {
         slice: SliceId(Uuid::from_u128(9)),
         size_bytes: 1 << 30,
         tier: TierPolicy::Memory,
+        role: ObjectRole::VersionsOf(ObjectId(4)),
+        shared_below: Epoch(3),
     };
     object.encode()
 }
@@ -210,6 +215,7 @@ fn fuzz_record() {
     target("record")
         .seeds([
             map(1, 0),
+            map(3, 0),
             map(1, 4),
             map(4, 0),
             map(20, 1),

@@ -4,9 +4,9 @@
 
 use super::encode::RecordAddress;
 use super::layout::{
-    BYTES_BEFORE_KIND, COUNT_BITS, FIRST_AT, FRAME_MASK, GROUP_CONTINUES, KIND_KEPT_BIRTH,
-    KIND_MAP, KIND_OBJECT, KIND_OLDER_PATCH, KIND_PAD, KIND_PATCH, KIND_SUMMED_MAP, NEW_AT,
-    OBJECT_LINES, Words, change_at, is_patch_head, page_count,
+    BYTES_BEFORE_KIND, COUNT_BITS, FIRST_AT, FRAME_MASK, GROUP_CONTINUES, KIND_ADOPTION,
+    KIND_KEPT_BIRTH, KIND_MAP, KIND_OBJECT, KIND_OLDER_PATCH, KIND_PAD, KIND_PATCH,
+    KIND_SUMMED_MAP, NEW_AT, OBJECT_LINES, Words, change_at, is_patch_head, page_count,
 };
 use super::patch::patch_lines;
 use super::{
@@ -42,8 +42,15 @@ impl Record {
         let [.., kind, packed_level, low, high] = get_u64(head, 0).to_le_bytes();
         let packed = u16::from_le_bytes([low, high]);
         let (level, count) = (packed_level & !GROUP_CONTINUES, page_count(packed));
-        let is_map = matches!(kind, KIND_MAP | KIND_SUMMED_MAP | KIND_KEPT_BIRTH);
-        if !is_map || level > LEVELS_MAX || !(1..=PAGES_MAX).contains(&count) {
+        let is_map = matches!(
+            kind,
+            KIND_MAP | KIND_SUMMED_MAP | KIND_KEPT_BIRTH | KIND_ADOPTION
+        );
+        if !is_map
+            || level > LEVELS_MAX
+            || kind == KIND_ADOPTION && level > 0
+            || !(1..=PAGES_MAX).contains(&count)
+        {
             return Err(InvalidRecord::Malformed);
         }
         let record = journal.get(..claimed_lines(head));
@@ -51,7 +58,8 @@ impl Record {
         if address.checksum(record) != get_u32(head, 0) {
             return Err(InvalidRecord::Checksum);
         }
-        self.has_second_sum = kind != KIND_MAP;
+        self.has_second_sum = matches!(kind, KIND_SUMMED_MAP | KIND_KEPT_BIRTH);
+        self.is_adoption = kind == KIND_ADOPTION;
         self.changes.clear();
         self.changes
             .push(get_change(head, FIRST_AT, self.has_second_sum)?);
@@ -210,7 +218,9 @@ pub fn claimed_lines(line: &Line) -> usize {
     let [.., kind, _, low, high] = get_u64(line, 0).to_le_bytes();
     let packed = u16::from_le_bytes([low, high]);
     match (kind, page_count(packed), usize::from(packed)) {
-        (KIND_MAP | KIND_SUMMED_MAP | KIND_KEPT_BIRTH, count, _) if count <= PAGES_MAX => {
+        (KIND_MAP | KIND_SUMMED_MAP | KIND_KEPT_BIRTH | KIND_ADOPTION, count, _)
+            if count <= PAGES_MAX =>
+        {
             lines(count)
         }
         (KIND_PATCH, _, bytes) if bytes < PAGE_BYTES => patch_lines(bytes),

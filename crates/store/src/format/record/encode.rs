@@ -4,9 +4,9 @@
 //! Invariant: an encoded entry is valid at one address only.
 
 use super::layout::{
-    COUNT_BITS, DATA_CRC_AT, GROUP_CONTINUES, KIND_KEPT_BIRTH, KIND_MAP, KIND_OBJECT, KIND_PAD,
-    KIND_PATCH, KIND_SUMMED_MAP, NEW_AT, OBJECT_LINES, change_at, first_word, is_patch_head,
-    pack_u32s, to_line, with_patch_sum, with_sum,
+    COUNT_BITS, DATA_CRC_AT, GROUP_CONTINUES, KIND_ADOPTION, KIND_KEPT_BIRTH, KIND_MAP,
+    KIND_OBJECT, KIND_PAD, KIND_PATCH, KIND_SUMMED_MAP, NEW_AT, OBJECT_LINES, change_at,
+    first_word, is_patch_head, pack_u32s, to_line, with_patch_sum, with_sum,
 };
 use super::{
     Change, GROUP_LINES_MAX, GroupPosition, JournalEntry, LEVELS_MAX, Line, ObjectRecord,
@@ -36,6 +36,11 @@ impl Record {
         assert!(
             self.kept_birth.is_none() || (self.has_second_sum && self.open == 0),
             "a record that keeps a birth has second sums and no open operations"
+        );
+        assert!(
+            !self.is_adoption
+                || (self.level == 0 && !self.has_second_sum && self.kept_birth.is_none()),
+            "a record that adopts pages has no sums"
         );
         assert!(
             (1..=PAGES_MAX).contains(&count),
@@ -98,6 +103,7 @@ impl Record {
         let level = self.level | if is_continued { GROUP_CONTINUES } else { 0 };
         let count = self.changes.len() as u16 | u16::from(lines_before) << COUNT_BITS;
         let kind = match (self.kept_birth, self.has_second_sum) {
+            _ if self.is_adoption => KIND_ADOPTION,
             (Some(_), _) => KIND_KEPT_BIRTH,
             (None, true) => KIND_SUMMED_MAP,
             (None, false) => KIND_MAP,

@@ -26,6 +26,9 @@ pub(super) const KIND_PATCH: u8 = 6;
 /// A map with second sums that keeps a birth: the pages that it writes were born before, on another
 /// leg or in another frame. The birth takes the place of `open`, which is 0.
 pub(super) const KIND_KEPT_BIRTH: u8 = 7;
+/// A map of frames with pages that were written and stored before, for the versions of a slice. It has no sums, and the words
+/// of the frames stay.
+pub(super) const KIND_ADOPTION: u8 = 8;
 /// The byte of those lines in the place of the kind. It is no kind, and no single flipped bit makes
 /// it one. So user bytes are never decoded as a record.
 pub(super) const KIND_BYTES: u8 = 0xf0;

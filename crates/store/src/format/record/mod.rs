@@ -90,6 +90,9 @@ pub struct Record {
     /// The birth of the pages, if they were born before: on another leg, or in another frame of this
     /// pool. Such a record has second sums, and no operation before its own is incomplete.
     pub kept_birth: Option<Epoch>,
+    /// Whether the frames hold pages that were written and stored before: kept versions of pages. The record has no
+    /// sums then, and the words of the frames stay.
+    pub is_adoption: bool,
     /// Whether changes have a second sum. One sum cannot tell a flipped bit from data that was
     /// never written.
     pub has_second_sum: bool,
@@ -159,6 +162,7 @@ impl Record {
             open: 0,
             group_position: GroupPosition::default(),
             kept_birth: None,
+            is_adoption: false,
             has_second_sum: false,
             changes: Vec::new(),
             patch: Patch::default(),
@@ -178,6 +182,11 @@ impl Record {
     #[must_use]
     pub fn birth(&self) -> Epoch {
         self.kept_birth.unwrap_or(self.epoch)
+    }
+
+    /// The changes with their pages. Of a node: with the first page of the record and those behind it.
+    pub fn changes_by_page(&self) -> impl Iterator<Item = (&Change, PageNo)> {
+        self.changes.iter().zip((self.page.0..).map(PageNo))
     }
 
     /// Whether the record changes a page in place.

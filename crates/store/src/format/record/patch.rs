@@ -119,6 +119,7 @@ impl Record {
             sums: PageChecksums { crc, words: 0 },
         });
         self.has_second_sum = false;
+        self.is_adoption = false;
         self.group_position = GroupPosition::default();
         self.patch.bytes.clear();
         self.patch.within = u16::from_le_bytes([head[FIRST_AT + 7], head[NEW_AT + 7]]).into();

@@ -34,6 +34,7 @@ pub(super) fn record(pages: usize) -> Record {
         open: 16,
         group_position: GroupPosition::default(),
         kept_birth: None,
+        is_adoption: false,
         has_second_sum: false,
         changes: (0..pages as u64).map(change).collect(),
         patch: Patch::default(),

@@ -1,0 +1,229 @@
+//! The version log: its creation, the lines of a checkpoint, and the room that checkpoints need.
+//!
+//! Invariant: lines are durable before the superblock whose tail lies behind them.
+
+use super::super::checkpoint::{CheckpointLimits, CheckpointPass};
+use super::super::error::ObjectError;
+use super::super::pool::Pool;
+use super::{LEAF_PAGES, PendingVersion};
+use crate::defect::{self, Defect};
+use crate::format::geometry::frame_at;
+use crate::format::journal::{JournalChunk, NextEntry};
+use crate::format::record::Record;
+use crate::format::superblock::Features;
+use crate::format::version_log::{
+    FRAME_LINES, LOG_RUNS_MAX, LogRun, Version, VersionLogPlace, append_lines, load_versions,
+};
+use crate::recovery::PoolError;
+use crate::shared::control::FrameRun;
+use crate::shared::error::StoreError;
+use pagemesh_base::ids::Seq;
+use pagemesh_pmem::Media;
+
+/// The log of a pool has a line for so many frames, and more for its journals.
+const FRAMES_PER_LINE: u64 = 8;
+/// Journals full of the records with most pages that the log has room for, besides.
+const JOURNALS_IN_LOG: u64 = 4;
+/// Pages of one line of a journal, at most.
+const PAGES_PER_JOURNAL_LINE: u64 = 3;
+/// Merging begins when this part of the log has lines.
+const MERGE_PART: u64 = 4;
+
+impl<M: Media> Pool<M> {
+    /// Creates the version log, unless it is there.
+    pub(super) fn ensure_version_log(&mut self) -> Result<(), ObjectError> {
+        if self.superblock.version_log.is_present() {
+            return Ok(());
+        }
+        let lines = self.superblock.geometry.frame_bytes() / 4096 / FRAMES_PER_LINE
+            + self.mapping.geometry().journal_lines() * PAGES_PER_JOURNAL_LINE * JOURNALS_IN_LOG;
+        let runs = self.allocate_log_frames(lines.div_ceil(FRAME_LINES))?;
+        // The superblock names the frames before their bits are stored: a crash in between loses none.
+        self.superblock.features.incompatible |= Features::VERSIONS;
+        self.superblock.version_log = VersionLogPlace::new(&runs);
+        self.write_next_superblock()?;
+        for frame in runs.iter().copied().flat_map(LogRun::frames) {
+            self.frame_allocator.write(frame, true);
+        }
+        let stores = self.frame_allocator.flush(&*self.mapping.data);
+        self.fence(stores);
+        self.superblock.version_log.is_counted = true;
+        self.superblock.used_frames = self.frame_allocator.used();
+        self.superblock.bitmap_ends = *self.frame_allocator.bitmap().ends();
+        self.write_next_superblock()?;
+        Ok(())
+    }
+
+    fn allocate_log_frames(&mut self, wanted: u64) -> Result<Vec<LogRun>, ObjectError> {
+        let mut runs: Vec<FrameRun> = Vec::new();
+        let mut rest = wanted;
+        while rest > 0 && runs.len() < LOG_RUNS_MAX {
+            let Some(run) = self.frame_allocator.allocate(rest) else {
+                break;
+            };
+            rest -= run.len;
+            runs.push(run);
+        }
+        if rest > wanted / 2 {
+            for run in runs {
+                self.frame_allocator.return_unused(run);
+            }
+            return Err(StoreError::NoSpace.into());
+        }
+        let to_log = |run: FrameRun| LogRun {
+            start: run.start,
+            len: run.len,
+        };
+        Ok(runs.into_iter().map(to_log).collect())
+    }
+
+    fn write_next_superblock(&mut self) -> Result<(), PoolError> {
+        self.mapping.data.sync()?;
+        self.ensure_newer_superblock()?;
+        self.superblock.generation += 1;
+        self.write_superblock()
+    }
+
+    /// Appends the versions that the records of a checkpoint replaced. The caller fences the stores of the pass before
+    /// it writes the superblock.
+    pub(in crate::owner) fn append_versions(&mut self, pass: &mut CheckpointPass) {
+        let mapping = self.mapping.clone();
+        let log = &mut self.superblock.version_log;
+        let first = log.tail;
+        let read =
+            |frame, into: &mut _| mapping.data.read(frame_at(frame), into as &mut [u8; 4096]);
+        for written in append_lines(log, mapping.pool, &pass.kept, read) {
+            let target = (&*mapping.data, frame_at(written.frame));
+            let (_, streamed) = M::stream_page(&[target], &written.bytes);
+            if !defect::is(Defect::VersionLogNotFenced) {
+                pass.add(streamed);
+            }
+        }
+        for (position, version) in (first..).zip(&pass.kept) {
+            self.add_pending(position, *version);
+        }
+    }
+
+    /// On a file: makes the replaced versions durable in the log before slots are stored. A recovery that finds a record's
+    /// slot stored then knows that the version which it replaced is in the log.
+    pub(in crate::owner) fn log_versions_before_slots(
+        &mut self,
+        pass: &mut CheckpointPass,
+    ) -> Result<(), PoolError> {
+        if !self.mapping.has_overlay()
+            || pass.kept.is_empty()
+            || defect::is(Defect::VersionLogNotFenced)
+        {
+            return Ok(());
+        }
+        self.append_versions(pass);
+        pass.kept.clear();
+        if let Some(stores) = pass.stores.take() {
+            let _fenced = self.mapping.data.fence(stores);
+        }
+        self.write_next_superblock()
+    }
+
+    fn add_pending(&mut self, position: u64, version: Version) {
+        let key = (version.object, version.page.0 / LEAF_PAGES);
+        let pending = PendingVersion { position, version };
+        self.versions.pending.entry(key).or_default().push(pending);
+        self.versions.pending_lines += 1;
+    }
+
+    pub(super) fn load_version_log(&mut self) {
+        let log = self.superblock.version_log;
+        let versions = load_versions(&*self.mapping.data, &log, self.mapping.pool);
+        for (position, version) in (log.head..).zip(versions) {
+            // A damaged line: its version is lost, and its frame stays in use until a check of the pool frees it.
+            if let Some(version) = version {
+                self.add_pending(position, version);
+            }
+        }
+        self.versions.recovered_tail = log.tail;
+        self.versions.merged_head = log.head;
+    }
+
+    /// Whether the durable head has passed all lines.
+    pub(super) fn is_log_merged(&self) -> bool {
+        let log = &self.superblock.version_log;
+        log.head == log.tail
+    }
+
+    /// Whether enough lines wait for a merge to begin.
+    pub(super) fn is_merge_due(&self) -> bool {
+        let log = &self.superblock.version_log;
+        self.versions.pending_lines * MERGE_PART >= log.capacity().max(1)
+    }
+
+    /// Lets the durable head pass the merged lines.
+    pub(super) fn pass_log_head(&mut self) -> Result<(), PoolError> {
+        if self.superblock.version_log.head != self.versions.merged_head {
+            let heads = self.superblock.journal_heads.clone();
+            self.write_checkpoint(self.superblock.checkpoint, heads)?;
+        }
+        Ok(())
+    }
+
+    /// The limits of a checkpoint whose versions have room in the log.
+    pub(in crate::owner) fn within_log_room(
+        &mut self,
+        reach: CheckpointLimits,
+    ) -> Result<CheckpointLimits, PoolError> {
+        let room = self.superblock.version_log.room();
+        self.versions.is_checkpoint_limited = false;
+        let has_snapshots = self.objects.values().any(|entry| entry.shared_below.0 > 0);
+        if !has_snapshots || self.unapplied_pages_max() <= room {
+            return Ok(reach);
+        }
+        let mut groups = self.unapplied_groups(reach.checkpoint)?;
+        groups.sort_unstable();
+        let mut rest = room;
+        for (seq, pages) in groups {
+            if pages > rest {
+                self.versions.is_checkpoint_limited = true;
+                return Ok(CheckpointLimits::full(seq.min(reach.checkpoint)));
+            }
+            rest -= pages;
+        }
+        Ok(CheckpointLimits::full(reach.checkpoint))
+    }
+
+    /// A bound on the pages that committed and unapplied records replace.
+    fn unapplied_pages_max(&mut self) -> u64 {
+        let mut lines = 0;
+        for number in 0..self.superblock.journals_end {
+            let committed = self.committed_end(number);
+            let applied = self.sessions.session(number).applied_journal.end();
+            lines += committed.saturating_sub(applied);
+        }
+        lines.saturating_mul(PAGES_PER_JOURNAL_LINE)
+    }
+
+    /// The committed and unapplied records below a seq, with their pages.
+    fn unapplied_groups(&mut self, limit: Seq) -> Result<Vec<(Seq, u64)>, PoolError> {
+        let mut groups = Vec::new();
+        let mut record = Record::empty();
+        for number in 0..self.superblock.journals_end {
+            let committed = self.committed_end(number);
+            let mut journal = self.sessions.session(number).applied_journal.clone();
+            let mut chunk = JournalChunk::default();
+            while journal.end() < committed {
+                let before = journal.end();
+                if !chunk.has(before) {
+                    journal.read_ahead(
+                        &*self.mapping.data,
+                        committed.min(before + 256),
+                        &mut chunk,
+                    );
+                }
+                match self.read_next_record(&mut journal, committed, &mut chunk, &mut record)? {
+                    NextEntry::Map if record.seq >= limit => break,
+                    NextEntry::Map => groups.push((record.seq, record.changes.len() as u64)),
+                    NextEntry::Object(_) | NextEntry::Pad => {}
+                }
+            }
+        }
+        Ok(groups)
+    }
+}

@@ -1,0 +1,442 @@
+//! Snapshots: the versions of pages that they see.
+//!
+//! A snapshot of a slice is an epoch. It sees each version of a page that was born before it and not replaced before it.
+//! Sessions know nothing of it, but that they do not change a page in place if the newest snapshot sees it. The owner
+//! keeps versions:
+//!
+//! 1. [`Pool::prepare_snapshot`] lists the epoch, durably, before any record has it.
+//! 2. A checkpoint finds that a record replaced a page born before the newest snapshot. It appends a line to the version
+//!    log in place of freeing the frame (`log`).
+//! 3. Later [`Pool::maintain`] links the frames of many lines to the object of the slice's versions (`merge`). Then the
+//!    head of the log passes the lines with the next superblock.
+//! 4. [`Pool::version_leaf`] finds the versions of a leaf: in the log, in the object of versions, and in the slice
+//!    (`view`).
+//! 5. [`Pool::drop_snapshots`] takes epochs off the list. A sweep frees the versions that no snapshot sees any more
+//!    (`sweep`).
+//!
+//! Invariants:
+//! - a frame that a snapshot sees is in use: by the slice, by a line of the log, or by the object of versions;
+//! - a sweep frees versions only after the durable head of the log has passed their lines. So no line names a frame with
+//!   another user;
+//! - the object of versions is changed by the owner's session alone.
+
+mod blocks;
+mod log;
+mod merge;
+mod pages;
+mod sweep;
+mod view;
+
+use super::error::ObjectError;
+use super::pool::Pool;
+use crate::defect::{self, Defect};
+use crate::format::object::{Object, ObjectRole, ObjectState};
+use crate::format::record::{Change, Record};
+use crate::format::version_log::Version;
+use crate::format::version_pages::{
+    DamagedVersions, HEAD_PAGE, PAGE_SNAPSHOTS, SNAPSHOTS_MAX, VersionsHead, decode_list,
+    encode_list, list_page,
+};
+use crate::recovery::PoolError;
+use crate::shared::error::StoreError;
+use merge::MergeBatch;
+use pagemesh_base::ids::{EPOCH_MAX, Epoch, ObjectId, PageNo};
+use pagemesh_base::layout::SliceId;
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::Media;
+use pages::PageEdits;
+use std::collections::{BTreeMap, HashMap};
+use sweep::Sweep;
+use uuid::Uuid;
+pub use view::VersionLeaf;
+
+/// The identity of an object of versions differs from its slice's in these bits.
+const VERSIONS_ID: u128 = 0x7665_7273_696f_6e73_7665_7273_696f_6e73;
+/// Slots of one leaf of a page table.
+const LEAF_PAGES: u64 = crate::format::table::NODE_SLOTS;
+
+/// A line of the version log that is not merged yet.
+#[derive(Clone, Copy, Debug)]
+struct PendingVersion {
+    /// The position of its line.
+    position: u64,
+    version: Version,
+}
+
+/// The versions of one slice.
+struct SliceVersions {
+    /// The object with the versions.
+    object: ObjectId,
+    head: VersionsHead,
+    /// Ascending.
+    snapshots: Vec<Epoch>,
+    sweep: Option<Sweep>,
+    /// A page of the object cannot be used. The snapshots cannot be read, and nothing is freed.
+    is_damaged: bool,
+}
+
+/// The versions of all slices.
+#[derive(Default)]
+pub(crate) struct VersionStore {
+    /// By the object of the slice.
+    slices: HashMap<ObjectId, SliceVersions>,
+    /// Lines of the log that are not merged, by object and leaf.
+    pending: BTreeMap<(ObjectId, u64), Vec<PendingVersion>>,
+    /// The number of all pending lines.
+    pending_lines: u64,
+    /// Lines below this position were in the log when the pool was opened. They may be merged already.
+    recovered_tail: u64,
+    /// Lines below this position are merged.
+    merged_head: u64,
+    batch: Option<MergeBatch>,
+    /// The log had no room for all versions of the last checkpoint.
+    is_checkpoint_limited: bool,
+    /// The last merge found no free frame.
+    is_out_of_room: bool,
+}
+
+impl VersionStore {
+    fn of(&self, object: ObjectId) -> Option<&SliceVersions> {
+        self.slices.get(&object)
+    }
+}
+
+impl SliceVersions {
+    fn has_snapshot(&self, snapshot: Epoch) -> bool {
+        self.snapshots.binary_search(&snapshot).is_ok()
+    }
+
+    /// Whether some snapshot sees a version.
+    fn is_seen(&self, birth: Epoch, death: Epoch) -> bool {
+        let first = self
+            .snapshots
+            .partition_point(|&snapshot| snapshot <= birth);
+        self.snapshots.get(first).is_some_and(|&it| it <= death)
+    }
+
+    fn newest(&self) -> Epoch {
+        self.snapshots.last().copied().unwrap_or(Epoch(0))
+    }
+}
+
+impl<M: Media> Pool<M> {
+    /// Keeps versions of a slice for a snapshot at this epoch from now on. Durable when it returns. Does nothing if the
+    /// snapshot is there.
+    ///
+    /// # Errors
+    /// When there is no such slice, the epoch is older than the slice's or than another snapshot's, or the pool lacks room.
+    pub fn prepare_snapshot(&mut self, slice: SliceId, snapshot: Epoch) -> Result<(), ObjectError> {
+        let (object, entry) = self.find(slice)?;
+        self.check_versions(object)?;
+        let present = self.versions.of(object);
+        if present.is_some_and(|versions| versions.has_snapshot(snapshot)) {
+            return Ok(());
+        }
+        if entry.epoch > snapshot {
+            let (current, wanted) = (entry.epoch, snapshot);
+            return Err(ObjectError::StaleEpoch { current, wanted });
+        }
+        let newest = present.map_or(Epoch(0), SliceVersions::newest);
+        if snapshot <= newest || snapshot.0 > EPOCH_MAX {
+            return Err(ObjectError::BadSnapshot { snapshot, newest });
+        }
+        let count = present.map_or(0, |versions| versions.snapshots.len());
+        if count >= SNAPSHOTS_MAX {
+            return Err(ObjectError::SnapshotsFull(SNAPSHOTS_MAX));
+        }
+        self.ensure_version_log()?;
+        self.ensure_versions_object(object, &entry)?;
+        let mut snapshots = self.versions.slices[&object].snapshots.clone();
+        snapshots.push(snapshot);
+        self.store_snapshots(object, snapshots, false)?;
+        let shared_below = snapshot;
+        self.commit_entry(
+            object,
+            Object {
+                shared_below,
+                ..entry
+            },
+        )?;
+        Ok(())
+    }
+
+    /// Drops snapshots of a slice. Durable when it returns; [`Pool::maintain`] frees their versions later. Unknown epochs
+    /// are left out.
+    ///
+    /// # Errors
+    /// When there is no such slice, or the pool lacks room.
+    pub fn drop_snapshots(&mut self, slice: SliceId, dropped: &[Epoch]) -> Result<(), ObjectError> {
+        let (object, entry) = self.find(slice)?;
+        self.check_versions(object)?;
+        let Some(versions) = self.versions.of(object) else {
+            return Ok(());
+        };
+        let mut snapshots = versions.snapshots.clone();
+        snapshots.retain(|snapshot| !dropped.contains(snapshot));
+        if snapshots.len() == versions.snapshots.len() {
+            return Ok(());
+        }
+        self.store_snapshots(object, snapshots, true)?;
+        self.start_sweep(object);
+        let shared_below = self.versions.slices[&object].newest();
+        if shared_below != entry.shared_below {
+            let entry = Object {
+                shared_below,
+                ..entry
+            };
+            self.commit_entry(object, entry)?;
+        }
+        self.mapping.data.sync().map_err(PoolError::from)?;
+        self.mapping.control.ring_doorbell();
+        Ok(())
+    }
+
+    /// The snapshots of a slice, ascending. Prepared ones are among them.
+    ///
+    /// # Errors
+    /// When there is no such slice.
+    pub fn snapshots_of(&self, slice: SliceId) -> Result<Vec<Epoch>, ObjectError> {
+        let (object, _) = self.find(slice)?;
+        let versions = self.versions.of(object);
+        Ok(versions.map_or(Vec::new(), |versions| versions.snapshots.clone()))
+    }
+
+    /// The version that a record replaces, if a snapshot may see it. Recovery decides alike.
+    pub(super) fn kept_version(
+        &self,
+        record: &Record,
+        change: &Change,
+        page: PageNo,
+    ) -> Option<Version> {
+        if record.level > 0 || self.versions.slices.is_empty() {
+            return None;
+        }
+        let frame = change.old.frame()?;
+        let shared_below = self.objects.get(&record.object)?.shared_below;
+        if change.new.frame() == Some(frame)
+            || shared_below == Epoch(0)
+            || defect::is(Defect::SeenVersionFreed)
+        {
+            return None;
+        }
+        let birth = self.mapping.frame_word(frame).birth();
+        let version = Version {
+            object: record.object,
+            page,
+            frame,
+            birth: birth.unwrap_or(Epoch(0)),
+            death: record.birth(),
+        };
+        version.is_kept_below(shared_below).then_some(version)
+    }
+
+    /// Creates the object of a slice's versions, unless it is there.
+    fn ensure_versions_object(
+        &mut self,
+        object: ObjectId,
+        entry: &Object,
+    ) -> Result<(), ObjectError> {
+        if self.versions.slices.contains_key(&object) {
+            return Ok(());
+        }
+        let leaves = entry.size_bytes.div_ceil(LEAF_PAGES * PAGE_BYTES as u64);
+        let head = VersionsHead {
+            leaves: leaves as u32,
+            ..VersionsHead::default()
+        };
+        let of_versions = self.take_free_object()?;
+        let entry = Object {
+            state: ObjectState::Live,
+            slice: SliceId(Uuid::from_u128(entry.slice.0.as_u128() ^ VERSIONS_ID)),
+            size_bytes: head.size_bytes(0),
+            role: ObjectRole::VersionsOf(object),
+            ..Object::FREE
+        };
+        self.commit_entry(of_versions, entry)?;
+        let versions = SliceVersions {
+            object: of_versions,
+            head,
+            snapshots: Vec::new(),
+            sweep: None,
+            is_damaged: false,
+        };
+        self.versions.slices.insert(object, versions);
+        Ok(())
+    }
+
+    /// Stores the list of snapshots of a slice, as a whole.
+    fn store_snapshots(
+        &mut self,
+        object: ObjectId,
+        snapshots: Vec<Epoch>,
+        needs_sweep: bool,
+    ) -> Result<(), ObjectError> {
+        let versions = &self.versions.slices[&object];
+        let of_versions = versions.object;
+        let mut head = versions.head;
+        head.snapshots = snapshots.len() as u32;
+        head.needs_sweep |= needs_sweep;
+        let unchanged = snapshots.iter().zip(&versions.snapshots);
+        let unchanged = unchanged.take_while(|(new, old)| new == old).count();
+        let mut edits = PageEdits::default();
+        edits.set(HEAD_PAGE, head.encode());
+        for (number, part) in snapshots.chunks(PAGE_SNAPSHOTS).enumerate() {
+            if (number + 1) * PAGE_SNAPSHOTS > unchanged {
+                edits.set(list_page(number * PAGE_SNAPSHOTS), encode_list(part));
+            }
+        }
+        self.commit_edits(of_versions, edits)?;
+        if let Some(versions) = self.versions.slices.get_mut(&object) {
+            versions.head = head;
+            versions.snapshots = snapshots;
+        }
+        Ok(())
+    }
+
+    /// Loads the lists of snapshots and the version log of a pool that was opened.
+    pub(super) fn load_versions(&mut self) -> Result<(), ObjectError> {
+        let role = |(object, entry): (&ObjectId, &Object)| match (entry.role, entry.state) {
+            (ObjectRole::VersionsOf(origin), ObjectState::Live) => Some((origin, *object)),
+            _ => None,
+        };
+        let found: Vec<_> = self.objects.iter().filter_map(role).collect();
+        for (origin, object) in found {
+            let loaded = self.load_slice_versions(origin, object);
+            if !self.is_damage(&loaded) {
+                self.versions.slices.insert(origin, loaded?);
+                continue;
+            }
+            let seen_last = self.objects.get(&origin).map(|entry| entry.shared_below);
+            let versions = SliceVersions {
+                object,
+                head: VersionsHead::default(),
+                snapshots: seen_last.into_iter().collect(),
+                sweep: None,
+                is_damaged: true,
+            };
+            self.versions.slices.insert(origin, versions);
+        }
+        self.load_version_log();
+        let origins: Vec<ObjectId> = self.versions.slices.keys().copied().collect();
+        for origin in origins {
+            self.finish_interrupted_change(origin)?;
+        }
+        Ok(())
+    }
+
+    fn load_slice_versions(
+        &mut self,
+        origin: ObjectId,
+        object: ObjectId,
+    ) -> Result<SliceVersions, ObjectError> {
+        let head = VersionsHead::decode(&*self.read_versions_page(object, HEAD_PAGE)?);
+        // A crash came between the creation of the object and that of its head.
+        let head = match head {
+            Ok(head) => head,
+            Err(_) if self.is_unlinked(object)? => self.new_head(origin),
+            Err(damaged) => return Err(damaged.into()),
+        };
+        let mut snapshots = Vec::new();
+        while snapshots.len() < head.snapshots as usize {
+            let page = self.read_versions_page(object, list_page(snapshots.len()))?;
+            let count = (head.snapshots as usize - snapshots.len()).min(PAGE_SNAPSHOTS);
+            snapshots.extend(decode_list(&page, count)?);
+        }
+        Ok(SliceVersions {
+            object,
+            head,
+            snapshots,
+            sweep: None,
+            is_damaged: false,
+        })
+    }
+
+    /// Whether the medium damaged a page of an object of versions.
+    fn is_damage<T>(&self, result: &Result<T, ObjectError>) -> bool {
+        matches!(
+            result,
+            Err(ObjectError::Versions(_) | ObjectError::Store(StoreError::Damaged { .. }))
+        )
+    }
+
+    fn mark_damaged(&mut self, origin: ObjectId) {
+        if let Some(versions) = self.versions.slices.get_mut(&origin) {
+            versions.is_damaged = true;
+            versions.sweep = None;
+        }
+    }
+
+    /// Refuses the snapshots of a slice whose list of versions is damaged.
+    fn check_versions(&self, object: ObjectId) -> Result<(), ObjectError> {
+        let versions = self.versions.of(object);
+        match versions.is_some_and(|versions| versions.is_damaged) {
+            true => Err(DamagedVersions.into()),
+            false => Ok(()),
+        }
+    }
+
+    fn new_head(&self, origin: ObjectId) -> VersionsHead {
+        let size_bytes = self
+            .objects
+            .get(&origin)
+            .map_or(0, |entry| entry.size_bytes);
+        let leaves = size_bytes.div_ceil(LEAF_PAGES * PAGE_BYTES as u64);
+        VersionsHead {
+            leaves: leaves as u32,
+            ..VersionsHead::default()
+        }
+    }
+
+    /// Takes up a drop or a deletion that a crash interrupted.
+    fn finish_interrupted_change(&mut self, origin: ObjectId) -> Result<(), ObjectError> {
+        let versions = &self.versions.slices[&origin];
+        if versions.is_damaged {
+            return Ok(());
+        }
+        if versions.head.needs_sweep {
+            self.start_sweep(origin);
+        }
+        let newest = self.versions.slices[&origin].newest();
+        let entry = self.objects.get(&origin).copied();
+        let live = entry.filter(|entry| entry.state == ObjectState::Live);
+        if let Some(entry) = live.filter(|entry| entry.shared_below != newest) {
+            let shared_below = newest;
+            self.commit_entry(
+                origin,
+                Object {
+                    shared_below,
+                    ..entry
+                },
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Whether the versions of an object have no place for the pages of this size.
+    pub(super) fn is_beyond_versions(&self, object: ObjectId, size_bytes: u64) -> bool {
+        let leaves = size_bytes.div_ceil(LEAF_PAGES * PAGE_BYTES as u64);
+        let versions = self.versions.of(object);
+        versions.is_some_and(|versions| leaves > u64::from(versions.head.leaves))
+    }
+
+    /// Retires the versions of a deleted slice, once no line of the log names the slice. False: later.
+    pub(super) fn retire_versions(&mut self, object: ObjectId) -> Result<bool, ObjectError> {
+        let Some(versions) = self.versions.slices.get_mut(&object) else {
+            return Ok(true);
+        };
+        versions.snapshots.clear();
+        versions.sweep = None;
+        let of_versions = versions.object;
+        // A line that a crash brings back must still find the object.
+        if !self.is_log_merged() {
+            self.merge_all_soon();
+            return Ok(false);
+        }
+        let entry = self.objects[&of_versions];
+        let state = ObjectState::Deleting;
+        let seq = self.commit_entry(of_versions, Object { state, ..entry })?;
+        self.versions.slices.remove(&object);
+        self.deleting.push((seq, of_versions));
+        Ok(true)
+    }
+}

@@ -1,0 +1,177 @@
+//! The pages that a snapshot sees.
+
+use super::super::error::ObjectError;
+use super::super::pool::Pool;
+use super::LEAF_PAGES;
+use crate::format::frame_word::PageBirth;
+use crate::format::slot::Slot;
+use crate::format::table::SlotLocation;
+use crate::shared::error::StoreError;
+use crate::shared::pool_mapping::PoolMapping;
+use pagemesh_base::ids::{Epoch, FrameNo, ObjectId, PageNo, Seq};
+use pagemesh_base::layout::SliceId;
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::Media;
+use std::sync::atomic::Ordering;
+
+/// The frames of the 512 pages of a leaf that a snapshot sees. They stay as long as the snapshot, unless the pool moves
+/// pages between its devices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VersionLeaf {
+    /// The number of the frame + 1; 0: a hole.
+    frames: Box<[u64; LEAF_PAGES as usize]>,
+}
+
+impl VersionLeaf {
+    fn new() -> VersionLeaf {
+        VersionLeaf {
+            frames: Box::new([0; LEAF_PAGES as usize]),
+        }
+    }
+
+    /// The frame of a page of the leaf; none: a hole.
+    #[must_use]
+    pub fn frame(&self, index: usize) -> Option<FrameNo> {
+        self.frames[index].checked_sub(1).map(FrameNo)
+    }
+
+    fn set(&mut self, index: usize, frame: FrameNo) {
+        self.frames[index] = frame.0 + 1;
+    }
+}
+
+impl<M: Media> Pool<M> {
+    /// The frames that a snapshot sees in a leaf of a slice: in pages `leaf * 512` to `leaf * 512 + 511`. All changes
+    /// below the snapshot's epoch must have ended.
+    ///
+    /// # Errors
+    /// When there is no such slice or snapshot, or a session is stuck: the caller tries again.
+    pub fn version_leaf(
+        &mut self,
+        slice: SliceId,
+        snapshot: Epoch,
+        leaf: u64,
+    ) -> Result<VersionLeaf, ObjectError> {
+        let (object, _) = self.find(slice)?;
+        let known = self.versions.of(object);
+        if !known.is_some_and(|versions| versions.has_snapshot(snapshot)) {
+            return Err(ObjectError::UnknownSnapshot { slice, snapshot });
+        }
+        self.check_versions(object)?;
+        let mut frames = VersionLeaf::new();
+        if self.add_live_pages(object, snapshot, leaf, &mut frames)? {
+            // The records that replaced them may not be applied. Operations in progress may hold back a checkpoint.
+            let committed = self.mapping.control.seq().load(Ordering::Acquire);
+            self.wait_for_ops()?;
+            self.checkpoint_versions(Seq(committed))?;
+            self.add_kept_pages(object, snapshot, leaf, &mut frames)?;
+        }
+        Ok(frames)
+    }
+
+    /// Applies all records below a seq, so that each version that they replaced is known.
+    fn checkpoint_versions(&mut self, below: Seq) -> Result<(), ObjectError> {
+        loop {
+            let before = self.superblock.checkpoint;
+            self.checkpoint()?;
+            if self.superblock.checkpoint >= below || self.is_passed(below) {
+                return Ok(());
+            }
+            if self.superblock.checkpoint == before && self.is_log_merged() {
+                return Err(StoreError::TimedOut.into());
+            }
+            // The log has no room for more versions.
+            self.merge_all_soon();
+            while self.is_merging() {
+                self.maintain_versions()?;
+                if self.versions.is_out_of_room {
+                    return Err(StoreError::NoSpace.into());
+                }
+            }
+        }
+    }
+
+    /// Whether all records below a seq are applied. A checkpoint without records writes no superblock.
+    fn is_passed(&self, below: Seq) -> bool {
+        self.checkpoint_limit() >= below && !self.versions.is_checkpoint_limited
+    }
+
+    /// Adds the pages of the slice that the snapshot sees. True if the slice has later ones.
+    fn add_live_pages(
+        &mut self,
+        object: ObjectId,
+        snapshot: Epoch,
+        leaf: u64,
+        frames: &mut VersionLeaf,
+    ) -> Result<bool, ObjectError> {
+        let first = PageNo(leaf * LEAF_PAGES);
+        let SlotLocation::At(at) = self.mapping.locate(object, 0, first)? else {
+            return Ok(false);
+        };
+        let mut has_later = false;
+        for index in 0..LEAF_PAGES as usize {
+            let (at, page) = (at + index * 8, PageNo(first.0 + index as u64));
+            match self.mapping.birth(at, page) {
+                PageBirth::NeverWritten => {}
+                PageBirth::At(birth) if birth >= snapshot => has_later = true,
+                PageBirth::At(_) | PageBirth::Unknown => {
+                    // A page of unknown birth is older than each snapshot, as for the checkpoint.
+                    let slot = self.mapping.slot(at, page)?;
+                    let seen = slot.frame().filter(|_| self.is_still(at, slot));
+                    match seen {
+                        Some(frame) => frames.set(index, frame),
+                        None => has_later = true,
+                    }
+                }
+            }
+        }
+        Ok(has_later)
+    }
+
+    /// Whether the slot is the same, and is not being changed: a page that changes is later than the snapshot.
+    fn is_still(&self, at: usize, slot: Slot) -> bool {
+        !slot.is_changing() && self.mapping.meta.load(at) == slot.encode()
+    }
+
+    /// Adds the versions that the snapshot sees.
+    fn add_kept_pages(
+        &mut self,
+        object: ObjectId,
+        snapshot: Epoch,
+        leaf: u64,
+        frames: &mut VersionLeaf,
+    ) -> Result<(), ObjectError> {
+        let pending = self.versions.pending.get(&(object, leaf));
+        for line in pending.into_iter().flatten() {
+            if line.version.is_seen_by(snapshot) {
+                let index = line.version.page.0 % LEAF_PAGES;
+                frames.set(index as usize, line.version.frame);
+            }
+        }
+        let versions = self.edited_versions(object);
+        for block in self.blocks_of(&versions, leaf)? {
+            for (_, page, frame, death) in block.versions() {
+                let birth = self.mapping.frame_word(frame).birth().unwrap_or(Epoch(0));
+                if birth < snapshot && snapshot <= death {
+                    frames.set(page as usize, frame);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<M: Media> PoolMapping<M> {
+    /// Copies a page that a snapshot sees, after the check of its bytes.
+    ///
+    /// # Errors
+    /// When the page is damaged, or this process does not reach its frame.
+    pub fn read_version(
+        &self,
+        frame: FrameNo,
+        page: PageNo,
+        into: &mut [u8; PAGE_BYTES],
+    ) -> Result<(), StoreError> {
+        self.copy_frame(frame, page, into).map(drop)
+    }
+}
