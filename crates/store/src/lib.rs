@@ -30,6 +30,6 @@ pub mod test_api;
 pub use format::{
     device_paths, devices, frame_word, geometry, journal, object, record, slot, superblock, table,
 };
-pub use owner::{drain, pool, scrub};
+pub use owner::{drain, pool, scrub, versions};
 pub use session::{consistent_read, patch, requests, transaction};
 pub use shared::{control, pool_mapping, wait};

@@ -13,11 +13,16 @@
 //! | 11 transact | yes | | parts | yes | see below |
 //! | 13 births | yes | page | count | | |
 //! | 14 copy | yes | page | count | yes | the pages, or nothing for holes; per page 4: the epoch of its birth |
+//! | 15 prepare snapshot | yes | | | epoch: the snapshot | |
 //! | 16 attach | | | | epoch | slice |
+//! | 17 read version, 18 version extents | yes | byte | bytes | epoch: the snapshot | |
 //! | 32 create, 33 resize | | | bytes | | slice |
 //! | 34 delete | | | | | slice |
 //! | 35 list | | | | | slice after which to continue, or nothing |
 //! | 36 status | | | | | |
+//! | 37 prepare snapshot | | | | epoch: the snapshot | slice |
+//! | 38 drop snapshots | | | count | | slice; per snapshot 4: its epoch |
+//! | 39 snapshots | | | | epoch: the last snapshot of the previous answer, or 0 | slice |
 //!
 //! A write, a clear or a transaction with the flag *durable* is answered after a flush that covers it.
 //!
@@ -44,7 +49,7 @@ use bytes::Bytes;
 use pagemesh_base::ids::{EPOCH_MAX, Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{
-    COPY_PAGES_MAX, LIST_ENTRIES_MAX, SLICE_IO_BYTES_MAX, SliceError, SliceRequest, Stamp,
+    COPY_PAGES_MAX, DROPPED_SNAPSHOTS_MAX, LIST_ENTRIES_MAX, SLICE_IO_BYTES_MAX, SliceError, SliceRequest, Stamp,
     TransactionPart, check_parts,
 };
 use pagemesh_base::space::TRANSACTION_PAGES_MAX;
@@ -74,7 +79,7 @@ pub enum Request {
 }
 
 /// A manager's call to the brick.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Control {
     /// Make a slice.
     Create {
@@ -102,16 +107,40 @@ pub enum Control {
     },
     /// Get the brick's status.
     Status,
+    /// Prepare a snapshot of a slice that no client uses.
+    PrepareSnapshot {
+        /// The slice.
+        slice: SliceId,
+        /// The snapshot.
+        snapshot: Epoch,
+    },
+    /// Drop snapshots.
+    DropSnapshots {
+        /// The slice.
+        slice: SliceId,
+        /// At least one, at most [`DROPPED_SNAPSHOTS_MAX`].
+        snapshots: Vec<Epoch>,
+    },
+    /// List the snapshots of a slice in ascending order.
+    Snapshots {
+        /// The slice.
+        slice: SliceId,
+        /// The last snapshot of the previous answer, or 0.
+        after: Epoch,
+    },
 }
 
 impl Control {
-    fn kind(self) -> MessageKind {
+    fn kind(&self) -> MessageKind {
         match self {
             Control::Create { .. } => MessageKind::Create,
             Control::Resize { .. } => MessageKind::Resize,
             Control::Delete { .. } => MessageKind::Delete,
             Control::List { .. } => MessageKind::List,
             Control::Status => MessageKind::Status,
+            Control::PrepareSnapshot { .. } => MessageKind::ControlPrepareSnapshot,
+            Control::DropSnapshots { .. } => MessageKind::DropSnapshots,
+            Control::Snapshots { .. } => MessageKind::Snapshots,
         }
     }
 }
@@ -133,6 +162,9 @@ fn kind_of(request: &SliceRequest) -> MessageKind {
         SliceRequest::Transact { .. } => MessageKind::Transact,
         SliceRequest::Births { .. } => MessageKind::Births,
         SliceRequest::Copy { .. } => MessageKind::Copy,
+        SliceRequest::PrepareSnapshot { .. } => MessageKind::PrepareSnapshot,
+        SliceRequest::ReadVersion { .. } => MessageKind::ReadVersion,
+        SliceRequest::VersionExtents { .. } => MessageKind::VersionExtents,
     }
 }
 
@@ -199,7 +231,13 @@ impl Request {
             Request::Control(control) => match *control {
                 Control::Create { slice, .. }
                 | Control::Resize { slice, .. }
-                | Control::Delete { slice } => id(slice),
+                | Control::Delete { slice }
+                | Control::PrepareSnapshot { slice, .. }
+                | Control::Snapshots { slice, .. } => id(slice),
+                Control::DropSnapshots {
+                    slice,
+                    ref snapshots,
+                } => encode_dropped(slice, snapshots),
                 Control::List { after } => after.map(id).unwrap_or_default(),
                 Control::Status => Bytes::new(),
             },
@@ -218,6 +256,15 @@ impl Request {
             Request::Control(
                 Control::Create { size_bytes, .. } | Control::Resize { size_bytes, .. },
             ) => header.len = *size_bytes,
+            Request::Control(
+                Control::PrepareSnapshot {
+                    snapshot: epoch, ..
+                }
+                | Control::Snapshots { after: epoch, .. },
+            ) => header.epoch = epoch.0,
+            Request::Control(Control::DropSnapshots { snapshots, .. }) => {
+                header.len = snapshots.len() as u64;
+            }
             Request::Control(_) => {}
         }
         header
@@ -253,6 +300,15 @@ impl Request {
                 after: Some(named()?),
             }),
             MessageKind::Status => Request::Control(Control::Status),
+            MessageKind::ControlPrepareSnapshot => Request::Control(Control::PrepareSnapshot {
+                slice: named()?,
+                snapshot: Epoch(header.epoch),
+            }),
+            MessageKind::DropSnapshots => Request::Control(decode_dropped(header, &body)?),
+            MessageKind::Snapshots => Request::Control(Control::Snapshots {
+                slice: named()?,
+                after: Epoch(header.epoch),
+            }),
             _ => Request::Slice {
                 handle: header.handle,
                 request: with_flush(header, slice_request(header, body)?)?,
@@ -261,9 +317,11 @@ impl Request {
         let mut exact = request.header(header.tag);
         exact.flags |= u16::from(header.hint().bits()) << HINT_SHIFT;
         exact.body_len = match header.kind {
-            MessageKind::List | MessageKind::Write | MessageKind::Transact | MessageKind::Copy => {
-                header.body_len
-            }
+            MessageKind::List
+            | MessageKind::Write
+            | MessageKind::Transact
+            | MessageKind::Copy
+            | MessageKind::DropSnapshots => header.body_len,
             kind => kind.request_bytes_max(),
         };
         match exact == header.without_body_crc() {
@@ -282,7 +340,9 @@ const _: () = assert!(ID_BYTES == size_of::<Uuid>());
 /// [`SliceError::OutOfRange`] with the limit.
 pub fn check_limits(request: &SliceRequest) -> Result<(), SliceError> {
     let (what, asked, max) = match request.without_flush() {
-        SliceRequest::Read { len, .. } => ("bytes at once", u64::from(*len), IO_MAX),
+        SliceRequest::Read { len, .. } | SliceRequest::ReadVersion { len, .. } => {
+            ("bytes at once", u64::from(*len), IO_MAX)
+        }
         SliceRequest::Write { data, .. } => ("bytes at once", data.len() as u64, IO_MAX),
         SliceRequest::Clear { len, .. } => ("bytes cleared at once", *len, CLEAR_BYTES_MAX),
         SliceRequest::Transact { parts, .. } => {
@@ -303,7 +363,8 @@ pub fn check_limits(request: &SliceRequest) -> Result<(), SliceError> {
             births.len() as u64,
             COPY_PAGES_MAX as u64,
         ),
-        SliceRequest::RaiseEpoch { epoch, .. } => {
+        SliceRequest::RaiseEpoch { epoch, .. }
+        | SliceRequest::PrepareSnapshot { snapshot: epoch } => {
             ("as an epoch", u64::from(epoch.0), u64::from(EPOCH_MAX))
         }
         _ => return Ok(()),
@@ -312,6 +373,20 @@ pub fn check_limits(request: &SliceRequest) -> Result<(), SliceError> {
         true => Ok(()),
         false => Err(SliceError::OutOfRange(format!(
             "{asked} {what}; the most is {max}"
+        ))),
+    }
+}
+
+/// Checks the number of snapshots that one call drops. Both ends check.
+///
+/// # Errors
+/// [`SliceError::OutOfRange`] with the limit.
+pub fn check_dropped(dropped: &[Epoch]) -> Result<(), SliceError> {
+    match dropped.len() <= DROPPED_SNAPSHOTS_MAX {
+        true => Ok(()),
+        false => Err(SliceError::OutOfRange(format!(
+            "{} snapshots dropped at once; the most is {DROPPED_SNAPSHOTS_MAX}",
+            dropped.len()
         ))),
     }
 }
@@ -365,11 +440,50 @@ fn set_header_fields(request: &SliceRequest, header: &mut Header) {
         SliceRequest::RaiseEpoch { epoch, lost_since } => {
             (header.epoch, header.offset) = (epoch.0, u64::from(lost_since.0));
         }
+        SliceRequest::PrepareSnapshot { snapshot } => header.epoch = snapshot.0,
+        SliceRequest::ReadVersion {
+            snapshot,
+            offset,
+            len,
+        } => {
+            (header.offset, header.len) = (*offset, u64::from(*len));
+            header.epoch = snapshot.0;
+        }
+        SliceRequest::VersionExtents {
+            snapshot,
+            offset,
+            len,
+        } => {
+            (header.offset, header.len) = (*offset, *len);
+            header.epoch = snapshot.0;
+        }
         SliceRequest::Flush
         | SliceRequest::InFlight
         | SliceRequest::ForgetInFlight
         | SliceRequest::KeepOrder => {}
     }
+}
+
+fn encode_dropped(slice: SliceId, snapshots: &[Epoch]) -> Bytes {
+    let mut body = slice.0.as_bytes().to_vec();
+    for snapshot in snapshots {
+        body.extend_from_slice(&snapshot.0.to_le_bytes());
+    }
+    body.into()
+}
+
+fn decode_dropped(header: &Header, body: &Bytes) -> Result<Control, MalformedMessage> {
+    let cut = || header.malformed("the snapshots of a drop do not fill its body");
+    let (slice, rest) = body.split_first_chunk::<ID_BYTES>().ok_or_else(cut)?;
+    let (words, left) = rest.as_chunks();
+    if !left.is_empty() || words.is_empty() || words.len() as u64 != header.len {
+        return Err(cut());
+    }
+    let snapshots = words.iter().map(|it| Epoch(u32::from_le_bytes(*it)));
+    Ok(Control::DropSnapshots {
+        slice: SliceId(Uuid::from_bytes(*slice)),
+        snapshots: snapshots.collect(),
+    })
 }
 
 const PART_WRITE: u32 = 1;
@@ -542,6 +656,19 @@ fn slice_request(header: &Header, body: Bytes) -> Result<SliceRequest, Malformed
             count: small()?,
         },
         MessageKind::Copy => decode_copy(header, body, stamp)?,
+        MessageKind::PrepareSnapshot => SliceRequest::PrepareSnapshot {
+            snapshot: stamp.epoch,
+        },
+        MessageKind::ReadVersion => SliceRequest::ReadVersion {
+            snapshot: stamp.epoch,
+            offset,
+            len: small()?,
+        },
+        MessageKind::VersionExtents => SliceRequest::VersionExtents {
+            snapshot: stamp.epoch,
+            offset,
+            len: header.len,
+        },
         _ => return Err(header.malformed("not a request of a slice")),
     })
 }

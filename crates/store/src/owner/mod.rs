@@ -19,3 +19,4 @@ mod reclaim;
 pub mod scrub;
 mod session_retirement;
 pub(crate) mod session_table;
+pub mod versions;

@@ -87,7 +87,12 @@ pub fn execute<M: Media>(
         }),
         // The executor of the connection's requests keeps their order.
         SliceRequest::KeepOrder => Ok(SliceReply::Done),
-        SliceRequest::InFlight | SliceRequest::ForgetInFlight | SliceRequest::RaiseEpoch { .. } => {
+        SliceRequest::InFlight
+        | SliceRequest::ForgetInFlight
+        | SliceRequest::RaiseEpoch { .. }
+        | SliceRequest::PrepareSnapshot { .. }
+        | SliceRequest::ReadVersion { .. }
+        | SliceRequest::VersionExtents { .. } => {
             return ExecuteOutcome::NeedsOwner(request);
         }
     };
