@@ -32,6 +32,7 @@ pub mod test_api;
 mod wake;
 
 pub use client::driven::{CallAnswer, DrivenVolume, FlushState, PendingCall};
+pub use client::snapshot_space::SnapshotSpace;
 pub use client::volume::{AttachError, CheckError, RefreshError, Volume};
 pub use controller::{CutError, ScrubPlan};
 pub use legs::connector::Connector;

@@ -35,7 +35,7 @@ use pagemesh_base::tier_hint::TierHint;
 pub(crate) use piece::lock_ranges;
 use piece::{Phase, Piece, PieceOp, tag_of};
 use request::NextPiece;
-pub(crate) use request::{Job, written_bytes};
+pub(crate) use request::{Job, join_extents, written_bytes};
 use slab::Slab;
 use std::collections::VecDeque;
 use std::sync::Arc;
