@@ -9,7 +9,8 @@ use pagemesh_base::ids::{EPOCH_MAX, Epoch, ObjectId};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::poison::lock;
 use pagemesh_base::slice::{
-    BrickControl, BrickStatus, DROPPED_SNAPSHOTS_MAX, LIST_ENTRIES_MAX, SliceError, SliceInfo, SliceReply, SliceRequest,
+    BrickControl, BrickStatus, DROPPED_SNAPSHOTS_MAX, LIST_ENTRIES_MAX, SliceError, SliceInfo,
+    SliceReply, SliceRequest,
 };
 use pagemesh_pmem::Media;
 use pagemesh_store::pool::{ObjectError, Pool};
@@ -280,7 +281,9 @@ fn find_unequal<M: Media>(
     pool: &Pool<M>,
     slice: SliceId,
 ) -> Result<Option<SliceError>, ObjectError> {
-    let is_equal = pool.in_flight(slice)?.is_some_and(|listed| listed.is_empty());
+    let is_equal = pool
+        .in_flight(slice)?
+        .is_some_and(|listed| listed.is_empty());
     Ok((!is_equal).then(|| {
         SliceError::Refused(format!(
             "slice {slice} may differ from its other copies, because a client ended during writes; \

@@ -74,7 +74,10 @@ impl VersionCache {
 
     fn find(&self, generation: u64, key: &LeafKey) -> Option<Arc<CachedLeaf>> {
         let leaves = self.leaves(generation);
-        let found = leaves.of.get(key).filter(|_| leaves.generation == generation);
+        let found = leaves
+            .of
+            .get(key)
+            .filter(|_| leaves.generation == generation);
         found.cloned()
     }
 
@@ -202,7 +205,11 @@ fn look_up<M: Media>(
 ) -> Result<CachedLeaf, SliceError> {
     let report = |cause| brick.report_error(cause);
     let (_, entry) = pool.find(slice).map_err(report)?;
-    if !pool.snapshots_of(slice).map_err(report)?.contains(&snapshot) {
+    if !pool
+        .snapshots_of(slice)
+        .map_err(report)?
+        .contains(&snapshot)
+    {
         return Err(SliceError::Refused(format!(
             "slice {slice} has no snapshot of epoch {snapshot}; read another copy that has it"
         )));

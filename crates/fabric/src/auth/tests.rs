@@ -112,8 +112,7 @@ fn snapshots_are_used_if_both_ends_know_them() {
             ..Versions::OURS
         };
         let (session, id) = (Purpose::Session, Uuid::from_u128(1));
-        let (client, hello) =
-            ClientHandshake::new(&key, session, versions(ours), id, [10; 32]);
+        let (client, hello) = ClientHandshake::new(&key, session, versions(ours), id, [10; 32]);
         let answered = ServerHandshake::accept_hello(&key, versions(theirs), id, [20; 32], &hello);
         let Ok(HelloResponse::Challenge(server, challenge)) = answered else {
             panic!("no challenge");

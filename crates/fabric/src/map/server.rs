@@ -210,7 +210,7 @@ impl MapServerState {
             pool_bytes: 0,
             control_bytes: 0,
             knows_hints: true,
-        knows_snapshots: true,
+            knows_snapshots: true,
         };
         stream.send_all(&header.encode(), until)?;
         stream.send_all(reason.as_bytes(), until)

@@ -144,10 +144,9 @@ fn encode_reply(
             (header.handle, header.len) = (attached.handle, attached.size_bytes);
             Bytes::new()
         }
-        (
-            MessageKind::Read | MessageKind::ReadVersion,
-            Reply::Slice(SliceReply::Data(data)),
-        ) => data.into(),
+        (MessageKind::Read | MessageKind::ReadVersion, Reply::Slice(SliceReply::Data(data))) => {
+            data.into()
+        }
         (
             MessageKind::Extents | MessageKind::VersionExtents,
             Reply::Slice(SliceReply::Extents(extents)),
@@ -368,7 +367,9 @@ fn decode_reply(header: &Header, body: Vec<u8>) -> Result<Reply, MalformedMessag
     let fields = FieldReader::new(&body);
     Ok(Reply::Slice(match header.kind {
         MessageKind::Read | MessageKind::ReadVersion => SliceReply::Data(body),
-        MessageKind::Extents | MessageKind::VersionExtents => SliceReply::Extents(fields.list(extent).ok_or_else(cut)?),
+        MessageKind::Extents | MessageKind::VersionExtents => {
+            SliceReply::Extents(fields.list(extent).ok_or_else(cut)?)
+        }
         MessageKind::Checksums => {
             SliceReply::Checksums(fields.list(FieldReader::u32).ok_or_else(cut)?)
         }

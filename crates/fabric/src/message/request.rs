@@ -49,8 +49,8 @@ use bytes::Bytes;
 use pagemesh_base::ids::{EPOCH_MAX, Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{
-    COPY_PAGES_MAX, DROPPED_SNAPSHOTS_MAX, LIST_ENTRIES_MAX, SLICE_IO_BYTES_MAX, SliceError, SliceRequest, Stamp,
-    TransactionPart, check_parts,
+    COPY_PAGES_MAX, DROPPED_SNAPSHOTS_MAX, LIST_ENTRIES_MAX, SLICE_IO_BYTES_MAX, SliceError,
+    SliceRequest, Stamp, TransactionPart, check_parts,
 };
 use pagemesh_base::space::TRANSACTION_PAGES_MAX;
 use pagemesh_base::tier_hint::TierHint;

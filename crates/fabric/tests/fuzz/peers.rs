@@ -68,7 +68,10 @@ impl BrickControl for RecordingBrick {
     }
 
     fn drop_snapshots(&self, slice: SliceId, dropped: &[Epoch]) -> Result<(), SliceError> {
-        assert!(dropped.len() <= DROPPED_SNAPSHOTS_MAX, "refused before it is seen");
+        assert!(
+            dropped.len() <= DROPPED_SNAPSHOTS_MAX,
+            "refused before it is seen"
+        );
         self.control(format!("drop {slice} {dropped:?}"))
     }
 

@@ -44,11 +44,7 @@ impl<M: Media> Pool<M> {
     ///
     /// # Errors
     /// When there is no such slice, or the pool fails.
-    pub fn prepare_snapshot(
-        &mut self,
-        slice: SliceId,
-        snapshot: Epoch,
-    ) -> Result<(), ObjectError> {
+    pub fn prepare_snapshot(&mut self, slice: SliceId, snapshot: Epoch) -> Result<(), ObjectError> {
         self.find(slice)?;
         let key = (self.mapping().pool(), slice);
         snapshots().entry(key).or_default().insert(snapshot);
@@ -60,11 +56,7 @@ impl<M: Media> Pool<M> {
     ///
     /// # Errors
     /// When there is no such slice, or the pool fails.
-    pub fn drop_snapshots(
-        &mut self,
-        slice: SliceId,
-        dropped: &[Epoch],
-    ) -> Result<(), ObjectError> {
+    pub fn drop_snapshots(&mut self, slice: SliceId, dropped: &[Epoch]) -> Result<(), ObjectError> {
         self.find(slice)?;
         let key = (self.mapping().pool(), slice);
         if let Some(kept) = snapshots().get_mut(&key) {

@@ -8,8 +8,8 @@
 use crate::client::channel;
 use crate::client::volume::AttachError;
 use crate::controller::{
-    BlockingCall, CallOutcome, CallRunner, ControllerEvent, CutError, Mailbox, ScrubOrder, ScrubPlan,
-    VolumeController, perform,
+    BlockingCall, CallOutcome, CallRunner, ControllerEvent, CutError, Mailbox, ScrubOrder,
+    ScrubPlan, VolumeController, perform,
 };
 use crate::direct_access::{DirectSegment, LayoutLease, TornOp};
 use crate::legs::connector::Connector;

@@ -66,7 +66,10 @@ impl SnapshotSpace {
         let placement = placement_of(layout);
         let segments = layout.layout.segments.iter();
         let columns = segments.flat_map(|segment| &segment.columns).map(|column| {
-            let in_sync = column.legs.iter().filter(|leg| leg.state == LegState::InSync);
+            let in_sync = column
+                .legs
+                .iter()
+                .filter(|leg| leg.state == LegState::InSync);
             let legs = in_sync.map(|leg| SnapshotLeg {
                 leg: leg.clone(),
                 address: layout.bricks.get(&leg.brick).cloned().unwrap_or_default(),
@@ -216,7 +219,11 @@ impl Channel for SnapshotChannel {
             end: offset + len,
             in_flight: 0,
             made: 0,
-            data: if is_read { vec![0; len as usize] } else { vec![] },
+            data: if is_read {
+                vec![0; len as usize]
+            } else {
+                vec![]
+            },
             extents: vec![],
             error: None,
         });
@@ -354,9 +361,7 @@ impl SnapshotChannel {
             let SnapshotLeg { leg: at, address } = &source.columns[column][leg];
             // The highest epoch: no layout refuses it, and an attach raises nothing.
             let epoch = Epoch(EPOCH_MAX);
-            let result = source
-                .connector
-                .connect(at.brick, address, at.slice, epoch);
+            let result = source.connector.connect(at.brick, address, at.slice, epoch);
             poison::lock(&connected).push((column, leg, result));
             wake.raise();
         };

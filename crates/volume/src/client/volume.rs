@@ -2,8 +2,8 @@
 
 use crate::client::channel;
 use crate::controller::{
-    AttachFailure, BlockingCall, CallRunner, CheckJob, ControllerEvent, CutError, Mailbox, ScrubOrder,
-    ScrubPlan, VolumeController, perform,
+    AttachFailure, BlockingCall, CallRunner, CheckJob, ControllerEvent, CutError, Mailbox,
+    ScrubOrder, ScrubPlan, VolumeController, perform,
 };
 use crate::direct_access::{DirectSegment, LayoutLease, TornOp};
 use crate::legs::connector::Connector;

@@ -211,8 +211,8 @@ impl CutLegs {
     fn check(&self, state: &ControllerState) -> Result<(), CutError> {
         let now = CutLegs::present(state)?;
         let place = |it: &CutLeg| (it.column, it.leg, it.serial);
-        let is_same = self.layout == now.layout
-            && self.legs.iter().map(place).eq(now.legs.iter().map(place));
+        let is_same =
+            self.layout == now.layout && self.legs.iter().map(place).eq(now.legs.iter().map(place));
         is_same.then_some(()).ok_or(CutError::LegsChanged)
     }
 
@@ -271,11 +271,7 @@ impl CutLegs {
     }
 }
 
-async fn prepare(
-    state: &ControllerState,
-    legs: &CutLegs,
-    snapshot: Epoch,
-) -> Result<(), CutError> {
+async fn prepare(state: &ControllerState, legs: &CutLegs, snapshot: Epoch) -> Result<(), CutError> {
     let request = SliceRequest::PrepareSnapshot { snapshot };
     legs.call(state, &request, |_| true).await
 }
@@ -301,10 +297,7 @@ fn is_settled(member: &Member, layout: Epoch) -> bool {
 
 /// Whether a channel is between two calls, and has this property. A channel that was dropped has none,
 /// until its changes have ended and it is no member any more.
-fn has(
-    member: &Member,
-    property: impl Fn(&crate::client::channel::ChannelCore) -> bool,
-) -> bool {
+fn has(member: &Member, property: impl Fn(&crate::client::channel::ChannelCore) -> bool) -> bool {
     crate::steps::step("core");
     let core = match member.core.try_lock() {
         Ok(core) => core,

@@ -5,10 +5,10 @@
 //! a leg fails, or the volume's snapshot changes meanwhile, the change goes on as a piece that was
 //! just sent, with the same lock and number. The engine handles its answers as it does for any piece.
 
-use super::{Engine, EngineBackend};
 use super::changes::expect_answers;
 use super::piece::{Phase, Piece, tag_of};
 use super::request::{Job, NextPiece};
+use super::{Engine, EngineBackend};
 use crate::snapshot::{ColumnExtent, LegSet};
 use pagemesh_base::slice::Stamp;
 use pagemesh_base::space::{Request, Token};
