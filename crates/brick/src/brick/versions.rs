@@ -110,18 +110,20 @@ struct VersionReader<'a, M: Media> {
 }
 
 impl<M: Media> VersionReader<'_, M> {
-    fn leaf(&mut self, leaf: u64) -> Result<Arc<CachedLeaf>, SliceError> {
+    /// A leaf of a range, after a check that the slice has the whole range.
+    fn leaf(&mut self, leaf: u64, range: (u64, u64)) -> Result<Arc<CachedLeaf>, SliceError> {
         let key = (self.slice, self.snapshot, leaf);
         let generation = match &mut self.source {
-            LeafSource::Locked(pool) => return look_up(self.brick, pool, key).map(Arc::new),
+            LeafSource::Locked(pool) => return look_up(self.brick, pool, key, range).map(Arc::new),
             LeafSource::Cache(generation) => *generation,
         };
         if let Some(found) = self.brick.versions.find(generation, &key) {
+            check_range(found.size_bytes, range)?;
             return Ok(found);
         }
         // Not `Brick::pool`: this use frees nothing, and the leaf stays valid after it.
         let mut pool = lock(&self.brick.pool);
-        let found = Arc::new(look_up(self.brick, &mut pool, key)?);
+        let found = Arc::new(look_up(self.brick, &mut pool, key, range)?);
         if self.brick.versions.generation() == generation {
             self.brick.versions.insert(generation, key, &found);
         }
@@ -134,15 +136,12 @@ impl<M: Media> VersionReader<'_, M> {
         (offset, len): (u64, u64),
         mut visit: impl FnMut(PageNo, Option<FrameNo>) -> Result<bool, SliceError>,
     ) -> Result<(), SliceError> {
-        let end = offset.checked_add(len);
-        let pages = offset / PAGE..end.unwrap_or(u64::MAX).div_ceil(PAGE);
+        if len == 0 {
+            return Ok(());
+        }
+        let pages = offset / PAGE..offset.saturating_add(len).div_ceil(PAGE);
         for leaf in leaves_of(&pages) {
-            let found = self.leaf(leaf)?;
-            if end.is_none_or(|end| end > found.size_bytes) {
-                let size_bytes = found.size_bytes;
-                let cause = format!("{len} bytes at {offset} of {size_bytes}");
-                return Err(SliceError::OutOfRange(cause));
-            }
+            let found = self.leaf(leaf, (offset, len))?;
             let first = leaf * LEAF_PAGES;
             for page in first.max(pages.start)..(first + LEAF_PAGES).min(pages.end) {
                 if !visit(PageNo(page), found.leaf.frame((page - first) as usize))? {
@@ -198,10 +197,20 @@ fn leaves_of(pages: &Range<u64>) -> Range<u64> {
     pages.start / LEAF_PAGES..pages.end.div_ceil(LEAF_PAGES)
 }
 
+fn check_range(size_bytes: u64, (offset, len): (u64, u64)) -> Result<(), SliceError> {
+    match offset.checked_add(len).is_some_and(|end| end <= size_bytes) {
+        true => Ok(()),
+        false => Err(SliceError::OutOfRange(format!(
+            "{len} bytes at {offset} of {size_bytes}"
+        ))),
+    }
+}
+
 fn look_up<M: Media>(
     brick: &Brick<M>,
     pool: &mut Pool<M>,
     (slice, snapshot, leaf): LeafKey,
+    range: (u64, u64),
 ) -> Result<CachedLeaf, SliceError> {
     let report = |cause| brick.report_error(cause);
     let (_, entry) = pool.find(slice).map_err(report)?;
@@ -214,6 +223,7 @@ fn look_up<M: Media>(
             "slice {slice} has no snapshot of epoch {snapshot}; read another copy that has it"
         )));
     }
+    check_range(entry.size_bytes, range)?;
     let leaf = pool.version_leaf(slice, snapshot, leaf).map_err(report)?;
     let size_bytes = entry.size_bytes;
     Ok(CachedLeaf { leaf, size_bytes })
