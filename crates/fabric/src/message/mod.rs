@@ -29,6 +29,7 @@
 pub mod reply;
 pub mod request;
 
+mod bodies;
 pub(crate) mod fields;
 
 use pagemesh_base::checksum::crc32c;

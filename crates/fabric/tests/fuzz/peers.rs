@@ -249,7 +249,7 @@ fn fuzz_brick() {
             [attach, of(4..8)].concat(),
             of(8..13),
             of(13..17),
-            [of(0..1), of(requests().len() - 6..requests().len())].concat(),
+            of(requests.len() - 6..requests.len()),
         ])
         .cases(600)
         .bytes_max(1200)

@@ -58,11 +58,11 @@ fn snapshot_values(world: &TestCluster, snapshot: Epoch) -> Vec<u64> {
         let first = seen.get_or_insert_with(|| pages.clone());
         assert!(*first == pages, "legs differ in snapshot {snapshot}");
     }
-    let value = |bytes: &Box<[u8; 4096]>| value_of(&bytes[..512]).expect("not torn");
+    let value = |bytes: &[u8; 4096]| value_of(&bytes[..512]).expect("not torn");
     let pages = seen.expect("a leg with the snapshot");
     pages
         .iter()
-        .map(|it| it.as_ref().map_or(0, value))
+        .map(|it| it.as_deref().map_or(0, value))
         .collect()
 }
 
