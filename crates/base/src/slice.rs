@@ -271,11 +271,15 @@ impl SliceRequest {
     /// Whether only a brick that knows snapshots understands it.
     #[must_use]
     pub fn is_of_snapshot(&self) -> bool {
+        self.is_read_of_snapshot() || matches!(self, SliceRequest::PrepareSnapshot { .. })
+    }
+
+    /// Whether it reads a snapshot.
+    #[must_use]
+    pub fn is_read_of_snapshot(&self) -> bool {
         matches!(
             self,
-            SliceRequest::PrepareSnapshot { .. }
-                | SliceRequest::ReadVersion { .. }
-                | SliceRequest::VersionExtents { .. }
+            SliceRequest::ReadVersion { .. } | SliceRequest::VersionExtents { .. }
         )
     }
 

@@ -25,6 +25,7 @@ pub mod limits;
 mod replication;
 mod shared;
 mod snapshot;
+mod stamp_epoch;
 mod status;
 mod steps;
 #[cfg(feature = "test-api")]

@@ -49,19 +49,8 @@ impl<M: Media> Brick<M> {
         epoch: Epoch,
         request: SliceRequest,
     ) -> Result<SliceReply, SliceError> {
-        match request {
-            // What a snapshot sees never changes, so no epoch refuses its readers.
-            SliceRequest::ReadVersion {
-                snapshot,
-                offset,
-                len,
-            } => return self.read_version(slice, snapshot, (offset, len)),
-            SliceRequest::VersionExtents {
-                snapshot,
-                offset,
-                len,
-            } => return self.version_extents(slice, snapshot, (offset, len)),
-            _ => {}
+        if request.is_read_of_snapshot() {
+            return self.read_snapshot(slice, &request);
         }
         let is_over = |pool: &Pool<M>| session.is_some_and(|number| pool.is_revoked(number));
         let mut pool = self.pool();
@@ -108,23 +97,33 @@ impl<M: Media> Brick<M> {
             }
             SliceRequest::PrepareSnapshot { snapshot } => {
                 drop(pool);
-                check_epoch(snapshot)?;
-                let prepared = self.retry_while_stuck(|pool| {
-                    let (_, entry) = pool.find(slice)?;
-                    if is_over(pool) {
-                        return Ok(Err(StoreError::Revoked.into()));
-                    }
-                    let current = entry.epoch;
-                    if current > epoch || current > snapshot {
-                        return Ok(Err(SliceError::StaleEpoch { current }));
-                    }
-                    pool.prepare_snapshot(slice, snapshot).map(Ok)
-                });
-                prepared.map_err(|cause| self.report_error(cause))??;
-                Ok(SliceReply::Done)
+                self.prepare_snapshot_for(session, (slice, epoch), snapshot)
             }
             other => Err(SliceError::Refused(format!("{other:?} needs a session"))),
         }
+    }
+
+    /// Keeps the versions that a snapshot sees, for a connection of this epoch.
+    fn prepare_snapshot_for(
+        &self,
+        session: Option<u32>,
+        (slice, epoch): (SliceId, Epoch),
+        snapshot: Epoch,
+    ) -> Result<SliceReply, SliceError> {
+        check_epoch(snapshot)?;
+        let prepared = self.retry_while_stuck(|pool| {
+            let (_, entry) = pool.find(slice)?;
+            if session.is_some_and(|number| pool.is_revoked(number)) {
+                return Ok(Err(StoreError::Revoked.into()));
+            }
+            let current = entry.epoch;
+            if current > epoch || current > snapshot {
+                return Ok(Err(SliceError::StaleEpoch { current }));
+            }
+            pool.prepare_snapshot(slice, snapshot).map(Ok)
+        });
+        prepared.map_err(|cause| self.report_error(cause))??;
+        Ok(SliceReply::Done)
     }
 
     pub(super) fn attached(&self) -> MutexGuard<'_, Vec<(SliceId, u32)>> {

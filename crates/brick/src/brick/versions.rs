@@ -10,7 +10,7 @@ use super::Brick;
 use pagemesh_base::ids::{Epoch, FrameNo, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::poison::lock;
-use pagemesh_base::slice::{SLICE_IO_BYTES_MAX, SliceError, SliceReply};
+use pagemesh_base::slice::{SLICE_IO_BYTES_MAX, SliceError, SliceReply, SliceRequest};
 use pagemesh_base::space::{EXTENTS_MAX, Extent};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
@@ -230,8 +230,29 @@ fn look_up<M: Media>(
 }
 
 impl<M: Media> Brick<M> {
+    /// Executes a read of a snapshot. What a snapshot sees never changes, so no epoch refuses its readers.
+    pub(super) fn read_snapshot(
+        &self,
+        slice: SliceId,
+        request: &SliceRequest,
+    ) -> Result<SliceReply, SliceError> {
+        match *request {
+            SliceRequest::ReadVersion {
+                snapshot,
+                offset,
+                len,
+            } => self.read_version(slice, snapshot, (offset, len)),
+            SliceRequest::VersionExtents {
+                snapshot,
+                offset,
+                len,
+            } => self.version_extents(slice, snapshot, (offset, len)),
+            _ => Err(SliceError::Refused("it reads no snapshot".into())),
+        }
+    }
+
     /// The bytes of a range as a snapshot sees them.
-    pub(super) fn read_version(
+    fn read_version(
         &self,
         slice: SliceId,
         snapshot: Epoch,
@@ -245,7 +266,7 @@ impl<M: Media> Brick<M> {
     }
 
     /// The extents of a range as a snapshot sees it: at least one, unless the range is empty.
-    pub(super) fn version_extents(
+    fn version_extents(
         &self,
         slice: SliceId,
         snapshot: Epoch,

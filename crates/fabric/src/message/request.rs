@@ -437,6 +437,18 @@ fn set_header_fields(request: &SliceRequest, header: &mut Header) {
         SliceRequest::RaiseEpoch { epoch, lost_since } => {
             (header.epoch, header.offset) = (epoch.0, u64::from(lost_since.0));
         }
+        SliceRequest::PrepareSnapshot { .. }
+        | SliceRequest::ReadVersion { .. }
+        | SliceRequest::VersionExtents { .. } => set_snapshot_fields(request, header),
+        SliceRequest::Flush
+        | SliceRequest::InFlight
+        | SliceRequest::ForgetInFlight
+        | SliceRequest::KeepOrder => {}
+    }
+}
+
+fn set_snapshot_fields(request: &SliceRequest, header: &mut Header) {
+    match request {
         SliceRequest::PrepareSnapshot { snapshot } => header.epoch = snapshot.0,
         SliceRequest::ReadVersion {
             snapshot,
@@ -454,10 +466,7 @@ fn set_header_fields(request: &SliceRequest, header: &mut Header) {
             (header.offset, header.len) = (*offset, *len);
             header.epoch = snapshot.0;
         }
-        SliceRequest::Flush
-        | SliceRequest::InFlight
-        | SliceRequest::ForgetInFlight
-        | SliceRequest::KeepOrder => {}
+        _ => {}
     }
 }
 
@@ -479,8 +488,7 @@ fn put_stamp(stamp: Stamp, header: &mut Header) {
 
 fn slice_request(header: &Header, body: Bytes) -> Result<SliceRequest, MalformedMessage> {
     let offset = header.offset;
-    let small =
-        || u32::try_from(header.len).map_err(|_| header.malformed("a length beyond limits"));
+    let small = || small_len(header);
     let stamp = Stamp {
         epoch: Epoch(header.epoch),
         op: header.op,
@@ -533,19 +541,30 @@ fn slice_request(header: &Header, body: Bytes) -> Result<SliceRequest, Malformed
             count: small()?,
         },
         MessageKind::Copy => decode_copy(header, body, stamp)?,
+        _ => return snapshot_request(header),
+    })
+}
+
+/// A request of a snapshot.
+fn snapshot_request(header: &Header) -> Result<SliceRequest, MalformedMessage> {
+    Ok(match header.kind {
         MessageKind::PrepareSnapshot => SliceRequest::PrepareSnapshot {
-            snapshot: stamp.epoch,
+            snapshot: Epoch(header.epoch),
         },
         MessageKind::ReadVersion => SliceRequest::ReadVersion {
-            snapshot: stamp.epoch,
-            offset,
-            len: small()?,
+            snapshot: Epoch(header.epoch),
+            offset: header.offset,
+            len: small_len(header)?,
         },
         MessageKind::VersionExtents => SliceRequest::VersionExtents {
-            snapshot: stamp.epoch,
-            offset,
+            snapshot: Epoch(header.epoch),
+            offset: header.offset,
             len: header.len,
         },
         _ => return Err(header.malformed("not a request of a slice")),
     })
+}
+
+fn small_len(header: &Header) -> Result<u32, MalformedMessage> {
+    u32::try_from(header.len).map_err(|_| header.malformed("a length beyond limits"))
 }

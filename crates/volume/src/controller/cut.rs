@@ -322,9 +322,9 @@ impl OlderChanges {
     /// The changes that are in flight now, after the stamp was raised. A direct client activates its row
     /// before it loads the stamp, so a row that is idle here stamps with the snapshot.
     fn now(state: &ControllerState, snapshot: Epoch) -> OlderChanges {
-        let rows = state.shared.direct_access.get().map(|guests| {
-            let active = guests.segment.active_ops();
-            let sequence = |row| guests.segment.row(row).op_sequence();
+        let rows = state.shared.direct_access.get().map(|access| {
+            let active = access.segment.active_ops();
+            let sequence = |row| access.segment.row(row).op_sequence();
             active.map(|(row, _)| (row, sequence(row))).collect()
         });
         OlderChanges {
@@ -336,9 +336,9 @@ impl OlderChanges {
     }
 
     fn have_ended(&self, state: &ControllerState) -> bool {
-        if let Some(guests) = state.shared.direct_access.get() {
+        if let Some(access) = state.shared.direct_access.get() {
             let is_active = |(row, sequence): &(usize, u64)| {
-                guests.segment.row(*row).op_sequence() == *sequence
+                access.segment.row(*row).op_sequence() == *sequence
             };
             self.rows.borrow_mut().retain(is_active);
         }

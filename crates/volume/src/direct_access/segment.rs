@@ -26,7 +26,7 @@
 //!   party that reconciles the row is the writer.
 
 use crate::replication::ring::RING_END_AT;
-use crate::shared::stamp_epoch::stamp_by;
+use crate::stamp_epoch::stamp_by;
 use crate::steps::step;
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::slice::{PageRun, SLICE_IO_BYTES_MAX};
@@ -292,7 +292,7 @@ impl DirectSegment {
         (self.stamp_epoch(lease), self.next_op())
     }
 
-    /// Raises the word of the stamps; see [`crate::shared::stamp_epoch`].
+    /// Raises the word of the stamps; see [`crate::stamp_epoch`].
     pub(crate) fn raise_stamp_word(&self, word: u64) {
         self.0.word(STAMP_AT).fetch_max(word, Ordering::SeqCst);
     }

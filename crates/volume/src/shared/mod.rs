@@ -6,13 +6,13 @@
 mod indeterminate;
 mod lost_writes;
 mod member;
-pub(crate) mod stamp_epoch;
 
 use crate::direct_access::DirectAccess;
 use crate::engine::locks::{CONTROLLER, LockHolder, RangeLocks};
 use crate::limits::CHANNELS_MAX;
 use crate::replication::queue::ReplicationQueue;
 use crate::snapshot::LayoutSnapshot;
+use crate::stamp_epoch::StampEpoch;
 use crate::status::Tally;
 use crate::steps;
 pub use indeterminate::IndeterminateWrites;
@@ -21,7 +21,6 @@ pub use member::{LegLink, Member, MemberMessage};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::poison;
 use pagemesh_telemetry::MeterSet;
-use stamp_epoch::StampEpoch;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -200,8 +199,8 @@ impl VolumeShared {
 
     /// Tells the stamp epoch to direct clients. The controller does it before it grants them access.
     pub fn pass_stamp_epoch(&self) {
-        if let Some(guests) = self.direct_access.get() {
-            guests.segment.raise_stamp_word(self.stamp_epoch.word());
+        if let Some(access) = self.direct_access.get() {
+            access.segment.raise_stamp_word(self.stamp_epoch.word());
         }
     }
 
