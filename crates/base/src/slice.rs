@@ -18,6 +18,8 @@ pub const SLICE_IO_BYTES_MAX: u32 = 1 << 20;
 pub const COPY_PAGES_MAX: usize = 128;
 /// Entries of one answer that lists something.
 pub const LIST_ENTRIES_MAX: usize = 4096;
+/// Snapshots that one call drops.
+pub const DROPPED_SNAPSHOTS_MAX: usize = 1024;
 /// Requests in flight on one leg.
 pub const LEG_REQUESTS_MAX: usize = 4096;
 
@@ -217,6 +219,30 @@ pub enum SliceRequest {
         /// Its order.
         stamp: Stamp,
     },
+    /// Keeps the versions that a snapshot of this epoch sees, from now on. Durable when it is answered. A
+    /// second request for the same snapshot has no effect. The epoch that fences does not change.
+    PrepareSnapshot {
+        /// The snapshot: it holds the changes of lower epochs.
+        snapshot: Epoch,
+    },
+    /// The bytes of a range, as a snapshot sees them. No epoch refuses it.
+    ReadVersion {
+        /// The snapshot.
+        snapshot: Epoch,
+        /// First byte.
+        offset: u64,
+        /// At most [`SLICE_IO_BYTES_MAX`].
+        len: u32,
+    },
+    /// Lists the extents of a range, as a snapshot sees it. No epoch refuses it.
+    VersionExtents {
+        /// The snapshot.
+        snapshot: Epoch,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
 }
 
 impl SliceRequest {
@@ -240,6 +266,21 @@ impl SliceRequest {
             SliceRequest::RaiseEpoch { epoch, .. } => Some(*epoch),
             _ => None,
         }
+    }
+
+    /// Whether only a brick that knows snapshots understands it.
+    #[must_use]
+    pub fn is_of_snapshot(&self) -> bool {
+        self.is_read_of_snapshot() || matches!(self, SliceRequest::PrepareSnapshot { .. })
+    }
+
+    /// Whether it reads a snapshot.
+    #[must_use]
+    pub fn is_read_of_snapshot(&self) -> bool {
+        matches!(
+            self,
+            SliceRequest::ReadVersion { .. } | SliceRequest::VersionExtents { .. }
+        )
     }
 
     /// Whether it may change bytes.
@@ -343,6 +384,14 @@ pub enum SliceError {
     /// closed one makes room.
     #[error("{0}")]
     NoSession(String),
+}
+
+impl SliceError {
+    /// The refusal of a request of a snapshot, for a brick of an earlier release.
+    #[must_use]
+    pub fn snapshots_unknown() -> SliceError {
+        SliceError::Refused("the brick does not know snapshots; upgrade it first".into())
+    }
 }
 
 /// Whether operations are counted and timed. Always, but for builds that measure what that costs.
@@ -481,56 +530,37 @@ pub trait BrickControl: Send + Sync {
     /// # Errors
     /// When the brick is lost.
     fn status(&self) -> Result<BrickStatus, SliceError>;
+
+    /// Raises the slice's epoch to that of a snapshot, so that no change before it comes any more, and
+    /// keeps the versions that the snapshot sees from then on. Durable when it returns. For a volume that
+    /// no client has attached. A second call for the same snapshot has no effect.
+    ///
+    /// # Errors
+    /// When the slice does not exist, has a newer epoch, or the brick does not know snapshots.
+    fn prepare_snapshot(&self, slice: SliceId, snapshot: Epoch) -> Result<(), SliceError> {
+        let _ = (slice, snapshot);
+        Err(SliceError::snapshots_unknown())
+    }
+
+    /// Drops snapshots of a slice, at most [`DROPPED_SNAPSHOTS_MAX`]. Durable when it returns; space is
+    /// freed in the background. Unknown ones are ignored.
+    ///
+    /// # Errors
+    /// When the slice does not exist, there are too many, or the brick does not know snapshots.
+    fn drop_snapshots(&self, slice: SliceId, dropped: &[Epoch]) -> Result<(), SliceError> {
+        let _ = (slice, dropped);
+        Err(SliceError::snapshots_unknown())
+    }
+
+    /// The snapshots of a slice, ascending, prepared ones included.
+    ///
+    /// # Errors
+    /// When the slice does not exist, or the brick does not know snapshots.
+    fn snapshots(&self, slice: SliceId) -> Result<Vec<Epoch>, SliceError> {
+        let _ = slice;
+        Err(SliceError::snapshots_unknown())
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const PAGE: u64 = PAGE_BYTES as u64;
-    const SIZE: u64 = 1024 * PAGE;
-
-    fn write(page: u64, pages: u64) -> TransactionPart {
-        TransactionPart::Write {
-            offset: page * PAGE,
-            data: vec![0; (pages * PAGE) as usize].into(),
-        }
-    }
-
-    fn clear(offset: u64, len: u64) -> TransactionPart {
-        TransactionPart::Clear { offset, len }
-    }
-
-    #[test]
-    fn whole_disjoint_pages_are_a_transaction() {
-        let check =
-            |parts: &[TransactionPart]| assert_eq!(check_parts(parts, SIZE), Ok(()), "{parts:?}");
-        check(&[write(0, 1)]);
-        check(&[write(1023, 1), clear(0, PAGE), write(1, 62)]);
-        check(&[write(4, 2), write(6, 2), clear(2 * PAGE, 2 * PAGE)]);
-        let single: Vec<TransactionPart> = (0..64).map(|page| write(page * 2, 1)).collect();
-        check(&single);
-    }
-
-    #[test]
-    fn malformed_transaction_is_refused() {
-        let check = |parts: &[TransactionPart], why: &str| {
-            let told = check_parts(parts, SIZE).expect_err(why).to_string();
-            assert!(told.contains(why), "{told}");
-        };
-        check(&[], "no parts");
-        check(&[clear(0, 0)], "whole pages");
-        check(&[clear(512, PAGE)], "whole pages");
-        check(&[write(0, 1), clear(PAGE, 512)], "whole pages");
-        check(&[clear(SIZE - PAGE, 2 * PAGE)], "beyond the end");
-        check(&[clear(u64::MAX - PAGE + 1, PAGE)], "beyond the end");
-        check(&[clear(0, 65 * PAGE)], "more than 64 pages");
-        check(
-            &[write(0, 32), clear(100 * PAGE, 33 * PAGE)],
-            "more than 64",
-        );
-        check(&[write(4, 2), clear(0, PAGE), write(5, 1)], "overlaps");
-        check(&[write(4, 1), write(4, 1)], "overlaps");
-        check(&[clear(4 * PAGE, PAGE), write(2, 6)], "overlaps");
-    }
-}
+mod tests;

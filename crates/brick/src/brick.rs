@@ -12,6 +12,7 @@ mod owner_requests;
 pub mod pool_devices;
 mod reopen;
 pub mod tier;
+mod versions;
 
 pub(crate) use barrier::{OPERATION_LIMIT, RESUME_AFTER};
 pub use reopen::{DeviceErrors, DeviceFailures};
@@ -38,6 +39,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tier::{Tier, TierThread};
 use uuid::Uuid;
+use versions::VersionCache;
 
 /// A running pool.
 pub struct Brick<M = MappedMedia> {
@@ -59,6 +61,7 @@ pub struct Brick<M = MappedMedia> {
     /// Counts the requests over `tcp`.
     meters: Arc<MeterSet>,
     tier: Tier,
+    versions: VersionCache,
     /// None for a pool that is not in a file.
     owner_lock: Option<file::OwnerLock>,
 }
@@ -306,6 +309,7 @@ impl<M: Media> Brick<M> {
             pool_devices: PoolDevices::default(),
             meters: Arc::default(),
             tier: Tier::default(),
+            versions: VersionCache::default(),
             owner_lock: claim,
         }
     }
@@ -384,7 +388,9 @@ impl<M: Media> Brick<M> {
     }
 
     pub(crate) fn pool(&self) -> MutexGuard<'_, Pool<M>> {
-        lock(&self.pool)
+        let pool = lock(&self.pool);
+        self.versions.end_generation();
+        pool
     }
 
     /// The figures of the disk below the pool. None for a pool in memory.

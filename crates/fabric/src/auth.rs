@@ -94,9 +94,11 @@ pub const FEATURES: u32 = 0;
 pub const DRAFT_FEATURE: u32 = 1 << 31;
 
 /// The optional features of this build, as bits. Both ends use a feature if both know it.
-pub const KNOWN: u8 = KNOWS_HINTS;
+pub const KNOWN: u8 = KNOWS_HINTS | KNOWS_SNAPSHOTS;
 /// The bit of tier hints in requests.
 pub const KNOWS_HINTS: u8 = 1;
+/// The bit of the messages of snapshots.
+pub const KNOWS_SNAPSHOTS: u8 = 2;
 
 /// The first and last version that an end speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -182,6 +184,8 @@ pub struct HandshakeResult {
     pub identity: Uuid,
     /// Whether the other end knows the tier hints of requests.
     pub knows_hints: bool,
+    /// Whether the other end knows the messages of snapshots.
+    pub knows_snapshots: bool,
 }
 
 /// The unfinished keyed hash over the label and both hellos.
@@ -273,6 +277,7 @@ impl<'a> ClientHandshake<'a> {
             purpose: self.purpose,
             identity: server.identity(),
             knows_hints: self.versions.knows & server.versions().knows & KNOWS_HINTS != 0,
+            knows_snapshots: self.versions.knows & server.versions().knows & KNOWS_SNAPSHOTS != 0,
         };
         Ok((prove(self.key, CLIENT_LABEL, &self.hello, hello), agreed))
     }
@@ -342,6 +347,7 @@ impl<'a> ServerHandshake<'a> {
             purpose,
             identity: client.identity(),
             knows_hints: versions.knows & client.versions().knows & KNOWS_HINTS != 0,
+            knows_snapshots: versions.knows & client.versions().knows & KNOWS_SNAPSHOTS != 0,
         };
         let state = ServerHandshake {
             key,

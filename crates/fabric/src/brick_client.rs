@@ -5,7 +5,7 @@
 
 use crate::limits::LIST_ANSWERS_MAX;
 use crate::message::reply::{self, Answer, AttachReply, ExpectedLen, Reply};
-use crate::message::request::{Control, Request, check_limits};
+use crate::message::request::{Control, Request, check_dropped, check_limits};
 use crate::message::{Direction, MalformedMessage};
 use crate::receive_buffer::ReceiveBuffer;
 use crate::send_queue::SendQueue;
@@ -30,6 +30,7 @@ pub struct BrickClient<W = Stream> {
     brick: BrickId,
     limit: Duration,
     knows_hints: bool,
+    knows_snapshots: bool,
 }
 
 struct CallState {
@@ -73,6 +74,7 @@ impl<W: Wire> BrickClient<W> {
             brick,
             limit,
             knows_hints: false,
+            knows_snapshots: false,
         }
     }
 
@@ -89,6 +91,29 @@ impl<W: Wire> BrickClient<W> {
     #[must_use]
     pub fn knows_hints(&self) -> bool {
         self.knows_hints
+    }
+
+    /// The same with a peer that knows the messages of snapshots, if it does.
+    #[must_use]
+    pub fn with_snapshots(self, knows_snapshots: bool) -> BrickClient<W> {
+        BrickClient {
+            knows_snapshots,
+            ..self
+        }
+    }
+
+    /// Whether the peer knows the messages of snapshots.
+    #[must_use]
+    pub fn knows_snapshots(&self) -> bool {
+        self.knows_snapshots
+    }
+
+    /// Refuses a message that the peer does not know: it would end the connection.
+    fn check_knows_snapshots(&self) -> Result<(), SliceError> {
+        match self.knows_snapshots {
+            true => Ok(()),
+            false => Err(SliceError::snapshots_unknown()),
+        }
     }
 
     /// The brick's identity, as the brick stated it and, over TCP, proved it.
@@ -122,6 +147,9 @@ impl<W: Wire> BrickClient<W> {
     /// The slice's error, or [`SliceError::Lost`] when the brick is lost.
     pub fn execute(&self, handle: u32, request: SliceRequest) -> Result<SliceReply, SliceError> {
         check_limits(&request)?;
+        if request.is_of_snapshot() {
+            self.check_knows_snapshots()?;
+        }
         let expected = ExpectedLen::of(&request);
         match self.call(&Request::Slice { handle, request })? {
             Reply::Slice(reply) if expected.fits(&reply) => Ok(reply),
@@ -264,5 +292,44 @@ impl<W: Wire + Send + Sync> BrickControl for BrickClient<W> {
             Reply::Status(status) => Ok(status),
             _ => Err(self.unexpected_reply()),
         }
+    }
+
+    fn prepare_snapshot(&self, slice: SliceId, snapshot: Epoch) -> Result<(), SliceError> {
+        self.check_knows_snapshots()?;
+        self.call_control(Control::PrepareSnapshot { slice, snapshot })
+    }
+
+    fn drop_snapshots(&self, slice: SliceId, dropped: &[Epoch]) -> Result<(), SliceError> {
+        self.check_knows_snapshots()?;
+        check_dropped(dropped)?;
+        if dropped.is_empty() {
+            return Ok(());
+        }
+        let snapshots = dropped.to_vec();
+        self.call_control(Control::DropSnapshots { slice, snapshots })
+    }
+
+    fn snapshots(&self, slice: SliceId) -> Result<Vec<Epoch>, SliceError> {
+        self.check_knows_snapshots()?;
+        let mut all: Vec<Epoch> = Vec::new();
+        for _ in 0..LIST_ANSWERS_MAX {
+            let after = all.last().copied().unwrap_or(Epoch(0));
+            match self.call(&Request::Control(Control::Snapshots { slice, after }))? {
+                Reply::Snapshots { snapshots, more }
+                    if std::iter::once(&after)
+                        .chain(&snapshots)
+                        .is_sorted_by(|a, b| a < b) =>
+                {
+                    let more = more && !snapshots.is_empty();
+                    all.extend(snapshots);
+                    if !more {
+                        return Ok(all);
+                    }
+                }
+                _ => return Err(self.unexpected_reply()),
+            }
+        }
+        let cause = format!("the list of snapshots of slice {slice} does not end");
+        Err(SliceError::Refused(cause))
     }
 }

@@ -11,7 +11,7 @@
 
 use crate::limits::{DEFERRED_BYTES_MAX, DEFERRED_MAX, UNSENT_REPLY_BYTES_MAX};
 use crate::message::reply::{self, Answer, Reply};
-use crate::message::request::{Control, Request, check_limits};
+use crate::message::request::{Control, Request, check_dropped, check_limits};
 use crate::message::{Direction, Header, MalformedMessage, MessageKind};
 use crate::receive_buffer::{Body, ReceiveBuffer};
 use crate::send_queue::SendQueue;
@@ -20,6 +20,7 @@ use crate::spin_budget::SpinBudget;
 use crate::stop::StopSignal;
 use crate::stream::{HANGUP_FLAGS, Stream};
 use crate::wire::{ReceiveResult, Wire};
+use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{
     BrickControl, IS_MEASURED, LIST_ENTRIES_MAX, ServiceTime, SliceError, SliceReply, SliceRequest,
@@ -459,6 +460,14 @@ fn execute_control(brick: &dyn BrickControl, asked: Control) -> Answer {
         Control::Delete { slice } => brick.delete(slice).map(done),
         Control::List { after } => list(brick, after),
         Control::Status => brick.status().map(Reply::Status),
+        Control::PrepareSnapshot { slice, snapshot } => {
+            brick.prepare_snapshot(slice, snapshot).map(done)
+        }
+        Control::DropSnapshots { slice, snapshots } => {
+            check_dropped(&snapshots)?;
+            brick.drop_snapshots(slice, &snapshots).map(done)
+        }
+        Control::Snapshots { slice, after } => snapshots(brick, slice, after),
     }
 }
 
@@ -471,12 +480,20 @@ fn list(brick: &dyn BrickControl, after: Option<SliceId>) -> Answer {
     Ok(Reply::List { slices, more })
 }
 
+fn snapshots(brick: &dyn BrickControl, slice: SliceId, after: Epoch) -> Answer {
+    let mut snapshots = brick.snapshots(slice)?;
+    snapshots.retain(|&snapshot| snapshot > after);
+    let more = snapshots.len() > LIST_ENTRIES_MAX;
+    snapshots.truncate(LIST_ENTRIES_MAX);
+    Ok(Reply::Snapshots { snapshots, more })
+}
+
 /// Bytes that a request holds until it is finished: its own data, or its reply's.
 fn held_bytes(request: &SliceRequest) -> usize {
     match request.without_flush() {
         SliceRequest::Write { data, .. } | SliceRequest::Copy { data, .. } => data.len(),
         SliceRequest::Transact { parts, .. } => parts.iter().map(written_bytes).sum(),
-        SliceRequest::Read { len, .. } => *len as usize,
+        SliceRequest::Read { len, .. } | SliceRequest::ReadVersion { len, .. } => *len as usize,
         _ => 0,
     }
 }

@@ -25,6 +25,7 @@ pub mod limits;
 mod replication;
 mod shared;
 mod snapshot;
+mod stamp_epoch;
 mod status;
 mod steps;
 #[cfg(feature = "test-api")]
@@ -32,8 +33,9 @@ pub mod test_api;
 mod wake;
 
 pub use client::driven::{CallAnswer, DrivenVolume, FlushState, PendingCall};
+pub use client::snapshot_space::SnapshotSpace;
 pub use client::volume::{AttachError, CheckError, RefreshError, Volume};
-pub use controller::ScrubPlan;
+pub use controller::{CutError, ScrubPlan};
 pub use legs::connector::Connector;
 pub use legs::mapped::{DirectLeg, MappedLeg, overwrite_all, overwrite_atomically};
 pub use legs::transport::{Transport, Transports};

@@ -31,6 +31,10 @@ pub const INDETERMINATE_RANGES_MAX: usize = 2048;
 /// The maximum of channels of one volume: each takes a session on every brick.
 pub const CHANNELS_MAX: usize = 64;
 
+/// The time that a cut waits for the layout, and for changes that began before it. Writers go on meanwhile, so
+/// it only bounds the wait of the manager, which takes the snapshot again.
+pub const CUT_LIMIT: Duration = Duration::from_secs(10);
+
 /// The interval at which the controller checks whether direct operations have ended. They take
 /// microseconds, but their threads may have to wait for a processor.
 pub const DIRECT_CLIENT_POLL: Duration = Duration::from_millis(1);

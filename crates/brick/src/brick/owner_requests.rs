@@ -9,7 +9,8 @@ use pagemesh_base::ids::{EPOCH_MAX, Epoch, ObjectId};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::poison::lock;
 use pagemesh_base::slice::{
-    BrickControl, BrickStatus, LIST_ENTRIES_MAX, SliceError, SliceInfo, SliceReply, SliceRequest,
+    BrickControl, BrickStatus, DROPPED_SNAPSHOTS_MAX, LIST_ENTRIES_MAX, SliceError, SliceInfo,
+    SliceReply, SliceRequest,
 };
 use pagemesh_pmem::Media;
 use pagemesh_store::pool::{ObjectError, Pool};
@@ -48,6 +49,9 @@ impl<M: Media> Brick<M> {
         epoch: Epoch,
         request: SliceRequest,
     ) -> Result<SliceReply, SliceError> {
+        if request.is_read_of_snapshot() {
+            return self.read_snapshot(slice, &request);
+        }
         let is_over = |pool: &Pool<M>| session.is_some_and(|number| pool.is_revoked(number));
         let mut pool = self.pool();
         if is_over(&pool) {
@@ -72,12 +76,9 @@ impl<M: Media> Brick<M> {
                     .map_err(|cause| self.report_error(cause))?;
                 Ok(SliceReply::Done)
             }
-            SliceRequest::RaiseEpoch { epoch, .. } if epoch.0 > EPOCH_MAX => {
-                let cause = format!("epoch {epoch} is beyond the highest, {EPOCH_MAX}");
-                Err(SliceError::OutOfRange(cause))
-            }
             SliceRequest::RaiseEpoch { epoch, lost_since } => {
                 drop(pool);
+                check_epoch(epoch)?;
                 if let Some(number) = session {
                     self.revoke_older_sessions(slice, epoch, number)?;
                 }
@@ -94,8 +95,35 @@ impl<M: Media> Brick<M> {
                     Err(StoreError::Revoked.into())
                 }
             }
+            SliceRequest::PrepareSnapshot { snapshot } => {
+                drop(pool);
+                self.prepare_snapshot_for(session, (slice, epoch), snapshot)
+            }
             other => Err(SliceError::Refused(format!("{other:?} needs a session"))),
         }
+    }
+
+    /// Keeps the versions that a snapshot sees, for a connection of this epoch.
+    fn prepare_snapshot_for(
+        &self,
+        session: Option<u32>,
+        (slice, epoch): (SliceId, Epoch),
+        snapshot: Epoch,
+    ) -> Result<SliceReply, SliceError> {
+        check_epoch(snapshot)?;
+        let prepared = self.retry_while_stuck(|pool| {
+            let (_, entry) = pool.find(slice)?;
+            if session.is_some_and(|number| pool.is_revoked(number)) {
+                return Ok(Err(StoreError::Revoked.into()));
+            }
+            let current = entry.epoch;
+            if current > epoch || current > snapshot {
+                return Ok(Err(SliceError::StaleEpoch { current }));
+            }
+            pool.prepare_snapshot(slice, snapshot).map(Ok)
+        });
+        prepared.map_err(|cause| self.report_error(cause))??;
+        Ok(SliceReply::Done)
     }
 
     pub(super) fn attached(&self) -> MutexGuard<'_, Vec<(SliceId, u32)>> {
@@ -151,6 +179,15 @@ impl<M: Media> Brick<M> {
     }
 }
 
+fn check_epoch(epoch: Epoch) -> Result<(), SliceError> {
+    match epoch.0 <= EPOCH_MAX {
+        true => Ok(()),
+        false => Err(SliceError::OutOfRange(format!(
+            "epoch {epoch} is beyond the highest, {EPOCH_MAX}"
+        ))),
+    }
+}
+
 /// A size in whole pages. One beyond `u64` stays beyond every limit.
 fn whole_pages(size_bytes: u64) -> u64 {
     size_bytes
@@ -201,4 +238,55 @@ impl<M: Media + Send + Sync> BrickControl for Brick<M> {
             incarnation: self.mapping.incarnation().0,
         })
     }
+
+    fn prepare_snapshot(&self, slice: SliceId, snapshot: Epoch) -> Result<(), SliceError> {
+        check_epoch(snapshot)?;
+        let prepared = self.retry_while_stuck(|pool| {
+            if let Some(why) = find_unequal(pool, slice)? {
+                return Ok(Err(why));
+            }
+            // A leg may be behind, and the brick does not know since when. So every operation stays in
+            // the in-flight table until the next client's barrier names the loss.
+            pool.raise_epoch_after_loss(slice, snapshot, snapshot)?;
+            if let Some(why) = find_unequal(pool, slice)? {
+                return Ok(Err(why));
+            }
+            pool.prepare_snapshot(slice, snapshot).map(Ok)
+        });
+        prepared.map_err(|cause| self.report_error(cause))?
+    }
+
+    fn drop_snapshots(&self, slice: SliceId, dropped: &[Epoch]) -> Result<(), SliceError> {
+        if dropped.len() > DROPPED_SNAPSHOTS_MAX {
+            return Err(SliceError::OutOfRange(format!(
+                "{} snapshots dropped at once; the most is {DROPPED_SNAPSHOTS_MAX}",
+                dropped.len()
+            )));
+        }
+        let result = self.retry_while_stuck(|pool| pool.drop_snapshots(slice, dropped));
+        self.mapping.control().ring_doorbell();
+        result.map_err(|cause| self.report_error(cause))
+    }
+
+    fn snapshots(&self, slice: SliceId) -> Result<Vec<Epoch>, SliceError> {
+        let found = self.pool().snapshots_of(slice);
+        found.map_err(|cause| self.report_error(cause))
+    }
+}
+
+/// Why a slice may differ from its other copies, if it may: a client died, and no client has made them
+/// equal since.
+fn find_unequal<M: Media>(
+    pool: &Pool<M>,
+    slice: SliceId,
+) -> Result<Option<SliceError>, ObjectError> {
+    let is_equal = pool
+        .in_flight(slice)?
+        .is_some_and(|listed| listed.is_empty());
+    Ok((!is_equal).then(|| {
+        SliceError::Refused(format!(
+            "slice {slice} may differ from its other copies, because a client ended during writes; \
+             attach the volume, and take the snapshot while it is attached"
+        ))
+    }))
 }

@@ -324,7 +324,7 @@ impl<L: DirectLeg> Operation<'_, L> {
             return self.write_replicated(data, offset);
         }
         let epoch = self.io_slot.lease.as_ref()?.epoch;
-        let next = || segment.next_op();
+        let next = || segment.next_stamp(epoch);
         let legs = &mut self.io_slot.legs;
         Some(overwrite_all(legs, offset, data, epoch, next))
     }
@@ -349,7 +349,7 @@ impl<L: DirectLeg> Operation<'_, L> {
             let place = ring.claim(row, places);
             ring.prefetch_head(place);
             claimed.set(Some(place));
-            segment.next_op()
+            segment.next_stamp(epoch)
         });
         self.must_wake_replicator |= match (&written, claimed.get()) {
             (Ok(()), Some(place)) => ring.fill(place, offset, copied),

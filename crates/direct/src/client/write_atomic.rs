@@ -78,7 +78,7 @@ impl<L: DirectLeg> Operation<'_, L> {
         }
         self.row().set_runs(&pages);
         let epoch = self.io_slot.lease.as_ref()?.epoch;
-        let next = || self.segment.next_op();
+        let next = || self.segment.next_stamp(epoch);
         let legs = &mut self.io_slot.legs;
         Some(overwrite_atomically(legs, &changes, epoch, next))
     }

@@ -104,6 +104,31 @@ fn hints_are_agreed_if_both_ends_know_them() {
 }
 
 #[test]
+fn snapshots_are_used_if_both_ends_know_them() {
+    let key = key(1);
+    let check = |ours: u8, theirs: u8, expected: bool| {
+        let versions = |knows| Versions {
+            knows,
+            ..Versions::OURS
+        };
+        let (session, id) = (Purpose::Session, Uuid::from_u128(1));
+        let (client, hello) = ClientHandshake::new(&key, session, versions(ours), id, [10; 32]);
+        let answered = ServerHandshake::accept_hello(&key, versions(theirs), id, [20; 32], &hello);
+        let Ok(HelloResponse::Challenge(server, challenge)) = answered else {
+            panic!("no challenge");
+        };
+        let (proof, at_client) = client.answer_challenge(&challenge).expect("the same key");
+        let at_server = server.check(&proof).expect("the same key");
+        let known = (at_client.knows_snapshots, at_server.knows_snapshots);
+        assert_eq!(known, (expected, expected), "{ours} and {theirs}");
+    };
+    check(KNOWN, KNOWN, true);
+    check(KNOWN, KNOWS_HINTS, false);
+    check(KNOWS_HINTS, KNOWN, false);
+    check(KNOWS_SNAPSHOTS, 0xff, true);
+}
+
+#[test]
 fn wrong_key_is_detected_by_both_ends() {
     let (right, wrong) = (key(1), key(2));
     let (client, hello) = client(&right, 10);

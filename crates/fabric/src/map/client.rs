@@ -103,7 +103,9 @@ fn try_connect(socket: &Path, timeouts: Timeouts) -> Result<(MapGrant, MapLink),
         knows_hints: header.knows_hints,
     };
     let remote = BrickClient::new(stream, header.brick, timeouts.call);
-    let remote = remote.with_hints(header.knows_hints);
+    let remote = remote
+        .with_hints(header.knows_hints)
+        .with_snapshots(header.knows_snapshots);
     Ok((grant, MapLink { remote, timeouts }))
 }
 

@@ -210,6 +210,7 @@ impl MapServerState {
             pool_bytes: 0,
             control_bytes: 0,
             knows_hints: true,
+            knows_snapshots: true,
         };
         stream.send_all(&header.encode(), until)?;
         stream.send_all(reason.as_bytes(), until)
@@ -240,6 +241,7 @@ fn send_grant(stream: &Stream, brick: BrickId, granted: &MapSession) -> io::Resu
         pool_bytes: granted.pool_bytes,
         control_bytes: granted.control_bytes,
         knows_hints: true,
+        knows_snapshots: true,
     };
     let bytes = header.encode();
     let fds = [granted.pool.as_fd(), granted.control.as_fd()];

@@ -6,7 +6,7 @@
 //! grant   0  magic "PMAPGRNT"   8  version u16   10  status u16: 0 granted, 1 refused, 2 no session
 //!        12  session u32       16  incarnation u32          20  reason bytes u32
 //!        24  brick uuid        40  pool bytes u64           48  control bytes u64
-//!        56  knows u32: bit 0 tier hints               60  crc32c 0..60
+//!        56  knows u32: bit 0 tier hints, 1 snapshots  60  crc32c 0..60
 //! ```
 //!
 //! Little endian; the UUID in the order of its text. Invariants: bytes with a wrong checksum are
@@ -24,6 +24,8 @@ pub const GRANT_BYTES: usize = 64;
 pub const VERSION: u16 = 1;
 /// The bit of a brick that knows tier hints.
 const KNOWS_HINTS: u32 = 1;
+/// The bit of a brick that knows the messages of snapshots.
+const KNOWS_SNAPSHOTS: u32 = 2;
 const HELLO_MAGIC: &[u8; 8] = b"PMAPHELO";
 const GRANT_MAGIC: &[u8; 8] = b"PMAPGRNT";
 
@@ -56,6 +58,8 @@ pub struct GrantHeader {
     pub control_bytes: u64,
     /// Whether the brick knows tier hints.
     pub knows_hints: bool,
+    /// Whether the brick knows the messages of snapshots.
+    pub knows_snapshots: bool,
 }
 
 /// A refusal. A reason of `reason_bytes` bytes follows.
@@ -138,6 +142,11 @@ pub fn check_hello(bytes: &[u8; HELLO_BYTES]) -> Result<(), MapProtocolError> {
 }
 
 impl GrantHeader {
+    fn knows(&self) -> u32 {
+        let bit = |knows, bit| if knows { bit } else { 0 };
+        bit(self.knows_hints, KNOWS_HINTS) | bit(self.knows_snapshots, KNOWS_SNAPSHOTS)
+    }
+
     pub fn encode(&self) -> [u8; GRANT_BYTES] {
         let (status, reason_bytes): (u16, u32) = match self.refused {
             None => (0, 0),
@@ -153,7 +162,7 @@ impl GrantHeader {
             brick: self.brick.0.into_bytes(),
             pool_bytes: self.pool_bytes.into(),
             control_bytes: self.control_bytes.into(),
-            knows: u32::from(self.knows_hints).into(),
+            knows: self.knows().into(),
             crc: U32::ZERO,
         });
         append_checksum(&mut bytes);
@@ -179,6 +188,7 @@ impl GrantHeader {
             pool_bytes: raw.pool_bytes.get(),
             control_bytes: raw.control_bytes.get(),
             knows_hints: raw.knows.get() & KNOWS_HINTS != 0,
+            knows_snapshots: raw.knows.get() & KNOWS_SNAPSHOTS != 0,
         })
     }
 }
@@ -196,6 +206,7 @@ mod tests {
             pool_bytes: 1 << 40,
             control_bytes: 16 << 20,
             knows_hints: true,
+            knows_snapshots: false,
         }
     }
 
@@ -209,7 +220,11 @@ mod tests {
             }),
             ..grant()
         };
-        for header in [grant(), refused(false), refused(true)] {
+        let newer = GrantHeader {
+            knows_snapshots: true,
+            ..grant()
+        };
+        for header in [grant(), newer, refused(false), refused(true)] {
             assert_eq!(GrantHeader::decode(&header.encode()), Ok(header));
         }
     }

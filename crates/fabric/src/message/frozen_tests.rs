@@ -183,10 +183,71 @@ fn answers() -> Vec<(MessageKind, Answer)> {
     all
 }
 
+/// The messages of snapshots, which both ends use if their hellos say so.
+fn snapshot_requests() -> Vec<Request> {
+    let (handle, slice, snapshot) = (0x6162_6364, slice(), Epoch(0x0a0b_0c0d));
+    let of_slice = [
+        SliceRequest::PrepareSnapshot { snapshot },
+        SliceRequest::ReadVersion {
+            snapshot,
+            offset: 0x3132_3334_0000,
+            len: 0x5152,
+        },
+        SliceRequest::VersionExtents {
+            snapshot,
+            offset: 0x3132_3334_0000,
+            len: 0x4142_0000,
+        },
+    ];
+    let control = [
+        Control::PrepareSnapshot { slice, snapshot },
+        Control::DropSnapshots {
+            slice,
+            snapshots: vec![Epoch(3), snapshot],
+        },
+        Control::Snapshots {
+            slice,
+            after: Epoch(3),
+        },
+    ];
+    let of_slice = of_slice.map(|request| Request::Slice { handle, request });
+    of_slice
+        .into_iter()
+        .chain(control.map(Request::Control))
+        .collect()
+}
+
+fn snapshot_answers() -> Vec<(MessageKind, Answer)> {
+    let extent = Extent {
+        len: 0x2000,
+        mapped: true,
+    };
+    let done = || Ok(Reply::Slice(SliceReply::Done));
+    let of_slice = |reply| Ok(Reply::Slice(reply));
+    let listed = Reply::Snapshots {
+        snapshots: vec![Epoch(3), Epoch(4)],
+        more: true,
+    };
+    vec![
+        (MessageKind::PrepareSnapshot, done()),
+        (
+            MessageKind::ReadVersion,
+            of_slice(SliceReply::Data(b"data".to_vec())),
+        ),
+        (
+            MessageKind::VersionExtents,
+            of_slice(SliceReply::Extents(vec![extent])),
+        ),
+        (MessageKind::ControlPrepareSnapshot, done()),
+        (MessageKind::DropSnapshots, done()),
+        (MessageKind::Snapshots, Ok(listed)),
+    ]
+}
+
 /// A line for each message: its header, and its body in runs of equal bytes.
-fn lines() -> String {
-    let requests = requests().into_iter().map(|it| it.encode(TAG));
-    let answers = answers().into_iter();
+fn lines(requests: Vec<Request>, answers: Vec<(MessageKind, Answer)>) -> String {
+    let requests = requests.into_iter().map(|it| it.encode(TAG));
+    let answers = answers.into_iter();
     let answers = answers.map(|(kind, answer)| reply::encode(kind, TAG, answer));
     let mut text = String::new();
     for (header, body) in requests.chain(answers) {
@@ -204,20 +265,33 @@ fn lines() -> String {
     text
 }
 
-#[test]
-fn every_message_has_its_frozen_bytes() {
+/// Compares the lines with those of the build that froze them.
+fn check_frozen(name: &str, lines: &str) {
     assert_eq!(VERSION, 2, "another version needs a text of its own");
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/protocol-2.txt");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/data")
+        .join(name);
     if std::env::var_os("PAGEMESH_KEEP_IMAGES").is_some() && !path.exists() {
-        std::fs::write(&path, lines()).expect("written");
+        std::fs::write(&path, lines).expect("written");
     }
     let frozen = std::fs::read_to_string(&path).expect("the text of version 2");
-    for (number, (now, then)) in lines().lines().zip(frozen.lines()).enumerate() {
+    for (number, (now, then)) in lines.lines().zip(frozen.lines()).enumerate() {
         assert_eq!(
             now, then,
             "message {number} of protocol version 2 has changed, which is frozen: undo that. A new message \
              takes a feature bit, and a text of its own"
         );
     }
-    assert_eq!(lines().lines().count(), frozen.lines().count());
+    assert_eq!(lines.lines().count(), frozen.lines().count());
+}
+
+#[test]
+fn every_message_has_its_frozen_bytes() {
+    check_frozen("protocol-2.txt", &lines(requests(), answers()));
+}
+
+#[test]
+fn every_snapshot_message_has_its_frozen_bytes() {
+    let lines = lines(snapshot_requests(), snapshot_answers());
+    check_frozen("protocol-2-snapshots.txt", &lines);
 }

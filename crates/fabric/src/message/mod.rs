@@ -29,10 +29,11 @@
 pub mod reply;
 pub mod request;
 
+mod bodies;
 pub(crate) mod fields;
 
 use pagemesh_base::checksum::crc32c;
-use pagemesh_base::slice::{LIST_ENTRIES_MAX, ServiceTime};
+use pagemesh_base::slice::{DROPPED_SNAPSHOTS_MAX, LIST_ENTRIES_MAX, ServiceTime};
 use pagemesh_base::space::EXTENTS_MAX;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute, transmute_ref};
@@ -148,8 +149,14 @@ pub enum MessageKind {
     Births = 13,
     /// Replace pages and keep their births.
     Copy = 14,
+    /// Keep the versions that a snapshot sees.
+    PrepareSnapshot = 15,
     /// Get a handle for a slice.
     Attach = 16,
+    /// Read bytes as a snapshot sees them.
+    ReadVersion = 17,
+    /// List the mapped extents as a snapshot sees them.
+    VersionExtents = 18,
     /// Create a slice.
     Create = 32,
     /// Grow a slice.
@@ -160,11 +167,17 @@ pub enum MessageKind {
     List = 35,
     /// Get the brick's status.
     Status = 36,
+    /// Raise the epoch of a slice to that of a snapshot, and keep the versions that it sees.
+    ControlPrepareSnapshot = 37,
+    /// Drop snapshots of a slice.
+    DropSnapshots = 38,
+    /// List the snapshots of a slice.
+    Snapshots = 39,
 }
 
 impl MessageKind {
     /// Every kind.
-    pub const ALL: [MessageKind; 20] = [
+    pub const ALL: [MessageKind; 26] = [
         MessageKind::Read,
         MessageKind::Write,
         MessageKind::Clear,
@@ -179,17 +192,23 @@ impl MessageKind {
         MessageKind::KeepOrder,
         MessageKind::Births,
         MessageKind::Copy,
+        MessageKind::PrepareSnapshot,
         MessageKind::Attach,
+        MessageKind::ReadVersion,
+        MessageKind::VersionExtents,
         MessageKind::Create,
         MessageKind::Resize,
         MessageKind::Delete,
         MessageKind::List,
         MessageKind::Status,
+        MessageKind::ControlPrepareSnapshot,
+        MessageKind::DropSnapshots,
+        MessageKind::Snapshots,
     ];
 
     /// Whether it is a request of an attached slice.
     pub(crate) fn is_of_slice(self) -> bool {
-        (self as u8) < MessageKind::Attach as u8
+        self != MessageKind::Attach && (self as u8) < MessageKind::Create as u8
     }
 
     const fn from_code(code: u8) -> Option<MessageKind> {
@@ -208,12 +227,18 @@ impl MessageKind {
             12 => MessageKind::KeepOrder,
             13 => MessageKind::Births,
             14 => MessageKind::Copy,
+            15 => MessageKind::PrepareSnapshot,
             16 => MessageKind::Attach,
+            17 => MessageKind::ReadVersion,
+            18 => MessageKind::VersionExtents,
             32 => MessageKind::Create,
             33 => MessageKind::Resize,
             34 => MessageKind::Delete,
             35 => MessageKind::List,
             36 => MessageKind::Status,
+            37 => MessageKind::ControlPrepareSnapshot,
+            38 => MessageKind::DropSnapshots,
+            39 => MessageKind::Snapshots,
             _ => return None,
         })
     }
@@ -227,17 +252,20 @@ impl MessageKind {
             | MessageKind::Create
             | MessageKind::Resize
             | MessageKind::Delete
-            | MessageKind::List => ID_BYTES as u32,
+            | MessageKind::List
+            | MessageKind::ControlPrepareSnapshot
+            | MessageKind::Snapshots => ID_BYTES as u32,
+            MessageKind::DropSnapshots => (ID_BYTES + DROPPED_SNAPSHOTS_MAX * BIRTH_BYTES) as u32,
             _ => 0,
         }
     }
 
     const fn reply_bytes_max(self) -> u32 {
         let listed = match self {
-            MessageKind::Read => return BODY_BYTES_MAX,
-            MessageKind::Extents => EXTENTS_MAX * EXTENT_BYTES,
+            MessageKind::Read | MessageKind::ReadVersion => return BODY_BYTES_MAX,
+            MessageKind::Extents | MessageKind::VersionExtents => EXTENTS_MAX * EXTENT_BYTES,
             MessageKind::Checksums => LIST_ENTRIES_MAX * CHECKSUM_BYTES,
-            MessageKind::Births => LIST_ENTRIES_MAX * BIRTH_BYTES,
+            MessageKind::Births | MessageKind::Snapshots => LIST_ENTRIES_MAX * BIRTH_BYTES,
             MessageKind::Dirty => LIST_ENTRIES_MAX * RUN_BYTES,
             MessageKind::InFlight => LIST_ENTRIES_MAX * IN_FLIGHT_BYTES,
             MessageKind::List => LIST_ENTRIES_MAX * INFO_BYTES,

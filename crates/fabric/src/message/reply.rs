@@ -8,9 +8,11 @@
 //! | births | | per page 4: epoch; 0 if unknown or never written |
 //! | dirty | more: offset is the next page to ask from | per run 16: page, count |
 //! | in-flight | more: too many to list | per operation 24: page, op, count 4, epoch 4 |
+//! | read version, version extents | | as to read, extents |
 //! | attach | handle; len is the slice's size in bytes | |
 //! | list | more: ask again after the last | per slice 32: slice 16, bytes, epoch 4, zero 4 |
 //! | status | | brick 16, capacity, used, sessions 4, incarnation 4, durability as text |
+//! | snapshots | more: ask again after the last | per snapshot 4: its epoch |
 //! | others | | |
 //!
 //! An error has its flag and a code in place of the handle:
@@ -72,6 +74,13 @@ pub enum Reply {
     },
     /// To status.
     Status(BrickStatus),
+    /// To snapshots.
+    Snapshots {
+        /// Ascending.
+        snapshots: Vec<Epoch>,
+        /// Whether there are more after the last.
+        more: bool,
+    },
 }
 
 /// Bytes or entries that the reply must have, if the request fixes the number.
@@ -81,7 +90,7 @@ pub(crate) struct ExpectedLen(usize);
 impl ExpectedLen {
     pub(crate) fn of(request: &SliceRequest) -> ExpectedLen {
         ExpectedLen(match request {
-            SliceRequest::Read { len, .. } => *len as usize,
+            SliceRequest::Read { len, .. } | SliceRequest::ReadVersion { len, .. } => *len as usize,
             SliceRequest::Checksums { count, .. } | SliceRequest::Births { count, .. } => {
                 *count as usize
             }
@@ -135,8 +144,13 @@ fn encode_reply(
             (header.handle, header.len) = (attached.handle, attached.size_bytes);
             Bytes::new()
         }
-        (MessageKind::Read, Reply::Slice(SliceReply::Data(data))) => data.into(),
-        (MessageKind::Extents, Reply::Slice(SliceReply::Extents(extents))) => {
+        (MessageKind::Read | MessageKind::ReadVersion, Reply::Slice(SliceReply::Data(data))) => {
+            data.into()
+        }
+        (
+            MessageKind::Extents | MessageKind::VersionExtents,
+            Reply::Slice(SliceReply::Extents(extents)),
+        ) => {
             let word = |extent: &Extent| match extent.mapped {
                 true => extent.len | MAPPED,
                 false => extent.len & !MAPPED,
@@ -174,6 +188,12 @@ fn encode_reply(
             list(&slices, put_info)
         }
         (MessageKind::Status, Reply::Status(status)) => encode_status(&status),
+        (MessageKind::Snapshots, Reply::Snapshots { snapshots, more }) => {
+            header.flags = if more { FLAG_MORE } else { 0 };
+            list(&snapshots, |snapshot, body| {
+                body.extend_from_slice(&snapshot.0.to_le_bytes());
+            })
+        }
         (kind, Reply::Slice(SliceReply::Done)) if is_answered_by_done(kind) => Bytes::new(),
         _ => return Err("the brick's answer does not fit the request"),
     })
@@ -194,6 +214,9 @@ fn is_answered_by_done(kind: MessageKind) -> bool {
             | MessageKind::Create
             | MessageKind::Resize
             | MessageKind::Delete
+            | MessageKind::PrepareSnapshot
+            | MessageKind::ControlPrepareSnapshot
+            | MessageKind::DropSnapshots
     )
 }
 
@@ -296,7 +319,11 @@ fn set_used_fields(header: &mut Header, answer: &Answer) {
         Ok(Reply::Slice(SliceReply::Dirty {
             next: Some(page), ..
         })) => (header.flags, header.offset) = (FLAG_MORE, page.0),
-        Ok(Reply::Slice(SliceReply::InFlight(None)) | Reply::List { more: true, .. }) => {
+        Ok(
+            Reply::Slice(SliceReply::InFlight(None))
+            | Reply::List { more: true, .. }
+            | Reply::Snapshots { more: true, .. },
+        ) => {
             header.flags = FLAG_MORE;
         }
         Ok(_) => {}
@@ -339,8 +366,10 @@ fn decode_reply(header: &Header, body: Vec<u8>) -> Result<Reply, MalformedMessag
     let cut = || header.malformed("the last entry of a list is cut");
     let fields = FieldReader::new(&body);
     Ok(Reply::Slice(match header.kind {
-        MessageKind::Read => SliceReply::Data(body),
-        MessageKind::Extents => SliceReply::Extents(fields.list(extent).ok_or_else(cut)?),
+        MessageKind::Read | MessageKind::ReadVersion => SliceReply::Data(body),
+        MessageKind::Extents | MessageKind::VersionExtents => {
+            SliceReply::Extents(fields.list(extent).ok_or_else(cut)?)
+        }
         MessageKind::Checksums => {
             SliceReply::Checksums(fields.list(FieldReader::u32).ok_or_else(cut)?)
         }
@@ -369,6 +398,11 @@ fn decode_reply(header: &Header, body: Vec<u8>) -> Result<Reply, MalformedMessag
         MessageKind::Status => {
             let status = status(fields).ok_or_else(|| header.malformed("a status that is cut"))?;
             return Ok(Reply::Status(status));
+        }
+        MessageKind::Snapshots => {
+            let snapshots = fields.list(|fields| fields.u32().map(Epoch));
+            let snapshots = snapshots.ok_or_else(cut)?;
+            return Ok(Reply::Snapshots { snapshots, more });
         }
         _ => SliceReply::Done,
     }))

@@ -13,11 +13,16 @@
 //! | 11 transact | yes | | parts | yes | see below |
 //! | 13 births | yes | page | count | | |
 //! | 14 copy | yes | page | count | yes | the pages, or nothing for holes; per page 4: the epoch of its birth |
+//! | 15 prepare snapshot | yes | | | epoch: the snapshot | |
 //! | 16 attach | | | | epoch | slice |
+//! | 17 read version, 18 version extents | yes | byte | bytes | epoch: the snapshot | |
 //! | 32 create, 33 resize | | | bytes | | slice |
 //! | 34 delete | | | | | slice |
 //! | 35 list | | | | | slice after which to continue, or nothing |
 //! | 36 status | | | | | |
+//! | 37 prepare snapshot | | | | epoch: the snapshot | slice |
+//! | 38 drop snapshots | | | count | | slice; per snapshot 4: its epoch |
+//! | 39 snapshots | | | | epoch: the last snapshot of the previous answer, or 0 | slice |
 //!
 //! A write, a clear or a transaction with the flag *durable* is answered after a flush that covers it.
 //!
@@ -34,22 +39,19 @@
 //! 12  action  4   1 write, 2 clear
 //! ```
 
-use super::fields::FieldReader;
-use super::{
-    BIRTH_BYTES, Direction, FLAG_DURABLE, HINT_SHIFT, Header, ID_BYTES, MalformedMessage,
-    MessageKind, PART_BYTES,
+use super::bodies::{
+    decode_copy, decode_dropped, decode_parts, encode_copy, encode_dropped, encode_parts,
 };
+use super::{Direction, FLAG_DURABLE, HINT_SHIFT, Header, ID_BYTES, MalformedMessage, MessageKind};
 use crate::limits::CLEAR_BYTES_MAX;
 use bytes::Bytes;
 use pagemesh_base::ids::{EPOCH_MAX, Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{
-    COPY_PAGES_MAX, LIST_ENTRIES_MAX, SLICE_IO_BYTES_MAX, SliceError, SliceRequest, Stamp,
-    TransactionPart, check_parts,
+    COPY_PAGES_MAX, DROPPED_SNAPSHOTS_MAX, LIST_ENTRIES_MAX, SLICE_IO_BYTES_MAX, SliceError,
+    SliceRequest, Stamp, check_parts,
 };
-use pagemesh_base::space::TRANSACTION_PAGES_MAX;
 use pagemesh_base::tier_hint::TierHint;
-use pagemesh_base::units::PAGE_BYTES;
 use uuid::Uuid;
 
 /// A client's request to a brick.
@@ -74,7 +76,7 @@ pub enum Request {
 }
 
 /// A manager's call to the brick.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Control {
     /// Make a slice.
     Create {
@@ -102,16 +104,40 @@ pub enum Control {
     },
     /// Get the brick's status.
     Status,
+    /// Prepare a snapshot of a slice that no client uses.
+    PrepareSnapshot {
+        /// The slice.
+        slice: SliceId,
+        /// The snapshot.
+        snapshot: Epoch,
+    },
+    /// Drop snapshots.
+    DropSnapshots {
+        /// The slice.
+        slice: SliceId,
+        /// At least one, at most [`DROPPED_SNAPSHOTS_MAX`].
+        snapshots: Vec<Epoch>,
+    },
+    /// List the snapshots of a slice in ascending order.
+    Snapshots {
+        /// The slice.
+        slice: SliceId,
+        /// The last snapshot of the previous answer, or 0.
+        after: Epoch,
+    },
 }
 
 impl Control {
-    fn kind(self) -> MessageKind {
+    fn kind(&self) -> MessageKind {
         match self {
             Control::Create { .. } => MessageKind::Create,
             Control::Resize { .. } => MessageKind::Resize,
             Control::Delete { .. } => MessageKind::Delete,
             Control::List { .. } => MessageKind::List,
             Control::Status => MessageKind::Status,
+            Control::PrepareSnapshot { .. } => MessageKind::ControlPrepareSnapshot,
+            Control::DropSnapshots { .. } => MessageKind::DropSnapshots,
+            Control::Snapshots { .. } => MessageKind::Snapshots,
         }
     }
 }
@@ -133,6 +159,9 @@ fn kind_of(request: &SliceRequest) -> MessageKind {
         SliceRequest::Transact { .. } => MessageKind::Transact,
         SliceRequest::Births { .. } => MessageKind::Births,
         SliceRequest::Copy { .. } => MessageKind::Copy,
+        SliceRequest::PrepareSnapshot { .. } => MessageKind::PrepareSnapshot,
+        SliceRequest::ReadVersion { .. } => MessageKind::ReadVersion,
+        SliceRequest::VersionExtents { .. } => MessageKind::VersionExtents,
     }
 }
 
@@ -199,7 +228,13 @@ impl Request {
             Request::Control(control) => match *control {
                 Control::Create { slice, .. }
                 | Control::Resize { slice, .. }
-                | Control::Delete { slice } => id(slice),
+                | Control::Delete { slice }
+                | Control::PrepareSnapshot { slice, .. }
+                | Control::Snapshots { slice, .. } => id(slice),
+                Control::DropSnapshots {
+                    slice,
+                    ref snapshots,
+                } => encode_dropped(slice, snapshots),
                 Control::List { after } => after.map(id).unwrap_or_default(),
                 Control::Status => Bytes::new(),
             },
@@ -218,6 +253,15 @@ impl Request {
             Request::Control(
                 Control::Create { size_bytes, .. } | Control::Resize { size_bytes, .. },
             ) => header.len = *size_bytes,
+            Request::Control(
+                Control::PrepareSnapshot {
+                    snapshot: epoch, ..
+                }
+                | Control::Snapshots { after: epoch, .. },
+            ) => header.epoch = epoch.0,
+            Request::Control(Control::DropSnapshots { snapshots, .. }) => {
+                header.len = snapshots.len() as u64;
+            }
             Request::Control(_) => {}
         }
         header
@@ -253,6 +297,15 @@ impl Request {
                 after: Some(named()?),
             }),
             MessageKind::Status => Request::Control(Control::Status),
+            MessageKind::ControlPrepareSnapshot => Request::Control(Control::PrepareSnapshot {
+                slice: named()?,
+                snapshot: Epoch(header.epoch),
+            }),
+            MessageKind::DropSnapshots => Request::Control(decode_dropped(header, &body)?),
+            MessageKind::Snapshots => Request::Control(Control::Snapshots {
+                slice: named()?,
+                after: Epoch(header.epoch),
+            }),
             _ => Request::Slice {
                 handle: header.handle,
                 request: with_flush(header, slice_request(header, body)?)?,
@@ -261,9 +314,11 @@ impl Request {
         let mut exact = request.header(header.tag);
         exact.flags |= u16::from(header.hint().bits()) << HINT_SHIFT;
         exact.body_len = match header.kind {
-            MessageKind::List | MessageKind::Write | MessageKind::Transact | MessageKind::Copy => {
-                header.body_len
-            }
+            MessageKind::List
+            | MessageKind::Write
+            | MessageKind::Transact
+            | MessageKind::Copy
+            | MessageKind::DropSnapshots => header.body_len,
             kind => kind.request_bytes_max(),
         };
         match exact == header.without_body_crc() {
@@ -282,7 +337,9 @@ const _: () = assert!(ID_BYTES == size_of::<Uuid>());
 /// [`SliceError::OutOfRange`] with the limit.
 pub fn check_limits(request: &SliceRequest) -> Result<(), SliceError> {
     let (what, asked, max) = match request.without_flush() {
-        SliceRequest::Read { len, .. } => ("bytes at once", u64::from(*len), IO_MAX),
+        SliceRequest::Read { len, .. } | SliceRequest::ReadVersion { len, .. } => {
+            ("bytes at once", u64::from(*len), IO_MAX)
+        }
         SliceRequest::Write { data, .. } => ("bytes at once", data.len() as u64, IO_MAX),
         SliceRequest::Clear { len, .. } => ("bytes cleared at once", *len, CLEAR_BYTES_MAX),
         SliceRequest::Transact { parts, .. } => {
@@ -303,7 +360,8 @@ pub fn check_limits(request: &SliceRequest) -> Result<(), SliceError> {
             births.len() as u64,
             COPY_PAGES_MAX as u64,
         ),
-        SliceRequest::RaiseEpoch { epoch, .. } => {
+        SliceRequest::RaiseEpoch { epoch, .. }
+        | SliceRequest::PrepareSnapshot { snapshot: epoch } => {
             ("as an epoch", u64::from(epoch.0), u64::from(EPOCH_MAX))
         }
         _ => return Ok(()),
@@ -312,6 +370,20 @@ pub fn check_limits(request: &SliceRequest) -> Result<(), SliceError> {
         true => Ok(()),
         false => Err(SliceError::OutOfRange(format!(
             "{asked} {what}; the most is {max}"
+        ))),
+    }
+}
+
+/// Checks the number of snapshots that one call drops. Both ends check.
+///
+/// # Errors
+/// [`SliceError::OutOfRange`] with the limit.
+pub fn check_dropped(dropped: &[Epoch]) -> Result<(), SliceError> {
+    match dropped.len() <= DROPPED_SNAPSHOTS_MAX {
+        true => Ok(()),
+        false => Err(SliceError::OutOfRange(format!(
+            "{} snapshots dropped at once; the most is {DROPPED_SNAPSHOTS_MAX}",
+            dropped.len()
         ))),
     }
 }
@@ -365,6 +437,9 @@ fn set_header_fields(request: &SliceRequest, header: &mut Header) {
         SliceRequest::RaiseEpoch { epoch, lost_since } => {
             (header.epoch, header.offset) = (epoch.0, u64::from(lost_since.0));
         }
+        SliceRequest::PrepareSnapshot { .. }
+        | SliceRequest::ReadVersion { .. }
+        | SliceRequest::VersionExtents { .. } => set_snapshot_fields(request, header),
         SliceRequest::Flush
         | SliceRequest::InFlight
         | SliceRequest::ForgetInFlight
@@ -372,102 +447,27 @@ fn set_header_fields(request: &SliceRequest, header: &mut Header) {
     }
 }
 
-const PART_WRITE: u32 = 1;
-const PART_CLEAR: u32 = 2;
-
-fn encode_parts(parts: &[TransactionPart]) -> Bytes {
-    let mut body = Vec::new();
-    for part in parts {
-        if let TransactionPart::Write { data, .. } = part {
-            body.extend_from_slice(data);
+fn set_snapshot_fields(request: &SliceRequest, header: &mut Header) {
+    match request {
+        SliceRequest::PrepareSnapshot { snapshot } => header.epoch = snapshot.0,
+        SliceRequest::ReadVersion {
+            snapshot,
+            offset,
+            len,
+        } => {
+            (header.offset, header.len) = (*offset, u64::from(*len));
+            header.epoch = snapshot.0;
         }
+        SliceRequest::VersionExtents {
+            snapshot,
+            offset,
+            len,
+        } => {
+            (header.offset, header.len) = (*offset, *len);
+            header.epoch = snapshot.0;
+        }
+        _ => {}
     }
-    for part in parts {
-        let what = match part {
-            TransactionPart::Write { .. } => PART_WRITE,
-            TransactionPart::Clear { .. } => PART_CLEAR,
-        };
-        body.extend_from_slice(&part.offset().to_le_bytes());
-        let len = u32::try_from(part.len()).unwrap_or(u32::MAX);
-        body.extend_from_slice(&len.to_le_bytes());
-        body.extend_from_slice(&what.to_le_bytes());
-    }
-    body.into()
-}
-
-/// The parts of a transaction. Their data is not copied.
-fn decode_parts(
-    header: &Header,
-    mut body: Bytes,
-) -> Result<Vec<TransactionPart>, MalformedMessage> {
-    let count = usize::try_from(header.len).unwrap_or(usize::MAX);
-    if !(1..=TRANSACTION_PAGES_MAX as usize).contains(&count) {
-        return Err(header.malformed("a number of parts beyond limits"));
-    }
-    let cut = || header.malformed("the parts of a transaction do not fill its body");
-    let at = body.len().checked_sub(count * PART_BYTES).ok_or_else(cut)?;
-    let table = body.split_off(at);
-    let mut fields = FieldReader::new(&table);
-    let mut parts = Vec::with_capacity(count);
-    for _ in 0..count {
-        let told = (fields.u64(), fields.u32(), fields.u32());
-        let (Some(offset), Some(len), Some(what)) = told else {
-            return Err(cut());
-        };
-        parts.push(match what {
-            PART_WRITE if len as usize <= body.len() => TransactionPart::Write {
-                offset,
-                data: body.split_to(len as usize),
-            },
-            PART_WRITE => return Err(cut()),
-            PART_CLEAR => TransactionPart::Clear {
-                offset,
-                len: u64::from(len),
-            },
-            _ => return Err(header.malformed("a part that neither writes nor clears")),
-        });
-    }
-    match body.is_empty() {
-        true => Ok(parts),
-        false => Err(cut()),
-    }
-}
-
-fn encode_copy(births: &[Epoch], data: &Bytes) -> Bytes {
-    let mut body = Vec::with_capacity(data.len() + births.len() * BIRTH_BYTES);
-    body.extend_from_slice(data);
-    for birth in births {
-        body.extend_from_slice(&birth.0.to_le_bytes());
-    }
-    body.into()
-}
-
-/// A copy. Its pages are not copied from the body.
-fn decode_copy(
-    header: &Header,
-    mut body: Bytes,
-    stamp: Stamp,
-) -> Result<SliceRequest, MalformedMessage> {
-    let count = usize::try_from(header.len).unwrap_or(usize::MAX);
-    if !(1..=COPY_PAGES_MAX).contains(&count) {
-        return Err(header.malformed("a number of pages beyond limits"));
-    }
-    let cut = || header.malformed("the pages and births of a copy do not fill its body");
-    let at = body
-        .len()
-        .checked_sub(count * BIRTH_BYTES)
-        .ok_or_else(cut)?;
-    let births = body.split_off(at);
-    if at != 0 && at != count * PAGE_BYTES {
-        return Err(cut());
-    }
-    let births = births.as_chunks().0.iter();
-    Ok(SliceRequest::Copy {
-        page: PageNo(header.offset),
-        births: births.map(|it| Epoch(u32::from_le_bytes(*it))).collect(),
-        data: body,
-        stamp,
-    })
 }
 
 /// The request, durable if the header says so.
@@ -488,8 +488,7 @@ fn put_stamp(stamp: Stamp, header: &mut Header) {
 
 fn slice_request(header: &Header, body: Bytes) -> Result<SliceRequest, MalformedMessage> {
     let offset = header.offset;
-    let small =
-        || u32::try_from(header.len).map_err(|_| header.malformed("a length beyond limits"));
+    let small = || small_len(header);
     let stamp = Stamp {
         epoch: Epoch(header.epoch),
         op: header.op,
@@ -542,6 +541,30 @@ fn slice_request(header: &Header, body: Bytes) -> Result<SliceRequest, Malformed
             count: small()?,
         },
         MessageKind::Copy => decode_copy(header, body, stamp)?,
+        _ => return snapshot_request(header),
+    })
+}
+
+/// A request of a snapshot.
+fn snapshot_request(header: &Header) -> Result<SliceRequest, MalformedMessage> {
+    Ok(match header.kind {
+        MessageKind::PrepareSnapshot => SliceRequest::PrepareSnapshot {
+            snapshot: Epoch(header.epoch),
+        },
+        MessageKind::ReadVersion => SliceRequest::ReadVersion {
+            snapshot: Epoch(header.epoch),
+            offset: header.offset,
+            len: small_len(header)?,
+        },
+        MessageKind::VersionExtents => SliceRequest::VersionExtents {
+            snapshot: Epoch(header.epoch),
+            offset: header.offset,
+            len: header.len,
+        },
         _ => return Err(header.malformed("not a request of a slice")),
     })
+}
+
+fn small_len(header: &Header) -> Result<u32, MalformedMessage> {
+    u32::try_from(header.len).map_err(|_| header.malformed("a length beyond limits"))
 }

@@ -64,6 +64,25 @@ fn durable_changes() -> impl Strategy<Value = SliceRequest> {
     })
 }
 
+fn snapshot_requests() -> impl Strategy<Value = SliceRequest> {
+    use SliceRequest::*;
+    (any::<u32>().prop_map(Epoch), any::<(u64, u64)>(), 0..3).prop_map(
+        |(snapshot, (offset, len), kind)| match kind {
+            0 => PrepareSnapshot { snapshot },
+            1 => ReadVersion {
+                snapshot,
+                offset,
+                len: len as u32,
+            },
+            _ => VersionExtents {
+                snapshot,
+                offset,
+                len,
+            },
+        },
+    )
+}
+
 fn slice_requests() -> impl Strategy<Value = SliceRequest> {
     use SliceRequest::*;
     let range = any::<(u64, u64)>();
@@ -92,6 +111,7 @@ fn slice_requests() -> impl Strategy<Value = SliceRequest> {
             count
         }),
         copies(),
+        snapshot_requests(),
         durable_changes(),
         Just(InFlight),
         Just(ForgetInFlight),
@@ -115,6 +135,16 @@ fn requests() -> impl Strategy<Value = Request> {
             slices().prop_map(|slice| Control::Delete { slice }),
             prop::option::of(slices()).prop_map(|after| Control::List { after }),
             Just(Control::Status),
+            (slices(), any::<u32>()).prop_map(|(slice, snapshot)| Control::PrepareSnapshot {
+                slice,
+                snapshot: Epoch(snapshot),
+            }),
+            (slices(), prop::collection::vec(any::<u32>().prop_map(Epoch), 1..20))
+                .prop_map(|(slice, snapshots)| Control::DropSnapshots { slice, snapshots }),
+            (slices(), any::<u32>()).prop_map(|(slice, after)| Control::Snapshots {
+                slice,
+                after: Epoch(after),
+            }),
         ].prop_map(Request::Control),
     ]
 }
@@ -157,7 +187,12 @@ fn slice_replies() -> impl Strategy<Value = (MessageKind, SliceReply)> {
                 && kind != MessageKind::Attach)
             .prop_map(|kind| (kind, SliceReply::Done)),
         vec(any::<u8>(), 0..300).prop_map(|data| (MessageKind::Read, SliceReply::Data(data))),
-        vec(extents, 0..20).prop_map(|list| (MessageKind::Extents, SliceReply::Extents(list))),
+        vec(extents.clone(), 0..20)
+            .prop_map(|list| (MessageKind::Extents, SliceReply::Extents(list))),
+        vec(extents, 0..20)
+            .prop_map(|list| (MessageKind::VersionExtents, SliceReply::Extents(list))),
+        vec(any::<u8>(), 0..300)
+            .prop_map(|data| (MessageKind::ReadVersion, SliceReply::Data(data))),
         vec(any::<u32>(), 0..20)
             .prop_map(|list| (MessageKind::Checksums, SliceReply::Checksums(list))),
         births().prop_map(|list| (MessageKind::Births, SliceReply::Births(list))),
@@ -200,6 +235,9 @@ fn answers() -> impl Strategy<Value = (MessageKind, Answer)> {
         }),
         1 => (prop::collection::vec(infos(), 0..20), any::<bool>())
             .prop_map(|(slices, more)| (MessageKind::List, Ok(Reply::List { slices, more }))),
+        1 => (births(), any::<bool>()).prop_map(|(snapshots, more)| {
+            (MessageKind::Snapshots, Ok(Reply::Snapshots { snapshots, more }))
+        }),
         1 => statuses().prop_map(|status| (MessageKind::Status, Ok(Reply::Status(status)))),
         2 => (kinds, errors()).prop_map(|(kind, error)| (kind, Err(error))),
     ]

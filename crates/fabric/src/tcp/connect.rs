@@ -83,7 +83,9 @@ pub(super) fn connect(
     match try_connect(endpoint, key, purpose, timeouts) {
         Ok((stream, agreed)) => {
             let client = BrickClient::new(stream, BrickId(agreed.identity), limit);
-            Ok(client.with_hints(agreed.knows_hints))
+            Ok(client
+                .with_hints(agreed.knows_hints)
+                .with_snapshots(agreed.knows_snapshots))
         }
         Err(ConnectError::Auth(cause)) => {
             let told = format!("the brick at {endpoint}: {cause}");

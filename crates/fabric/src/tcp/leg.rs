@@ -54,6 +54,8 @@ pub struct TcpLeg<W = Stream> {
     writable_fd: Option<OwnedFd>,
     /// Whether the brick knows tier hints.
     knows_hints: bool,
+    /// Whether the brick knows the messages of snapshots.
+    knows_snapshots: bool,
 }
 
 /// Why a connection ended.
@@ -99,6 +101,7 @@ impl<W: Wire> TcpLeg<W> {
         timeouts: Timeouts,
     ) -> TcpLeg<W> {
         let (brick, knows_hints) = (remote.brick(), remote.knows_hints());
+        let knows_snapshots = remote.knows_snapshots();
         let stream = remote.into_stream();
         TcpLeg {
             brick,
@@ -114,6 +117,7 @@ impl<W: Wire> TcpLeg<W> {
             timeouts,
             writable_fd: None,
             knows_hints,
+            knows_snapshots,
         }
     }
 
@@ -155,6 +159,9 @@ impl<W: Wire> TcpLeg<W> {
         }
         if let Err(cause) = check_limits(request) {
             return Some(cause);
+        }
+        if request.is_of_snapshot() && !self.knows_snapshots {
+            return Some(SliceError::snapshots_unknown());
         }
         self.in_flight.is_full().then(|| {
             SliceError::Refused(format!(

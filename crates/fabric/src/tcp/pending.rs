@@ -34,7 +34,10 @@ impl InFlightRequest {
     fn is_slow(&self) -> bool {
         let kinds = matches!(
             self.kind,
-            MessageKind::Flush | MessageKind::RaiseEpoch | MessageKind::ForgetInFlight
+            MessageKind::Flush
+                | MessageKind::RaiseEpoch
+                | MessageKind::ForgetInFlight
+                | MessageKind::PrepareSnapshot
         );
         kinds || self.is_durable
     }

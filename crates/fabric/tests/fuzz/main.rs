@@ -118,11 +118,45 @@ fn requests() -> Vec<Request> {
             .map(|request| Request::Slice { handle: 0, request }),
     );
     requests.extend(control.map(Request::Control));
+    requests.extend(of_snapshots());
     assert!(MessageKind::ALL.iter().all(|kind| {
         let mut kinds = requests.iter().map(Request::kind);
         kinds.any(|found| found == *kind)
     }));
     requests
+}
+
+fn of_snapshots() -> Vec<Request> {
+    let (slice, snapshot) = (SLICE, Epoch(5));
+    let of_slice = [
+        SliceRequest::PrepareSnapshot { snapshot },
+        SliceRequest::ReadVersion {
+            snapshot,
+            offset: 4096,
+            len: 512,
+        },
+        SliceRequest::VersionExtents {
+            snapshot,
+            offset: 0,
+            len: 1 << 20,
+        },
+    ];
+    let control = [
+        Control::PrepareSnapshot { slice, snapshot },
+        Control::DropSnapshots {
+            slice,
+            snapshots: vec![Epoch(2), snapshot],
+        },
+        Control::Snapshots {
+            slice,
+            after: Epoch(2),
+        },
+    ];
+    let of_slice = of_slice.map(|request| Request::Slice { handle: 0, request });
+    of_slice
+        .into_iter()
+        .chain(control.map(Request::Control))
+        .collect()
 }
 
 /// The parts of a transaction that is within all limits.

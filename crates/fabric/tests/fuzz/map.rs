@@ -45,6 +45,7 @@ fn fuzz_map_grant() {
         pool_bytes: 1 << 40,
         control_bytes: 16 << 20,
         knows_hints: true,
+        knows_snapshots: true,
     };
     let refusal = |no_session| GrantHeader {
         refused: Some(Refusal {

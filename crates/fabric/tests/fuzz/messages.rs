@@ -158,6 +158,17 @@ fn answers() -> Vec<(MessageKind, Answer)> {
             }),
         ),
         (MessageKind::Status, Ok(Reply::Status(status))),
+        (
+            MessageKind::ReadVersion,
+            slice(SliceReply::Data(vec![7; 20])),
+        ),
+        (
+            MessageKind::Snapshots,
+            Ok(Reply::Snapshots {
+                snapshots: vec![Epoch(1), Epoch(9)],
+                more: true,
+            }),
+        ),
         (MessageKind::Write, Err(SliceError::StaleEpoch { current })),
         (MessageKind::Write, Err(SliceError::NoSpace)),
         (MessageKind::Read, Err(SliceError::Damaged { offset: 4096 })),
@@ -217,6 +228,7 @@ fn check_lengths(answer: &Answer) {
         Ok(Reply::Slice(SliceReply::Dirty { runs, .. })) => (runs.len(), LIST_ENTRIES_MAX),
         Ok(Reply::Slice(SliceReply::InFlight(Some(list)))) => (list.len(), LIST_ENTRIES_MAX),
         Ok(Reply::List { slices, .. }) => (slices.len(), LIST_ENTRIES_MAX),
+        Ok(Reply::Snapshots { snapshots, .. }) => (snapshots.len(), LIST_ENTRIES_MAX),
         Ok(Reply::Status(status)) => (status.durability.len(), TEXT_BYTES_MAX),
         Err(
             SliceError::OutOfRange(text)
@@ -235,6 +247,7 @@ fn form(answer: &Answer) -> (Option<Discriminant<SliceReply>>, u8) {
         Ok(Reply::Attach(_)) => (None, 1),
         Ok(Reply::List { more, .. }) => (None, 2 + u8::from(*more)),
         Ok(Reply::Status(_)) => (None, 4),
+        Ok(Reply::Snapshots { more, .. }) => (None, 20 + u8::from(*more)),
         Err(error) => (None, 5 + error_code(error)),
     }
 }

@@ -62,6 +62,23 @@ impl BrickControl for RecordingBrick {
         self.record("status".into());
         Err(SliceError::NoSpace)
     }
+
+    fn prepare_snapshot(&self, slice: SliceId, snapshot: Epoch) -> Result<(), SliceError> {
+        self.control(format!("prepare {slice} {snapshot}"))
+    }
+
+    fn drop_snapshots(&self, slice: SliceId, dropped: &[Epoch]) -> Result<(), SliceError> {
+        assert!(
+            dropped.len() <= DROPPED_SNAPSHOTS_MAX,
+            "refused before it is seen"
+        );
+        self.control(format!("drop {slice} {dropped:?}"))
+    }
+
+    fn snapshots(&self, slice: SliceId) -> Result<Vec<Epoch>, SliceError> {
+        self.control(format!("snapshots {slice}"))?;
+        Ok(vec![Epoch(1), Epoch(3)])
+    }
 }
 
 impl Handler for RecordingBrick {
@@ -232,6 +249,7 @@ fn fuzz_brick() {
             [attach, of(4..8)].concat(),
             of(8..13),
             of(13..17),
+            of(requests.len() - 6..requests.len()),
         ])
         .cases(600)
         .bytes_max(1200)

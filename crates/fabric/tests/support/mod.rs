@@ -17,7 +17,7 @@ use pagemesh_fabric::limits::Timeouts;
 use pagemesh_fabric::message::reply::AttachReply;
 use pagemesh_fabric::service::{FinishedTicket, Handler, Outcome, PeerInfo, Service, Ticket};
 use pagemesh_fabric::tcp::{ServerOptions, TcpLeg, TcpServer};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -73,6 +73,7 @@ pub enum ReplyMode {
 #[derive(Default)]
 pub struct MemoryBrickState {
     pub slices: BTreeMap<SliceId, (Vec<u8>, Epoch)>,
+    pub snapshots: BTreeSet<Epoch>,
     pub mode: ReplyMode,
     /// The requests that sessions got.
     pub requests: Vec<SliceRequest>,
@@ -206,6 +207,25 @@ impl BrickControl for MemoryBrickService {
             sessions: 2,
             incarnation: 1,
         })
+    }
+
+    fn prepare_snapshot(&self, slice: SliceId, snapshot: Epoch) -> Result<(), SliceError> {
+        let mut state = self.0.state();
+        if !state.slices.contains_key(&slice) {
+            return Err(SliceError::NoSuchSlice(slice));
+        }
+        state.snapshots.insert(snapshot);
+        Ok(())
+    }
+
+    fn drop_snapshots(&self, _slice: SliceId, dropped: &[Epoch]) -> Result<(), SliceError> {
+        let snapshots = &mut self.0.state().snapshots;
+        snapshots.retain(|snapshot| !dropped.contains(snapshot));
+        Ok(())
+    }
+
+    fn snapshots(&self, _slice: SliceId) -> Result<Vec<Epoch>, SliceError> {
+        Ok(self.0.state().snapshots.iter().copied().collect())
     }
 }
 

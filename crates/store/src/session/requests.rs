@@ -87,9 +87,8 @@ pub fn execute<M: Media>(
         }),
         // The executor of the connection's requests keeps their order.
         SliceRequest::KeepOrder => Ok(SliceReply::Done),
-        SliceRequest::InFlight | SliceRequest::ForgetInFlight | SliceRequest::RaiseEpoch { .. } => {
-            return ExecuteOutcome::NeedsOwner(request);
-        }
+        // Epochs, operations in flight and snapshots.
+        _ => return ExecuteOutcome::NeedsOwner(request),
     };
     match result {
         // Nothing happened, or whole pages before that one have changed: the owner makes all of it under the same number.

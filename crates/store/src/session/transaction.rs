@@ -98,7 +98,7 @@ pub fn transact<M: Media>(
 }
 
 /// As [`transact`], for a client that shares pages with others and takes no locks of its own. The
-/// function calls `stamp` for a stamp of `epoch` after it has taken the lock words of all pages. So
+/// function calls `stamp` for a stamp of `epoch` or a newer one after it has taken the lock words of all pages. So
 /// the numbers of a page's records have the order of its slots.
 ///
 /// # Errors

@@ -36,8 +36,8 @@ pub fn write<M: Media>(
 }
 
 /// As [`write()`], for a client that shares pages with others and takes no locks of its own. Each
-/// record gets the result of `stamp`, a stamp of `epoch`, which is called after its pages are
-/// locked. So the numbers of a page's records have the order of its slots. Records are written in
+/// record gets the result of `stamp`, a stamp of `epoch` or a newer one, which is called after its pages
+/// are locked. So the numbers of a page's records have the order of its slots. Records are written in
 /// the order of the legs, so a dead session's record on the last leg is on all of them. The legs
 /// hold the same data: a page that is written in part is read from the first leg.
 ///

@@ -8,8 +8,8 @@
 use crate::client::channel;
 use crate::client::volume::AttachError;
 use crate::controller::{
-    BlockingCall, CallOutcome, CallRunner, ControllerEvent, Mailbox, ScrubOrder, ScrubPlan,
-    VolumeController, perform,
+    BlockingCall, CallOutcome, CallRunner, ControllerEvent, CutError, Mailbox, ScrubOrder,
+    ScrubPlan, VolumeController, perform,
 };
 use crate::direct_access::{DirectSegment, LayoutLease, TornOp};
 use crate::legs::connector::Connector;
@@ -17,6 +17,7 @@ use crate::shared::{Member, VolumeShared};
 use crate::snapshot::LayoutSnapshot;
 use crate::status::VolumeStatus;
 use pagemesh_base::authority::Authority;
+use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::VolumeName;
 use pagemesh_base::space::{Channel, SpaceError};
 use std::cell::RefCell;
@@ -204,6 +205,15 @@ impl DrivenVolume {
         self.mailbox
             .post(ControllerEvent::Reconcile(row, wound, done));
         told
+    }
+
+    /// Starts to cut a snapshot, as [`Volume::cut_snapshot`](crate::Volume::cut_snapshot) does, without
+    /// waiting for it. The receiver gets the result.
+    #[must_use]
+    pub fn cut_snapshot(&self, snapshot: Epoch) -> Receiver<Result<(), CutError>> {
+        let (answer, result) = mpsc::channel();
+        self.mailbox.post(ControllerEvent::Cut(snapshot, answer));
+        result
     }
 
     /// Wakes the controller for the replication queue, as

@@ -3,4 +3,5 @@
 
 pub(crate) mod channel;
 pub(crate) mod driven;
+pub(crate) mod snapshot_space;
 pub(crate) mod volume;

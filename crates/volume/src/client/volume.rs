@@ -2,8 +2,8 @@
 
 use crate::client::channel;
 use crate::controller::{
-    AttachFailure, BlockingCall, CallRunner, CheckJob, ControllerEvent, Mailbox, ScrubOrder,
-    ScrubPlan, VolumeController, perform,
+    AttachFailure, BlockingCall, CallRunner, CheckJob, ControllerEvent, CutError, Mailbox,
+    ScrubOrder, ScrubPlan, VolumeController, perform,
 };
 use crate::direct_access::{DirectSegment, LayoutLease, TornOp};
 use crate::legs::connector::Connector;
@@ -267,6 +267,21 @@ impl Volume {
     /// Stops the running scrub where it is.
     pub fn stop_scrub(&self) {
         self.mailbox.post(ControllerEvent::Scrub(ScrubOrder::Stop));
+    }
+
+    /// Cuts a snapshot while the volume is in use: it holds every change that completed before this call,
+    /// and none that begins after it. The manager has taken `snapshot` from the volume's epochs before.
+    /// Writers do not wait. Blocks until the older changes are durable on all written legs, as their
+    /// class promises.
+    ///
+    /// # Errors
+    /// When a leg refuses or is lost, or the layout changes meanwhile. The manager then drops the
+    /// snapshot, and may try again with a new epoch.
+    pub fn cut_snapshot(&self, snapshot: Epoch) -> Result<(), CutError> {
+        let (answer, result) = mpsc::channel();
+        self.mailbox.post(ControllerEvent::Cut(snapshot, answer));
+        // The sender is dropped without a message when the volume has ended.
+        result.recv().unwrap_or(Err(CutError::Detached))
     }
 
     fn check_error(&self, cause: String) -> CheckError {

@@ -91,14 +91,15 @@ impl ControlConnection {
     }
 
     /// The epoch of changes over this connection: the one that it has announced to its slice,
-    /// not a newer one of the volume. With a newer one, the next connection might announce the
+    /// not a newer one of the volume, or the newest snapshot under that one. With a newer one, the next connection might announce the
     /// same epoch. Then the slice would not refuse the changes that this connection still
     /// carries.
     pub(super) fn epoch(&self, state: &ControllerState) -> Epoch {
-        match defect::is(Defect::EpochNotAnnounced) {
+        let announced = match defect::is(Defect::EpochNotAnnounced) {
             true => state.model().epoch(),
             false => self.epoch.get(),
-        }
+        };
+        state.shared.stamp_epoch(announced)
     }
 
     /// Sends a request. The returned number identifies its answer.

@@ -100,7 +100,7 @@ async fn request_attach(
     Err(AuthorityError::Unreachable("it does not answer".into()))
 }
 
-fn is_serving(state: &ControllerState) -> bool {
+pub(super) fn is_serving(state: &ControllerState) -> bool {
     let model = state.model();
     let open = model
         .columns

@@ -14,6 +14,7 @@ mod check;
 mod compare;
 mod control;
 mod copy;
+mod cut;
 mod layout_query;
 mod leg_errors;
 mod lifecycle;
@@ -36,6 +37,8 @@ use crate::shared::{Member, MemberMessage, VolumeShared};
 use crate::status::VolumeStatus;
 pub use call::{BlockingCall, CallOutcome, CallRunner, perform};
 pub use check::CheckJob;
+pub use cut::CutError;
+use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::VolumeName;
 use pagemesh_base::poison;
 pub use scrub_schedule::ScrubOrder;
@@ -83,6 +86,8 @@ pub enum ControllerEvent {
     /// The direct client of this row died during an operation. The sender gets a message when
     /// all legs are equal there.
     Reconcile(usize, TornOp, Sender<()>),
+    /// A snapshot is to be cut.
+    Cut(Epoch, Sender<Result<(), CutError>>),
     /// The volume is to be detached.
     Detach,
 }
@@ -281,6 +286,10 @@ impl VolumeController {
                 }
                 ControllerEvent::Reconcile(row, wound, done) => {
                     let task = reconcile::reconcile(Rc::clone(&self.state), row, wound, done);
+                    self.tasks.push(Box::pin(task));
+                }
+                ControllerEvent::Cut(snapshot, answer) => {
+                    let task = cut::cut(Rc::clone(&self.state), snapshot, answer);
                     self.tasks.push(Box::pin(task));
                 }
                 ControllerEvent::Detach => {

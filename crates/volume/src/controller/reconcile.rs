@@ -38,6 +38,8 @@ pub(super) async fn reconcile(
     wound: TornOp,
     done: Sender<()>,
 ) {
+    state.reconciles.set(state.reconciles.get() + 1);
+    state.reconciling.set(state.reconciling.get() + 1);
     let guests = state.shared.direct_access.get();
     if let Some(guests) = guests {
         guests.record_dead_row(row);
@@ -71,6 +73,7 @@ pub(super) async fn reconcile(
             if let Some(guests) = guests {
                 guests.clear_dead_row(row);
             }
+            state.reconciling.set(state.reconciling.get() - 1);
             // The caller may have stopped waiting.
             let _ = done.send(());
             return;

@@ -304,6 +304,7 @@ pub(super) fn grant_lease(state: &ControllerState) {
                 epoch: view.epoch,
                 legs: seats,
             };
+            state.shared.pass_stamp_epoch();
             guests.grant_lease(picture, view.replica_serial() != 0);
         }
         Err(hindrance) => guests.segment.set_disabled_reason(Some(hindrance)),

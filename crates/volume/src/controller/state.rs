@@ -60,6 +60,13 @@ pub(super) struct ControllerState {
     pub no_session_since: Cell<Option<Duration>>,
     pub spawned: RefCell<Vec<Task>>,
     pub attach_result: Cell<Option<Result<(), AttachFailure>>>,
+    /// Whether a snapshot is being cut.
+    pub is_cutting: Cell<bool>,
+    /// Reconciliations that have begun, and those of them that run.
+    pub reconciles: Cell<u64>,
+    pub reconciling: Cell<u64>,
+    /// The keys of the controller's range locks, waiting ones included.
+    pub range_guards: RefCell<BTreeSet<u32>>,
     pub closing: Cell<bool>,
     pub ended: Cell<bool>,
 }
@@ -90,6 +97,10 @@ impl ControllerState {
             no_session_since: Cell::default(),
             spawned: RefCell::default(),
             attach_result: Cell::default(),
+            is_cutting: Cell::default(),
+            reconciles: Cell::default(),
+            reconciling: Cell::default(),
+            range_guards: RefCell::default(),
             closing: Cell::default(),
             ended: Cell::default(),
         }
@@ -179,6 +190,7 @@ impl ControllerState {
             | ControllerEvent::Refresh(_)
             | ControllerEvent::DirectAccessEnabled
             | ControllerEvent::Reconcile(..)
+            | ControllerEvent::Cut(..)
             | ControllerEvent::Detach => {}
         }
     }
@@ -293,6 +305,7 @@ impl ControllerState {
         let key = self.next_id.get() as u32 + 1;
         self.next_id.set(self.next_id.get() + 1);
         let range = LockRange::new(column, offset, len);
+        self.range_guards.borrow_mut().insert(key);
         let guard = RangeGuard {
             state: self,
             range,
@@ -516,6 +529,7 @@ impl RangeGuard<'_> {
 
 impl Drop for RangeGuard<'_> {
     fn drop(&mut self) {
+        self.state.range_guards.borrow_mut().remove(&self.key);
         let mut turns = vec![];
         self.state
             .shared

@@ -6,7 +6,8 @@
 //!    64  generation 8 (0: no access), closed 8 (number of parties that block access),
 //!        reason for no access 8,
 //!        opens 8 (how often a process with direct threads opened a file past its preload library)
-//!   128  number of the last operation 8           (every writer's shared line)
+//!   128  number of the last operation 8,          (every writer's shared line)
+//!        epoch of stamps 8: the newest snapshot 4, the layout that it was cut under 4
 //!  4096  rows of 64 bytes:
 //!     0  active 8 (odd during an operation), file 8, first byte 8, bytes 8,
 //!    32  claim in the ring 8 (0: none),
@@ -25,8 +26,9 @@
 //!   party that reconciles the row is the writer.
 
 use crate::replication::ring::RING_END_AT;
+use crate::stamp_epoch::stamp_by;
 use crate::steps::step;
-use pagemesh_base::ids::PageNo;
+use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::slice::{PageRun, SLICE_IO_BYTES_MAX};
 use pagemesh_base::space::TRANSACTION_PAGES_MAX;
 use pagemesh_base::units::PAGE_BYTES;
@@ -42,7 +44,7 @@ pub const SEGMENT_BYTES: usize = RING_END_AT;
 pub const RUNS_MAX: usize = TRANSACTION_PAGES_MAX as usize;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"pmdirct\0");
-const VERSION: u32 = 5;
+const VERSION: u32 = 6;
 const VERSION_AT: usize = 8;
 const ROWS_NUMBER_AT: usize = 12;
 const GENERATION_AT: usize = 64;
@@ -50,6 +52,7 @@ const CLOSED_AT: usize = 72;
 const DISABLED_REASON_AT: usize = 80;
 const UNTRACKED_OPENS_AT: usize = 88;
 const OPS_AT: usize = 128;
+const STAMP_AT: usize = OPS_AT + 8;
 const ROWS_AT: usize = PAGE_BYTES;
 const ROW_BYTES: usize = 64;
 const RUNS_AT: usize = ROWS_AT + ROWS * ROW_BYTES;
@@ -271,6 +274,27 @@ impl DirectSegment {
     #[inline]
     pub fn next_op(&self) -> u64 {
         self.last_op().fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// The epoch of an operation under a lease of this epoch. The caller holds the lock words of its
+    /// pages.
+    #[inline]
+    #[must_use]
+    pub fn stamp_epoch(&self, lease: Epoch) -> Epoch {
+        step("stamp epoch");
+        stamp_by(self.0.word(STAMP_AT).load(Ordering::SeqCst), lease)
+    }
+
+    /// Epoch and number of a new operation of a direct client under a lease of this epoch. The caller
+    /// holds the lock words of its pages.
+    #[inline]
+    pub fn next_stamp(&self, lease: Epoch) -> (Epoch, u64) {
+        (self.stamp_epoch(lease), self.next_op())
+    }
+
+    /// Raises the word of the stamps; see [`crate::stamp_epoch`].
+    pub(crate) fn raise_stamp_word(&self, word: u64) {
+        self.0.word(STAMP_AT).fetch_max(word, Ordering::SeqCst);
     }
 
     /// Fetches the line of the operation numbers for a coming write. Another core may have had

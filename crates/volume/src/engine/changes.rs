@@ -397,20 +397,23 @@ fn send_durable(
     );
 }
 
-/// A change gets its number when it is first sent, under its lock.
+/// A change gets its number when it is first sent, under its lock. It keeps its epoch while the layout
+/// stays: legs that have it already and those that get it again then agree on the birth of its pages.
 fn assign_stamp(
     piece: &mut Piece,
     column: &mut super::ColumnState,
-    epoch: pagemesh_base::ids::Epoch,
+    layout: pagemesh_base::ids::Epoch,
     out: &mut impl EngineBackend,
 ) -> Stamp {
+    if piece.op == 0 || piece.layout_epoch != layout {
+        (piece.epoch, piece.layout_epoch) = (out.stamp_epoch(layout), layout);
+    }
     if piece.op == 0 {
         piece.op = out.next_op();
         column.in_flight.insert(piece.op);
     }
-    piece.epoch = epoch;
     Stamp {
-        epoch,
+        epoch: piece.epoch,
         op: piece.op,
         open_ops: column.in_flight.open_distance(piece.op),
     }

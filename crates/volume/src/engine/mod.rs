@@ -35,7 +35,7 @@ use pagemesh_base::tier_hint::TierHint;
 pub(crate) use piece::lock_ranges;
 use piece::{Phase, Piece, PieceOp, tag_of};
 use request::NextPiece;
-pub(crate) use request::{Job, written_bytes};
+pub(crate) use request::{Job, join_extents, written_bytes};
 use slab::Slab;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -89,6 +89,8 @@ pub(crate) trait EngineBackend {
     fn is_indeterminate(&self, range: LockRange) -> bool;
     /// The volume's next operation number.
     fn next_op(&mut self) -> u64;
+    /// The epoch of a change under a layout of this epoch. The caller holds its range lock.
+    fn stamp_epoch(&self, layout: Epoch) -> Epoch;
     /// Completes a request. The record is for the channel's meter; none for a request that was
     /// never started, or is not counted.
     fn complete(&mut self, completion: Completion, after: AckDependency, record: Option<OpRecord>);
@@ -165,6 +167,20 @@ impl Engine {
         self.columns
             .iter()
             .all(|column| column.in_flight.is_empty())
+    }
+
+    /// Whether a change of an epoch before this one was sent, and has not ended on all legs.
+    pub(crate) fn has_changes_before(&self, epoch: Epoch) -> bool {
+        let slots = self.columns.iter().flat_map(|column| &column.changes);
+        let mut pieces = slots.map(|&slot| &self.pieces[slot as usize]);
+        pieces.any(|piece| piece.op != 0 && piece.epoch < epoch)
+    }
+
+    /// Whether a change was sent under another layout than the one of this epoch, and not under this one.
+    pub(crate) fn has_changes_of_other_layout(&self, layout: Epoch) -> bool {
+        let slots = self.columns.iter().flat_map(|column| &column.changes);
+        let mut pieces = slots.map(|&slot| &self.pieces[slot as usize]);
+        pieces.any(|piece| piece.op != 0 && piece.layout_epoch != layout)
     }
 
     /// Flushes unflushed changes without a request of the client. A fenced engine does nothing:

@@ -55,7 +55,10 @@ pub(super) struct Piece {
     pub pending_locks: u32,
     /// The operation number; zero until it is first sent.
     pub op: u64,
+    /// The epoch of its stamp.
     pub epoch: Epoch,
+    /// The epoch of the layout under which it was last sent.
+    pub layout_epoch: Epoch,
     /// The column's version when it was last sent.
     pub version: u32,
     pub pending: LegSet,
@@ -93,6 +96,7 @@ impl Piece {
             pending_locks: 0,
             op: 0,
             epoch: Epoch(0),
+            layout_epoch: Epoch(0),
             version: 0,
             pending: LegSet::NONE,
             done: LegSet::NONE,

@@ -436,7 +436,7 @@ fn clear_len(offset: u64, len: u64) -> u64 {
 }
 
 /// Joins the extents of pieces in order, up to the first gap.
-fn join_extents(mut parts: Vec<(u64, u64, Vec<Extent>)>) -> Vec<Extent> {
+pub(crate) fn join_extents(mut parts: Vec<(u64, u64, Vec<Extent>)>) -> Vec<Extent> {
     parts.sort_by_key(|(at, ..)| *at);
     let mut all: Vec<Extent> = Vec::new();
     for (_, len, extents) in parts {

@@ -5,10 +5,10 @@
 //! a leg fails, or the volume's snapshot changes meanwhile, the change goes on as a piece that was
 //! just sent, with the same lock and number. The engine handles its answers as it does for any piece.
 
-use super::Engine;
 use super::changes::expect_answers;
 use super::piece::{Phase, Piece, tag_of};
 use super::request::{Job, NextPiece};
+use super::{Engine, EngineBackend};
 use crate::snapshot::{ColumnExtent, LegSet};
 use pagemesh_base::slice::Stamp;
 use pagemesh_base::space::{Request, Token};
@@ -50,31 +50,33 @@ impl Engine {
         })
     }
 
-    /// The stamp of an operation that just got its number under its range lock.
-    pub(crate) fn stamp(&self, column: usize, op: u64) -> Stamp {
+    /// The stamp of a new operation, which holds its range lock.
+    pub(crate) fn stamp(&self, column: usize, out: &mut impl EngineBackend) -> Stamp {
+        let epoch = out.stamp_epoch(self.snapshot.epoch);
+        let op = out.next_op();
         Stamp {
-            epoch: self.snapshot.epoch,
+            epoch,
             op,
             open_ops: self.columns[column].in_flight.open_distance(op),
         }
     }
 
-    /// Inserts the piece of a write that was sent with this number. Returns its tag.
+    /// Inserts the piece of a write that was sent with this stamp. Returns its tag.
     pub(crate) fn insert_sent_write(
         &mut self,
         token: Token,
         (request, hint): (Request, TierHint),
-        op: u64,
+        stamp: Stamp,
         slot: u32,
     ) -> u64 {
         let job = Job::new(token, request, None, &self.snapshot);
         let mut job = job.unwrap_or_else(|_| unreachable!("it has a place in the volume"));
         job.hint = hint;
-        self.insert_sent(job, op, slot)
+        self.insert_sent(job, stamp, slot)
     }
 
-    /// Inserts the piece of a change that was sent with this number. Returns its tag.
-    pub(crate) fn insert_sent(&mut self, mut job: Job, op: u64, slot: u32) -> u64 {
+    /// Inserts the piece of a change that was sent with this stamp. Returns its tag.
+    pub(crate) fn insert_sent(&mut self, mut job: Job, stamp: Stamp, slot: u32) -> u64 {
         let NextPiece::Piece(place, act, true) = job.next_piece(&self.snapshot) else {
             unreachable!("it is one piece");
         };
@@ -87,9 +89,9 @@ impl Engine {
         piece.order = self.last_order;
         let column = &mut self.columns[place.column];
         column.add_change(&mut piece, slot);
-        column.in_flight.insert(op);
-        piece.op = op;
-        piece.epoch = self.snapshot.epoch;
+        column.in_flight.insert(stamp.op);
+        (piece.op, piece.epoch) = (stamp.op, stamp.epoch);
+        piece.layout_epoch = self.snapshot.epoch;
         piece.phase = Phase::Sent;
         let legs = column.written;
         expect_answers(&mut piece, column, legs);

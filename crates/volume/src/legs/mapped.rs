@@ -276,7 +276,7 @@ fn page_of(offset: u64) -> PageNo {
 }
 
 /// The stamp of a direct operation. The session's earlier operations are on all legs.
-fn op_stamp(epoch: Epoch, op: u64) -> Stamp {
+fn op_stamp((epoch, op): (Epoch, u64)) -> Stamp {
     Stamp {
         epoch,
         op,
@@ -288,8 +288,8 @@ fn session_members<L: DirectLeg>(legs: &mut [L]) -> ArrayVec<LegSession<'_, L::M
     legs.iter_mut().map(DirectLeg::session_member).collect()
 }
 
-/// Writes bytes through every leg at once, for a direct client. Each record is of this epoch.
-/// `next` gives its number while the lock words of its pages are held.
+/// Writes bytes through every leg at once, for a direct client under a lease of this epoch. `next` gives
+/// the epoch and the number of each record while the lock words of its pages are held.
 ///
 /// # Errors
 /// The error of the first leg that failed. Whole pages before the failing one are written.
@@ -299,15 +299,15 @@ pub fn overwrite_all<L: DirectLeg>(
     offset: u64,
     data: &[u8],
     epoch: Epoch,
-    next: impl Fn() -> u64,
+    next: impl Fn() -> (Epoch, u64),
 ) -> Result<(), SliceError> {
-    let stamp = || op_stamp(epoch, next());
+    let stamp = || op_stamp(next());
     let written = write_numbered(&mut session_members(legs), offset, data, epoch, stamp);
     written.map_err(|failure| failure.cause.into())
 }
 
-/// Changes pages of several ranges through every leg at once, atomically. `next` gives the
-/// number while the lock words of all pages are held.
+/// Changes pages of several ranges through every leg at once, atomically, under a lease of this epoch.
+/// `next` gives the epoch and the number while the lock words of all pages are held.
 ///
 /// # Errors
 /// The error of the first leg that failed. In that case nothing has changed, unless a slot was
@@ -316,9 +316,9 @@ pub fn overwrite_atomically<L: DirectLeg>(
     legs: &mut [L],
     parts: &[TransactionPart],
     epoch: Epoch,
-    next: impl Fn() -> u64,
+    next: impl Fn() -> (Epoch, u64),
 ) -> Result<(), SliceError> {
-    let stamp = || op_stamp(epoch, next());
+    let stamp = || op_stamp(next());
     let written = transact_numbered(&mut session_members(legs), parts, epoch, stamp);
     written.map_err(|failure| failure.cause.into())
 }

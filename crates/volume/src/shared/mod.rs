@@ -12,6 +12,7 @@ use crate::engine::locks::{CONTROLLER, LockHolder, RangeLocks};
 use crate::limits::CHANNELS_MAX;
 use crate::replication::queue::ReplicationQueue;
 use crate::snapshot::LayoutSnapshot;
+use crate::stamp_epoch::StampEpoch;
 use crate::status::Tally;
 use crate::steps;
 pub use indeterminate::IndeterminateWrites;
@@ -34,6 +35,7 @@ pub struct VolumeShared {
     /// The epoch that names the attachment; zero before the attach.
     attachment: AtomicU32,
     last_op: AtomicU64,
+    stamp_epoch: StampEpoch,
     /// The number of the last member.
     last_member: AtomicU32,
     pub locks: RangeLocks,
@@ -57,6 +59,7 @@ impl VolumeShared {
             attachment: AtomicU32::new(0),
             generation: AtomicU64::new(0),
             last_op: AtomicU64::new(0),
+            stamp_epoch: StampEpoch::default(),
             last_member: AtomicU32::new(CONTROLLER),
             locks: RangeLocks::default(),
             lost_writes: LostWrites::default(),
@@ -177,6 +180,27 @@ impl VolumeShared {
         match self.direct_access.get() {
             None => self.last_op.fetch_add(1, Ordering::Relaxed) + 1,
             Some(guests) => guests.segment.next_op(),
+        }
+    }
+
+    /// The epoch of a change under a layout of this epoch. The caller holds a range lock.
+    pub fn stamp_epoch(&self, layout: Epoch) -> Epoch {
+        steps::step("stamp epoch");
+        self.stamp_epoch.of(layout)
+    }
+
+    /// Stamps the changes of channels and direct clients under this layout with a snapshot from now on.
+    /// Only the controller calls it.
+    pub fn cut(&self, layout: Epoch, snapshot: Epoch) {
+        steps::step("stamp epoch");
+        self.stamp_epoch.cut(layout, snapshot);
+        self.pass_stamp_epoch();
+    }
+
+    /// Tells the stamp epoch to direct clients. The controller does it before it grants them access.
+    pub fn pass_stamp_epoch(&self) {
+        if let Some(access) = self.direct_access.get() {
+            access.segment.raise_stamp_word(self.stamp_epoch.word());
         }
     }
 

@@ -2,6 +2,7 @@
 //! same rules as separate ones.
 
 mod local_socket;
+mod snapshots;
 mod tier;
 mod world;
 

@@ -89,6 +89,16 @@ impl ChannelCore {
         self.io.outstanding > 0
     }
 
+    /// See [`Engine::has_changes_before`].
+    pub fn has_changes_before(&self, epoch: Epoch) -> bool {
+        self.engine.has_changes_before(epoch)
+    }
+
+    /// See [`Engine::has_changes_of_other_layout`].
+    pub fn has_changes_of_other_layout(&self, layout: Epoch) -> bool {
+        self.engine.has_changes_of_other_layout(layout)
+    }
+
     pub fn number(&self) -> u32 {
         self.io.member_number
     }

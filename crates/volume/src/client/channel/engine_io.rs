@@ -184,6 +184,10 @@ impl EngineBackend for EngineIo {
         self.shared.next_op()
     }
 
+    fn stamp_epoch(&self, layout: Epoch) -> Epoch {
+        self.shared.stamp_epoch(layout)
+    }
+
     fn complete(&mut self, completion: Completion, after: AckDependency, record: Option<OpRecord>) {
         let number = match after {
             AckDependency::NoReplication => 0,

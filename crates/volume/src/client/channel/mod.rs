@@ -19,8 +19,8 @@
 //!    pieces of the engine, as over `tcp`.
 //! 2. `RangeLocks::try_acquire`: the range lock, among the channels of this process. If another
 //!    operation holds it, the write becomes a piece that waits for it.
-//! 3. The operation gets its number under the lock (`VolumeShared::next_op`). The stamp also says how
-//!    far back the oldest incomplete operation of this channel is.
+//! 3. The operation gets its epoch (`VolumeShared::stamp_epoch`) and its number (`VolumeShared::next_op`)
+//!    under the lock. The stamp also says how far back the oldest incomplete operation of this channel is.
 //! 4. `MappedLeg::write_all`: one call for the pools of all legs. The store continues in
 //!    `session::write::write`.
 //! 5. All legs have the write. One load checks that no new layout snapshot excludes one of them, so
@@ -169,7 +169,7 @@ impl ChannelCore {
         }
         let mut timer = SyncTimer::new(times);
         timer.record_sent(&mut self.io);
-        let stamp = self.engine.stamp(place.column, self.io.next_op());
+        let stamp = self.engine.stamp(place.column, &mut self.io);
         let answers = MappedLeg::write_all(
             &mut self.io.checked_mapped_legs(place.column, legs),
             place.offset,
@@ -197,7 +197,7 @@ impl ChannelCore {
         let hint = self.io.hint;
         let tag = self
             .engine
-            .insert_sent_write(token, (request, hint), stamp.op, slot);
+            .insert_sent_write(token, (request, hint), stamp, slot);
         self.io
             .queue_answers(place.column, legs, tag, answers, again.as_ref());
         None
@@ -222,7 +222,7 @@ impl ChannelCore {
         }
         let mut timer = SyncTimer::new(job.times);
         timer.record_sent(&mut self.io);
-        let stamp = self.engine.stamp(place.column, self.io.next_op());
+        let stamp = self.engine.stamp(place.column, &mut self.io);
         let answers = MappedLeg::transact_all(
             &mut self.io.checked_mapped_legs(place.column, legs),
             parts,
@@ -246,7 +246,7 @@ impl ChannelCore {
             parts: parts.to_vec(),
             stamp,
         });
-        let tag = self.engine.insert_sent(job, stamp.op, slot);
+        let tag = self.engine.insert_sent(job, stamp, slot);
         self.io
             .queue_answers(place.column, legs, tag, answers, again.as_ref());
         None

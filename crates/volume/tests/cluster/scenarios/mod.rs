@@ -13,5 +13,6 @@ mod replication;
 mod resyncs;
 mod scrub;
 mod sessions;
+mod snapshots;
 mod space;
 mod transactions;

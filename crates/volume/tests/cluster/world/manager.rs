@@ -29,6 +29,8 @@ pub(crate) struct ManagerState {
     /// The last report about copies.
     pub last_report: CopyReport,
     attachment: Epoch,
+    /// The last epoch of a layout or a snapshot.
+    last_epoch: u32,
 }
 
 #[derive(Clone)]
@@ -74,6 +76,7 @@ impl Manager {
             durability: durability.into(),
             last_report: CopyReport::default(),
             attachment: Epoch(0),
+            last_epoch: 1,
         })))
     }
 
@@ -85,7 +88,7 @@ impl Manager {
     pub(crate) fn grow(&self, segment: Segment) {
         let mut store = poison::lock(&self.0);
         store.layout.segments.push(segment);
-        store.layout.epoch.0 += 1;
+        store.layout.epoch = store.next_epoch();
     }
 
     /// An operator adds a copy on this brick to the only column.
@@ -118,6 +121,11 @@ impl Manager {
         }
         store.advance_epoch();
         store.attachment = Epoch(0);
+    }
+
+    /// Takes an epoch for a snapshot.
+    pub(crate) fn reserve_epoch(&self) -> Epoch {
+        poison::lock(&self.0).next_epoch().into()
     }
 
     pub(crate) fn set_mode(&self, how: ManagerMode) {
@@ -176,9 +184,14 @@ impl ManagerState {
         assert!(in_sync > 0, "the last in-sync leg was left out");
     }
 
+    fn next_epoch(&mut self) -> EpochNumber {
+        self.last_epoch += 1;
+        EpochNumber(self.last_epoch)
+    }
+
     /// Advances the epoch, and sets the epochs of new losses.
     fn advance_epoch(&mut self) {
-        self.layout.epoch.0 += 1;
+        self.layout.epoch = self.next_epoch();
         let epoch = self.layout.epoch;
         let columns = self.layout.segments.iter_mut();
         for column in columns.flat_map(|segment| &mut segment.columns) {
@@ -199,7 +212,7 @@ impl Authority for Manager {
     fn attach(&self, _name: &VolumeName, _client: &str) -> Result<ResolvedLayout, AuthorityError> {
         let mut store = poison::lock(&self.0);
         let heard = store.accept_call()?;
-        store.layout.epoch.0 += 1;
+        store.layout.epoch = store.next_epoch();
         store.attachment = store.layout.epoch.into();
         if heard {
             Ok(store.attached())

@@ -4,6 +4,7 @@ use super::mount::DeadRow;
 use super::{DirectScenario, FILE_SECTORS, FILES, segment_of};
 use crate::world::oracle::{PAGE_SECTORS, SECTOR, fill};
 use pagemesh_base::defect::{self, Defect};
+use pagemesh_base::ids::Epoch;
 use pagemesh_base::poison;
 use pagemesh_base::slice::Stamp;
 use pagemesh_volume::direct_access::{FileRange, LayoutLease};
@@ -19,7 +20,7 @@ pub(super) enum OpPhase {
     Enter,
     Lock(usize),
     AssignOp,
-    Record(usize, u64),
+    Record(usize, (Epoch, u64)),
     PublishSlots(usize),
     Leave,
     /// Reads this page next.
@@ -218,18 +219,18 @@ impl DirectScenario {
                     self.fall_back_to_kernel(at, &work);
                     return None;
                 }
-                OpPhase::Record(0, segment.next_op())
+                OpPhase::Record(0, segment.next_stamp(epoch))
             }
-            OpPhase::Record(leg, op) => {
+            OpPhase::Record(leg, (stamped, op)) => {
                 let data = fill(work.value, work.sectors.end - work.sectors.start);
                 let stamp = Stamp {
-                    epoch,
+                    epoch: stamped,
                     op,
                     open_ops: 0,
                 };
                 bricks.record(legs[leg], offset, data, stamp);
                 match leg + 1 < legs.len() {
-                    true => OpPhase::Record(leg + 1, op),
+                    true => OpPhase::Record(leg + 1, (stamped, op)),
                     false => OpPhase::PublishSlots(0),
                 }
             }

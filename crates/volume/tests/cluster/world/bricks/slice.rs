@@ -15,6 +15,15 @@ const TABLE_MAX: usize = 48;
 
 pub(crate) type Page = Option<Box<[u8; 4096]>>;
 
+/// A page before it was replaced: a snapshot between birth and death sees it.
+#[derive(Clone)]
+struct Version {
+    page: u64,
+    birth: u32,
+    death: u32,
+    bytes: Page,
+}
+
 /// The state that survives a crash. On a buffering brick only the last flushed state survives.
 #[derive(Clone, Default)]
 struct SliceState {
@@ -22,6 +31,9 @@ struct SliceState {
     /// The epochs of the changes; 0 for pages that were never written.
     births: Vec<u32>,
     epoch: u32,
+    snapshots: BTreeSet<u32>,
+    /// Replaced pages that a snapshot sees.
+    versions: Vec<Version>,
     table_max: usize,
     /// The in-flight table; none once it had too many entries.
     table: Option<Vec<InFlightOp>>,
@@ -32,6 +44,35 @@ struct SliceState {
 }
 
 impl SliceState {
+    /// Keeps a page that is replaced at this epoch, if a snapshot sees it.
+    fn keep_version(&mut self, page: u64, death: u32) {
+        let birth = self.births[page as usize];
+        if birth < death && self.snapshots.range(birth + 1..=death).next().is_some() {
+            let bytes = self.pages[page as usize].clone();
+            self.versions.push(Version {
+                page,
+                birth,
+                death,
+                bytes,
+            });
+        }
+    }
+
+    /// A page as a snapshot sees it.
+    fn version(&self, page: u64, snapshot: u32) -> Page {
+        let sees = |it: &&Version| it.page == page && it.birth < snapshot && snapshot <= it.death;
+        let mut kept = self.versions.iter().filter(sees);
+        let is_live = self.births[page as usize] < snapshot;
+        match (kept.next(), is_live) {
+            (Some(version), false) => {
+                assert!(kept.next().is_none(), "one version of page {page}");
+                version.bytes.clone()
+            }
+            (None, true) => self.pages[page as usize].clone(),
+            (kept, _) => panic!("page {page}: {} versions", 1 + u32::from(kept.is_some())),
+        }
+    }
+
     fn add_entries(&mut self, entries: &[InFlightOp]) {
         let Some(table) = &mut self.table else {
             return;
@@ -204,6 +245,22 @@ impl Slice {
             }
             SliceRequest::RaiseEpoch { epoch, lost_since } => self.raise(epoch, lost_since),
             SliceRequest::KeepOrder => Ok(SliceReply::Done),
+            SliceRequest::PrepareSnapshot { snapshot } => {
+                for kept in [&mut self.current, &mut self.durable] {
+                    kept.snapshots.insert(snapshot.0);
+                }
+                Ok(SliceReply::Done)
+            }
+            SliceRequest::ReadVersion {
+                snapshot,
+                offset,
+                len,
+            } => self.read_version(snapshot, offset, len),
+            SliceRequest::VersionExtents {
+                snapshot,
+                offset,
+                len,
+            } => self.version_extents(snapshot, offset, len),
         }
     }
 
@@ -354,12 +411,70 @@ impl Slice {
                 };
             }
             let kept = &mut self.current;
+            let death = if is_known { birth.0 } else { stamp.epoch.0 };
+            kept.keep_version(page, death);
             kept.pages[page as usize] = bytes.map(|bytes| Box::new(*bytes));
             kept.births[page as usize] = if is_known { birth.0 } else { stamp.epoch.0 };
             self.damaged.remove(&page);
             self.record_in_flight(connection, page * PAGE, PAGE, stamp);
         }
         Ok(SliceReply::Done)
+    }
+
+    /// Whether a snapshot was prepared.
+    pub(crate) fn has_snapshot(&self, snapshot: Epoch) -> bool {
+        self.current.snapshots.contains(&snapshot.0)
+    }
+
+    /// All pages as a snapshot sees them.
+    pub(crate) fn snapshot_pages(&self, snapshot: Epoch) -> Vec<Page> {
+        let pages = 0..self.current.pages.len() as u64;
+        pages
+            .map(|page| self.current.version(page, snapshot.0))
+            .collect()
+    }
+
+    fn check_snapshot(&self, snapshot: Epoch) -> Result<(), SliceError> {
+        match self.has_snapshot(snapshot) {
+            true => Ok(()),
+            false => Err(SliceError::Refused("there is no such snapshot".into())),
+        }
+    }
+
+    fn read_version(
+        &mut self,
+        snapshot: Epoch,
+        offset: u64,
+        len: u32,
+    ) -> Result<SliceReply, SliceError> {
+        self.reads += 1;
+        self.check_snapshot(snapshot)?;
+        let mut data = vec![0; len as usize];
+        for (at, byte) in data.iter_mut().enumerate() {
+            let from = offset + at as u64;
+            if self.damaged.contains(&(from / PAGE)) {
+                let offset = from / PAGE * PAGE;
+                return Err(SliceError::Damaged { offset });
+            }
+            let page = self.current.version(from / PAGE, snapshot.0);
+            *byte = page.map_or(0, |bytes| bytes[(from % PAGE) as usize]);
+        }
+        Ok(SliceReply::Data(data))
+    }
+
+    fn version_extents(
+        &self,
+        snapshot: Epoch,
+        offset: u64,
+        len: u64,
+    ) -> Result<SliceReply, SliceError> {
+        self.check_snapshot(snapshot)?;
+        let end = offset + len;
+        let extents = (offset / PAGE..end.div_ceil(PAGE)).map(|page| Extent {
+            len: end.min((page + 1) * PAGE) - offset.max(page * PAGE),
+            mapped: self.current.version(page, snapshot.0).is_some(),
+        });
+        Ok(SliceReply::Extents(extents.collect()))
     }
 
     fn listed_births(&self, page: u64, count: u32) -> SliceReply {
@@ -488,6 +603,7 @@ impl Slice {
             let (first, last) = (from.max(start), to.min(start + PAGE));
             let within = (first - start) as usize..(last - start) as usize;
             let anew = born_anew(self, page);
+            self.current.keep_version(page, birth.0);
             let slot = &mut self.current.pages[page as usize];
             match data {
                 None if whole && slot.is_none() && !anew => continue,

@@ -1,0 +1,301 @@
+//! Reads of the versions that snapshots see.
+//!
+//! Invariants:
+//! - A read does not hold the pool's lock while it copies pages, except after several tries in vain.
+//! - A leaf names frames that no other page gets before the owner frees them, and the owner frees frames
+//!   only under the pool's lock. So each use of the pool under its lock ends a generation of leaves.
+//!   A copy counts only if the generation was the same before and after it.
+
+use super::Brick;
+use pagemesh_base::ids::{Epoch, FrameNo, PageNo};
+use pagemesh_base::layout::SliceId;
+use pagemesh_base::poison::lock;
+use pagemesh_base::slice::{SLICE_IO_BYTES_MAX, SliceError, SliceReply, SliceRequest};
+use pagemesh_base::space::{EXTENTS_MAX, Extent};
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::Media;
+use pagemesh_store::pool::Pool;
+use pagemesh_store::versions::VersionLeaf;
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// Leaves in the cache, of some KiB each.
+const CACHED_LEAVES_MAX: usize = 4096;
+/// Leaves that one listing of extents looks at. A longer range is listed in several requests.
+const LISTED_LEAVES_MAX: u64 = 1024;
+/// Copies without the pool's lock before a read takes it: a busy brick ends generations all the time.
+const UNLOCKED_TRIES: usize = 4;
+const PAGE: u64 = PAGE_BYTES as u64;
+/// Pages of a leaf.
+const LEAF_PAGES: u64 = 512;
+
+/// A slice, a snapshot of it, and the number of a leaf.
+type LeafKey = (SliceId, Epoch, u64);
+
+struct CachedLeaf {
+    leaf: VersionLeaf,
+    /// The size of the slice.
+    size_bytes: u64,
+}
+
+/// The leaves that reads of snapshots have looked up.
+#[derive(Default)]
+pub(super) struct VersionCache {
+    generation: AtomicU64,
+    leaves: Mutex<CachedLeaves>,
+}
+
+#[derive(Default)]
+struct CachedLeaves {
+    generation: u64,
+    of: HashMap<LeafKey, Arc<CachedLeaf>>,
+}
+
+impl VersionCache {
+    /// Ends the generation of leaves. The caller has locked the pool, and may free frames from now on.
+    pub(super) fn end_generation(&self) {
+        self.generation.fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    fn leaves(&self, generation: u64) -> MutexGuard<'_, CachedLeaves> {
+        let mut leaves = lock(&self.leaves);
+        if leaves.generation < generation {
+            leaves.generation = generation;
+            leaves.of.clear();
+        }
+        leaves
+    }
+
+    fn find(&self, generation: u64, key: &LeafKey) -> Option<Arc<CachedLeaf>> {
+        let leaves = self.leaves(generation);
+        let found = leaves
+            .of
+            .get(key)
+            .filter(|_| leaves.generation == generation);
+        found.cloned()
+    }
+
+    fn insert(&self, generation: u64, key: LeafKey, leaf: &Arc<CachedLeaf>) {
+        let mut leaves = self.leaves(generation);
+        if leaves.generation != generation {
+            return;
+        }
+        if leaves.of.len() >= CACHED_LEAVES_MAX {
+            leaves.of.clear();
+        }
+        leaves.of.insert(key, Arc::clone(leaf));
+    }
+}
+
+/// The source of the leaves of one request.
+enum LeafSource<'a, M: Media> {
+    /// The cache, or the pool after locking it.
+    Cache(u64),
+    /// The locked pool.
+    Locked(MutexGuard<'a, Pool<M>>),
+}
+
+/// A snapshot of a slice, as one request reads it.
+struct VersionReader<'a, M: Media> {
+    brick: &'a Brick<M>,
+    slice: SliceId,
+    snapshot: Epoch,
+    source: LeafSource<'a, M>,
+}
+
+impl<M: Media> VersionReader<'_, M> {
+    /// A leaf of a range, after a check that the slice has the whole range.
+    fn leaf(&mut self, leaf: u64, range: (u64, u64)) -> Result<Arc<CachedLeaf>, SliceError> {
+        let key = (self.slice, self.snapshot, leaf);
+        let generation = match &mut self.source {
+            LeafSource::Locked(pool) => return look_up(self.brick, pool, key, range).map(Arc::new),
+            LeafSource::Cache(generation) => *generation,
+        };
+        if let Some(found) = self.brick.versions.find(generation, &key) {
+            check_range(found.size_bytes, range)?;
+            return Ok(found);
+        }
+        // Not `Brick::pool`: this use frees nothing, and the leaf stays valid after it.
+        let mut pool = lock(&self.brick.pool);
+        let found = Arc::new(look_up(self.brick, &mut pool, key, range)?);
+        if self.brick.versions.generation() == generation {
+            self.brick.versions.insert(generation, key, &found);
+        }
+        Ok(found)
+    }
+
+    /// Calls `visit` with each page of a range and its frame, until that returns false.
+    fn visit(
+        &mut self,
+        (offset, len): (u64, u64),
+        mut visit: impl FnMut(PageNo, Option<FrameNo>) -> Result<bool, SliceError>,
+    ) -> Result<(), SliceError> {
+        if len == 0 {
+            return Ok(());
+        }
+        let pages = offset / PAGE..offset.saturating_add(len).div_ceil(PAGE);
+        for leaf in leaves_of(&pages) {
+            let found = self.leaf(leaf, (offset, len))?;
+            let first = leaf * LEAF_PAGES;
+            for page in first.max(pages.start)..(first + LEAF_PAGES).min(pages.end) {
+                if !visit(PageNo(page), found.leaf.frame((page - first) as usize))? {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, offset: u64, len: u32) -> Result<SliceReply, SliceError> {
+        let mapping = Arc::clone(&self.brick.mapping);
+        let (mut data, mut at) = (vec![0; len as usize], 0);
+        self.visit((offset, u64::from(len)), |page, frame| {
+            let within = ((offset + at as u64) % PAGE) as usize;
+            let count = (data.len() - at).min(PAGE_BYTES - within);
+            if let Some(frame) = frame {
+                let mut whole = [0; PAGE_BYTES];
+                mapping.read_version(frame, page, &mut whole)?;
+                data[at..at + count].copy_from_slice(&whole[within..within + count]);
+            }
+            at += count;
+            Ok(true)
+        })?;
+        Ok(SliceReply::Data(data))
+    }
+
+    fn extents(&mut self, offset: u64, len: u64) -> Result<SliceReply, SliceError> {
+        let mut extents: Vec<Extent> = Vec::new();
+        // The end of the whole range is checked, and not only of the part that is listed.
+        let listed = len.min(LISTED_LEAVES_MAX * LEAF_PAGES * PAGE);
+        if listed < len {
+            self.visit((offset, len), |_, _| Ok(false))?;
+        }
+        let end = offset.saturating_add(listed);
+        self.visit((offset, listed), |page, frame| {
+            let (from, to) = (page.0 * PAGE, (page.0 + 1) * PAGE);
+            let (mapped, len) = (frame.is_some(), to.min(end) - from.max(offset));
+            let is_full = extents.len() == EXTENTS_MAX;
+            match extents.last_mut() {
+                Some(last) if last.mapped == mapped => last.len += len,
+                _ if is_full => return Ok(false),
+                _ => extents.push(Extent { len, mapped }),
+            }
+            Ok(true)
+        })?;
+        Ok(SliceReply::Extents(extents))
+    }
+}
+
+/// The leaves of a run of pages.
+fn leaves_of(pages: &Range<u64>) -> Range<u64> {
+    pages.start / LEAF_PAGES..pages.end.div_ceil(LEAF_PAGES)
+}
+
+fn check_range(size_bytes: u64, (offset, len): (u64, u64)) -> Result<(), SliceError> {
+    match offset.checked_add(len).is_some_and(|end| end <= size_bytes) {
+        true => Ok(()),
+        false => Err(SliceError::OutOfRange(format!(
+            "{len} bytes at {offset} of {size_bytes}"
+        ))),
+    }
+}
+
+fn look_up<M: Media>(
+    brick: &Brick<M>,
+    pool: &mut Pool<M>,
+    (slice, snapshot, leaf): LeafKey,
+    range: (u64, u64),
+) -> Result<CachedLeaf, SliceError> {
+    let report = |cause| brick.report_error(cause);
+    let (_, entry) = pool.find(slice).map_err(report)?;
+    if !pool
+        .snapshots_of(slice)
+        .map_err(report)?
+        .contains(&snapshot)
+    {
+        return Err(SliceError::Refused(format!(
+            "slice {slice} has no snapshot of epoch {snapshot}; read another copy that has it"
+        )));
+    }
+    check_range(entry.size_bytes, range)?;
+    let leaf = pool.version_leaf(slice, snapshot, leaf).map_err(report)?;
+    let size_bytes = entry.size_bytes;
+    Ok(CachedLeaf { leaf, size_bytes })
+}
+
+impl<M: Media> Brick<M> {
+    /// Executes a read of a snapshot. What a snapshot sees never changes, so no epoch refuses its readers.
+    pub(super) fn read_snapshot(
+        &self,
+        slice: SliceId,
+        request: &SliceRequest,
+    ) -> Result<SliceReply, SliceError> {
+        match *request {
+            SliceRequest::ReadVersion {
+                snapshot,
+                offset,
+                len,
+            } => self.read_version(slice, snapshot, (offset, len)),
+            SliceRequest::VersionExtents {
+                snapshot,
+                offset,
+                len,
+            } => self.version_extents(slice, snapshot, (offset, len)),
+            _ => Err(SliceError::Refused("it reads no snapshot".into())),
+        }
+    }
+
+    /// The bytes of a range as a snapshot sees them.
+    fn read_version(
+        &self,
+        slice: SliceId,
+        snapshot: Epoch,
+        (offset, len): (u64, u32),
+    ) -> Result<SliceReply, SliceError> {
+        if len > SLICE_IO_BYTES_MAX {
+            let cause = format!("{len} is more than {SLICE_IO_BYTES_MAX}");
+            return Err(SliceError::OutOfRange(cause));
+        }
+        self.with_versions(slice, snapshot, |reader| reader.read(offset, len))
+    }
+
+    /// The extents of a range as a snapshot sees it: at least one, unless the range is empty.
+    fn version_extents(
+        &self,
+        slice: SliceId,
+        snapshot: Epoch,
+        (offset, len): (u64, u64),
+    ) -> Result<SliceReply, SliceError> {
+        self.with_versions(slice, snapshot, |reader| reader.extents(offset, len))
+    }
+
+    fn with_versions(
+        &self,
+        slice: SliceId,
+        snapshot: Epoch,
+        read: impl Fn(&mut VersionReader<'_, M>) -> Result<SliceReply, SliceError>,
+    ) -> Result<SliceReply, SliceError> {
+        let reader = |source| VersionReader {
+            brick: self,
+            slice,
+            snapshot,
+            source,
+        };
+        for _ in 0..UNLOCKED_TRIES {
+            let generation = self.versions.generation();
+            let result = read(&mut reader(LeafSource::Cache(generation)));
+            // The load must not move up before the copies.
+            fence(Ordering::Acquire);
+            if self.versions.generation() == generation {
+                return result;
+            }
+        }
+        read(&mut reader(LeafSource::Locked(lock(&self.pool))))
+    }
+}
