@@ -450,6 +450,11 @@ pub struct BrickStatus {
     pub incarnation: u32,
 }
 
+/// The refusal of a brick of an earlier release. Such a brick has no snapshot.
+pub const SNAPSHOTS_UNKNOWN: &str = "the brick does not know snapshots; upgrade it first";
+/// Snapshots that one call drops at most: the message of the call has a bounded length.
+pub const DROPPED_SNAPSHOTS_MAX: usize = 1024;
+
 /// A manager's calls to a brick. They block for a bounded time.
 pub trait BrickControl: Send + Sync {
     /// Makes an empty slice of at least this size in whole pages, thin.
@@ -481,6 +486,33 @@ pub trait BrickControl: Send + Sync {
     /// # Errors
     /// When the brick is lost.
     fn status(&self) -> Result<BrickStatus, SliceError>;
+
+    /// Keeps the versions that a snapshot at this epoch sees from now on; durable when it returns. Idempotent.
+    ///
+    /// # Errors
+    /// When the slice does not exist, or the brick does not know snapshots.
+    fn prepare_snapshot(&self, slice: SliceId, snapshot: Epoch) -> Result<(), SliceError> {
+        let _ = (slice, snapshot);
+        Err(SliceError::Refused(SNAPSHOTS_UNKNOWN.into()))
+    }
+
+    /// Drops snapshots, at most [`DROPPED_SNAPSHOTS_MAX`] at once; durable when it returns. Unknown epochs are ignored.
+    ///
+    /// # Errors
+    /// When the slice does not exist, or the brick does not know snapshots.
+    fn drop_snapshots(&self, slice: SliceId, dropped: &[Epoch]) -> Result<(), SliceError> {
+        let _ = (slice, dropped);
+        Err(SliceError::Refused(SNAPSHOTS_UNKNOWN.into()))
+    }
+
+    /// The snapshots of a slice, in ascending order; prepared ones included.
+    ///
+    /// # Errors
+    /// When the slice does not exist, or the brick does not know snapshots.
+    fn snapshots(&self, slice: SliceId) -> Result<Vec<Epoch>, SliceError> {
+        let _ = slice;
+        Err(SliceError::Refused(SNAPSHOTS_UNKNOWN.into()))
+    }
 }
 
 #[cfg(test)]

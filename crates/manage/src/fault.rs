@@ -6,6 +6,7 @@ use crate::error_code::ErrorCode;
 use crate::layout_state::LayoutChangeError;
 use crate::placement::PlacementError;
 use crate::shape::ShapeError;
+use crate::snapshots::SnapshotFault;
 use crate::store::StoreError;
 use crate::wire::ErrorBody;
 use pagemesh_base::brick_name::{BrickLabel, BrickName, BrickRef};
@@ -40,6 +41,9 @@ pub enum Fault {
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// A snapshot cannot be made, found or deleted.
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotFault),
     /// No volume of this name.
     #[error("there is no volume {0}")]
     NoSuchVolume(VolumeName),
@@ -229,6 +233,7 @@ impl Fault {
                 _ => ErrorCode::InUse,
             },
             Fault::Store(_) | Fault::Random(_) | Fault::AdminToken(_) => ErrorCode::Internal,
+            Fault::Snapshot(fault) => fault.code(),
             Fault::NoSuchVolume(_)
             | Fault::NoSuchBrick(_)
             | Fault::NoSuchEvent(_)
@@ -292,6 +297,7 @@ impl Fault {
             }
             Fault::Placement(_) => "choose a smaller size, add a brick, or delete a volume",
             Fault::LayoutChange(change) => change_hint(change),
+            Fault::Snapshot(fault) => fault.hint(),
             Fault::Store(StoreError::EarlierWriteFailed(_)) => {
                 "make room on the disk of the manager's store or repair it, and start the manager again if nothing restarts it"
             }
