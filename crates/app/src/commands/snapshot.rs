@@ -262,7 +262,7 @@ fn delete(args: &DeleteArgs) -> anyhow::Result<()> {
 fn confirm(paths: &[SnapshotPath]) -> anyhow::Result<bool> {
     ensure!(
         std::io::stdin().is_terminal(),
-        "nothing was deleted, because nobody can be asked; add --yes"
+        "nothing was deleted: standard input is no terminal to ask at; add --yes"
     );
     let mut out = std::io::stderr().lock();
     for path in paths {

@@ -25,7 +25,7 @@ pub(crate) struct SnapshotEntry {
     pub drop: Option<Box<DropProgress>>,
 }
 
-/// The progress of a deletion. A restarted manager begins anew, because bricks ignore what they have dropped.
+/// The progress of a deletion. A restarted manager begins anew, because bricks ignore epochs that they have dropped.
 #[derive(Clone, Debug)]
 pub(crate) struct DropProgress {
     pub since: Duration,
