@@ -127,7 +127,7 @@ fn matching_infos<'a>(
             && label.is_none_or(|label| record.labels.contains(label))
             && asked
                 .held
-                .is_none_or(|held| held == !record.holds.is_empty())
+                .is_none_or(|held| held != record.holds.is_empty())
     });
     matching.map(move |record| snapshot_info(volume, of, record))
 }

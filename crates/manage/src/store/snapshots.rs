@@ -14,6 +14,9 @@ use uuid::Uuid;
 const SNAPSHOTS: TableDefinition<(u128, u32), &[u8]> = TableDefinition::new("snapshots");
 const LAYOUTS: TableDefinition<(u128, u32), &[u8]> = TableDefinition::new("snapshot_layouts");
 
+/// A record, after its name in errors and its key.
+type KeyedRecord<T> = (String, (Uuid, EpochNumber), T);
+
 impl Store {
     /// Reads the snapshots and their layouts, after the volumes.
     pub(super) fn load_snapshots(
@@ -51,13 +54,13 @@ impl Store {
         Ok(())
     }
 
-    /// The records of a table, each with its name in errors and its key.
+    /// The records of a table.
     fn load_keyed<T: serde::de::DeserializeOwned>(
         &self,
         transaction: &ReadTransaction,
         table: TableDefinition<(u128, u32), &[u8]>,
         kind: &str,
-    ) -> Result<Vec<(String, (Uuid, EpochNumber), T)>, StoreError> {
+    ) -> Result<Vec<KeyedRecord<T>>, StoreError> {
         let table = match transaction.open_table(table) {
             Ok(table) => table,
             Err(TableError::TableDoesNotExist(_)) => return Ok(vec![]),
