@@ -18,6 +18,9 @@ use uuid::Uuid;
 /// The way out of errors about devices.
 const LIST_DEVICES: &str = "list what there is with: pagemesh pool device list BRICK";
 
+/// The way out of an ambiguous id of a brick.
+const WRITE_UUID: &str = "write the whole UUID; pagemesh status --output json has it";
+
 /// An error of the manager.
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
@@ -311,9 +314,7 @@ impl Fault {
                 "list what there is with: pagemesh events; a repetition has replaced it, or it was dropped"
             }
             Fault::NoSuchBrick(_) => "list what there is with: pagemesh status",
-            Fault::BrickAmbiguous(_) => {
-                "write the whole UUID; pagemesh status --output json has it"
-            }
+            Fault::BrickAmbiguous(_) => WRITE_UUID,
             Fault::BrickNameTaken { .. } => {
                 "choose another name with --name, or have the manager forget that brick if it is gone for good"
             }

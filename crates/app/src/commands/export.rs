@@ -168,8 +168,7 @@ pub fn run(command: &ExportCommand) -> anyhow::Result<()> {
         };
         exports.add(&name.to_string(), Arc::new(exported), options)?;
     }
-    let reported = volumes.iter().cloned().zip(attached.iter().cloned());
-    let reported: Vec<_> = reported.collect();
+    let reported: Vec<_> = volumes.iter().cloned().zip(attached.clone()).collect();
     snapshot_cuts::serve(&manager, &reported)?;
     let _reporter = FigureReporter::of_volumes(manager, reported.clone())?;
     let _metrics = metrics_pages::serve(metrics, move || metrics_pages::client_page(&reported))?;
