@@ -13,6 +13,7 @@ pub mod manager;
 pub mod mount;
 pub mod pool;
 pub mod replica;
+pub mod snapshot;
 pub mod status;
 pub mod support_bundle;
 pub mod tier;
@@ -61,6 +62,9 @@ pub enum Command {
     /// Add, remove and promote copies of a volume.
     #[command(subcommand)]
     Replica(replica::ReplicaCommand),
+    /// Make, list, hold and delete snapshots of volumes.
+    #[command(subcommand)]
+    Snapshot(snapshot::SnapshotCommand),
     /// Choose the volumes that stay in memory, in pools with disks behind memory, and show how they are used.
     #[command(subcommand)]
     Tier(tier::TierCommand),
@@ -123,6 +127,7 @@ pub fn run(command: &Command) -> anyhow::Result<Verdict> {
         Command::Manager(args) => manager::run(args)?,
         Command::Volume(command) => return volume::run(command),
         Command::Replica(command) => replica::run(command)?,
+        Command::Snapshot(command) => snapshot::run(command)?,
         Command::Tier(command) => tier::run(command)?,
         Command::Export(command) => export::run(command)?,
         Command::Fs(command) => fs::run(command)?,

@@ -25,6 +25,7 @@ mod program;
 mod reference;
 mod service;
 mod shutdown;
+mod snapshot_cuts;
 mod status_signals;
 mod token_file;
 

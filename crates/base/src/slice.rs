@@ -390,7 +390,7 @@ impl SliceError {
     /// The refusal of a request of a snapshot, for a brick of an earlier release.
     #[must_use]
     pub fn snapshots_unknown() -> SliceError {
-        SliceError::Refused("the brick does not know snapshots; upgrade it first".into())
+        SliceError::Refused(SNAPSHOTS_UNKNOWN.into())
     }
 }
 
@@ -498,6 +498,9 @@ pub struct BrickStatus {
     /// Rises with each opening of the pool.
     pub incarnation: u32,
 }
+
+/// The refusal of a brick of an earlier release. Such a brick has no snapshot.
+pub const SNAPSHOTS_UNKNOWN: &str = "the brick does not know snapshots; upgrade it first";
 
 /// A manager's calls to a brick. They block for a bounded time.
 pub trait BrickControl: Send + Sync {

@@ -6,6 +6,7 @@ use crate::error_code::ErrorCode;
 use crate::layout_state::LayoutChangeError;
 use crate::placement::PlacementError;
 use crate::shape::ShapeError;
+use crate::snapshots::SnapshotFault;
 use crate::store::StoreError;
 use crate::wire::ErrorBody;
 use pagemesh_base::brick_name::{BrickLabel, BrickName, BrickRef};
@@ -16,6 +17,9 @@ use uuid::Uuid;
 
 /// The way out of errors about devices.
 const LIST_DEVICES: &str = "list what there is with: pagemesh pool device list BRICK";
+
+/// The way out of an ambiguous id of a brick.
+const WRITE_UUID: &str = "write the whole UUID; pagemesh status --output json has it";
 
 /// An error of the manager.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +44,9 @@ pub enum Fault {
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// A snapshot cannot be made, found or deleted.
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotFault),
     /// No volume of this name.
     #[error("there is no volume {0}")]
     NoSuchVolume(VolumeName),
@@ -229,6 +236,7 @@ impl Fault {
                 _ => ErrorCode::InUse,
             },
             Fault::Store(_) | Fault::Random(_) | Fault::AdminToken(_) => ErrorCode::Internal,
+            Fault::Snapshot(fault) => fault.code(),
             Fault::NoSuchVolume(_)
             | Fault::NoSuchBrick(_)
             | Fault::NoSuchEvent(_)
@@ -292,6 +300,7 @@ impl Fault {
             }
             Fault::Placement(_) => "choose a smaller size, add a brick, or delete a volume",
             Fault::LayoutChange(change) => change_hint(change),
+            Fault::Snapshot(fault) => fault.hint(),
             Fault::Store(StoreError::EarlierWriteFailed(_)) => {
                 "make room on the disk of the manager's store or repair it, and start the manager again if nothing restarts it"
             }
@@ -305,9 +314,7 @@ impl Fault {
                 "list what there is with: pagemesh events; a repetition has replaced it, or it was dropped"
             }
             Fault::NoSuchBrick(_) => "list what there is with: pagemesh status",
-            Fault::BrickAmbiguous(_) => {
-                "write the whole UUID; pagemesh status --output json has it"
-            }
+            Fault::BrickAmbiguous(_) => WRITE_UUID,
             Fault::BrickNameTaken { .. } => {
                 "choose another name with --name, or have the manager forget that brick if it is gone for good"
             }

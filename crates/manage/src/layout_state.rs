@@ -1,7 +1,7 @@
 //! The pure state machine of a layout: which changes are legal.
 //!
-//! Invariants: every column keeps an in-sync leg. The epoch only rises, by one with each change. A
-//! column names the epoch of its oldest loss exactly while one of its legs is neither in-sync nor an asynchronous
+//! Invariants: every column keeps an in-sync leg. The epoch only rises, with each change to the first number above the
+//! old one and above the last reserved one. A column names the epoch of its oldest loss exactly while one of its legs is neither in-sync nor an asynchronous
 //! replica in step. A change happens as a whole or not at all.
 //!
 //! No clock, no I/O, no randomness. The callers check whether a client may request a change.
@@ -19,6 +19,18 @@ use std::collections::BTreeSet;
 pub struct LayoutState {
     /// The layout.
     pub layout: Layout,
+    /// The last epoch that a snapshot took; 0 if none did. A snapshot leaves the layout's epoch as it is, because
+    /// clients take another epoch for a change of the layout. The next epoch of the layout is higher than both.
+    #[serde(default = "no_epoch", skip_serializing_if = "is_no_epoch")]
+    pub reserved: EpochNumber,
+}
+
+fn no_epoch() -> EpochNumber {
+    EpochNumber(0)
+}
+
+fn is_no_epoch(epoch: &EpochNumber) -> bool {
+    epoch.0 == 0
 }
 
 /// A transition of one leg.
@@ -133,7 +145,29 @@ impl LayoutState {
     /// The layout state of a new volume.
     #[must_use]
     pub fn new(layout: Layout) -> LayoutState {
-        LayoutState { layout }
+        LayoutState {
+            layout,
+            reserved: no_epoch(),
+        }
+    }
+
+    /// The first epoch above all that were used.
+    fn next_epoch(&self) -> Result<EpochNumber, LayoutChangeError> {
+        let last = self.layout.epoch.max(self.reserved);
+        let next = last.0.checked_add(1).filter(|&epoch| epoch <= EPOCH_MAX);
+        next.map(EpochNumber)
+            .ok_or(LayoutChangeError::EpochOverflow)
+    }
+
+    /// Reserves an epoch for a snapshot. The layout and its epoch stay.
+    ///
+    /// # Errors
+    /// When all epochs are used.
+    pub fn reserve_epoch(&self) -> Result<LayoutState, LayoutChangeError> {
+        Ok(LayoutState {
+            layout: self.layout.clone(),
+            reserved: self.next_epoch()?,
+        })
     }
 
     /// Whether legal changes can lead to this state; a state read from disk may be anything.
@@ -153,6 +187,7 @@ impl LayoutState {
         (1..=SEGMENTS_MAX).contains(&segments.len())
             && bytes.is_some_and(|bytes| bytes <= VOLUME_BYTES_MAX)
             && epoch.0 <= EPOCH_MAX
+            && self.reserved.0 <= EPOCH_MAX
             && segments.iter().all(sound)
     }
 
@@ -162,9 +197,7 @@ impl LayoutState {
     /// When the change is illegal; the current state stays unchanged.
     pub fn apply(&self, change: &LayoutChange) -> Result<LayoutState, LayoutChangeError> {
         let mut next = self.clone();
-        let epoch = next.layout.epoch.0.checked_add(1);
-        let epoch = epoch.filter(|&epoch| epoch <= EPOCH_MAX);
-        let epoch = EpochNumber(epoch.ok_or(LayoutChangeError::EpochOverflow)?);
+        let epoch = self.next_epoch()?;
         match change {
             LayoutChange::Attach => {}
             LayoutChange::Legs {

@@ -61,6 +61,7 @@ mod replicas;
 pub mod server;
 pub mod shape;
 mod slices;
+pub mod snapshots;
 pub mod store;
 mod sweep;
 mod tier_policy;

@@ -7,7 +7,7 @@ use crate::records::{BrickRecord, VolumeRecord};
 use crate::volume_info::{summary_info, volume_content};
 use crate::wire::{BrickHealth, BrickInfo, ListBricks, ListVolumes, VolumeDetail, VolumeInfo};
 use pagemesh_base::brick_name::BrickRef;
-use pagemesh_base::layout::VolumeName;
+use pagemesh_base::layout::{EpochNumber, VolumeName};
 use std::ops::Bound;
 
 impl Manager {
@@ -68,7 +68,7 @@ impl Manager {
     pub fn show_tagged(&self, name: &VolumeName) -> Result<(VolumeDetail, RecordTag), Fault> {
         let book = self.state();
         let record = book.volume(name)?;
-        Ok((self.volume_detail(&book, record), RecordTag::new(record)))
+        Ok((self.volume_detail(&book, record), volume_tag(record)))
     }
 
     /// A brick, and the tag of its record.
@@ -87,7 +87,7 @@ impl Manager {
     /// Refuses a change of a volume that is not in a state that the request expects.
     pub(crate) fn check_volume_unchanged(&self, record: &VolumeRecord) -> Result<(), Fault> {
         let name = &record.layout_state.layout.name;
-        self.check_unchanged(|| RecordTag::new(record), || format!("the volume {name}"))
+        self.check_unchanged(|| volume_tag(record), || format!("the volume {name}"))
     }
 
     /// Refuses a change of a brick that is not in a state that the request expects.
@@ -98,7 +98,7 @@ impl Manager {
         )
     }
 
-    fn check_unchanged(
+    pub(crate) fn check_unchanged(
         &self,
         tag: impl FnOnce() -> RecordTag,
         name: impl FnOnce() -> String,
@@ -114,6 +114,14 @@ impl Manager {
 pub(crate) fn brick_key(brick: &BrickInfo) -> String {
     let name = brick.name.as_ref();
     name.map_or_else(|| brick.brick.to_string(), ToString::to_string)
+}
+
+/// The epochs of snapshots are no change of the volume: a snapshot each minute must not fail the change that an operator
+/// has decided on.
+pub(crate) fn volume_tag(record: &VolumeRecord) -> RecordTag {
+    let mut record = record.clone();
+    record.layout_state.reserved = EpochNumber(0);
+    RecordTag::new(&record)
 }
 
 /// The used bytes and the reported loss change with heartbeats, and are no change of the brick.

@@ -18,7 +18,8 @@ use crate::placement::{BrickCandidate, OVERPROVISION_FACTOR};
 use crate::published::PublishedState;
 use crate::records::{BrickRecord, PendingDelete, VolumeRecord};
 use crate::slices::{SliceLocation, slice_locations};
-use crate::store::{Store, StoreError};
+use crate::snapshots::{CutOrders, CutTimes, SnapshotState, SnapshotTable};
+use crate::store::{Store, StoreContents, StoreError};
 use crate::volume_table::VolumeTable;
 use crate::wire::{
     BrickAddress, BrickScrub, BrickTier, ClusterStatus, ReportReplication, ScrubRequest,
@@ -99,6 +100,8 @@ pub struct ManagerSettings {
     pub watch: WatchTimes,
     /// Most volumes with series of their own in `/metrics`.
     pub metric_volumes: usize,
+    /// The times of cuts for snapshots.
+    pub cut: CutTimes,
 }
 
 impl Default for ManagerSettings {
@@ -109,6 +112,7 @@ impl Default for ManagerSettings {
             new_id: Uuid::new_v4,
             watch: WatchTimes::default(),
             metric_volumes: METRIC_VOLUMES,
+            cut: CutTimes::default(),
         }
     }
 }
@@ -134,7 +138,9 @@ pub struct Manager {
     pub(crate) api_counters: Arc<ApiCounters>,
     /// The tokens.
     pub(crate) access: Arc<AccessState>,
-    /// Wakes the sweep when a brick with slices to delete returns.
+    /// Orders to cut volumes for snapshots.
+    pub(crate) cut_orders: Arc<CutOrders>,
+    /// Wakes the sweep when a brick with slices to delete returns, or a snapshot was given up.
     pub(crate) brick_returned: Arc<tokio::sync::Notify>,
     /// The request that this handle acts for.
     pub(crate) call: CallContext,
@@ -201,6 +207,8 @@ pub(crate) struct ManagerState {
     pub holders: BTreeMap<VolumeName, TrackedHolder>,
     /// The kept answers of calls with keys.
     pub keys: KeyIndex,
+    /// The snapshots of volumes.
+    pub snapshots: SnapshotTable,
 }
 
 impl ManagerState {
@@ -269,7 +277,9 @@ impl Manager {
         };
         let doom =
             |record: PendingDelete| ((record.brick, record.slice), TrackedDelete::new(record));
+        let snapshots = load_snapshots(&mut contents, clock.elapsed());
         let book = ManagerState {
+            snapshots,
             bricks: contents
                 .bricks
                 .into_iter()
@@ -296,6 +306,7 @@ impl Manager {
             access,
             figures: Arc::new(Figures::new(settings.metric_volumes)),
             api_counters: Arc::default(),
+            cut_orders: Arc::default(),
             brick_returned: Arc::default(),
             call: CallContext::default(),
         };
@@ -419,4 +430,26 @@ impl Manager {
             store_failed: self.store.has_failed(),
         }
     }
+}
+
+/// The snapshots of a store. A cut that ran when the manager ended is void: the bricks drop the snapshot.
+fn load_snapshots(contents: &mut StoreContents, now: Duration) -> SnapshotTable {
+    let layouts = contents.volumes.iter().map(|it| &it.layout_state.layout);
+    let names: BTreeMap<Uuid, VolumeName> =
+        layouts.map(|it| (it.volume, it.name.clone())).collect();
+    let mut table = SnapshotTable::default();
+    for layout in std::mem::take(&mut contents.snapshot_layouts) {
+        if let Some(name) = names.get(&layout.volume) {
+            table.put_layout(name, Arc::new(layout));
+        }
+    }
+    for mut record in std::mem::take(&mut contents.snapshots) {
+        if record.state == SnapshotState::Preparing {
+            record.state = SnapshotState::Deleting;
+        }
+        if let Some(name) = names.get(&record.volume) {
+            table.put(name, record, now);
+        }
+    }
+    table
 }

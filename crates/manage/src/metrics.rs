@@ -5,6 +5,7 @@
 
 use crate::figure_history::FigureSubject;
 use crate::manager::Manager;
+use crate::snapshots::SnapshotState;
 use crate::wire::{
     BrickDevice, BrickInfo, DeviceState, ReplicationStatus, ResyncProgress, ScrubState,
     VolumeHealth, VolumeInfo,
@@ -36,6 +37,7 @@ impl Manager {
         page.add(&names::PENDING_DELETIONS, &[], pending);
         page.add(&names::VOLUMES_UNUSABLE, &[], unusable);
         self.add_degraded_volumes(&mut page, &volumes);
+        self.add_snapshots(&mut page);
         self.add_replication(&mut page);
         self.add_operations(&mut page);
         self.add_ages(&mut page, &volumes);
@@ -61,6 +63,27 @@ impl Manager {
             .filter(|volume| volume.health == VolumeHealth::Degraded);
         for volume in degraded.take(self.settings.metric_volumes) {
             page.add(&names::VOLUME_DEGRADED, &[volume.name.as_str()], 1_u64);
+        }
+    }
+
+    /// The snapshots of all volumes, and those of the first volumes that have any, up to the limit of labels.
+    fn add_snapshots(&self, page: &mut MetricPage) {
+        let book = self.state();
+        let of_volumes = book.snapshots.volumes(None);
+        let counts: Vec<(&VolumeName, usize, usize)> = of_volumes
+            .map(|(name, of)| {
+                let count = |state| of.entries().filter(|it| it.record.state == state).count();
+                let live = count(SnapshotState::Committed);
+                (name, live, count(SnapshotState::Deleting))
+            })
+            .collect();
+        let live: usize = counts.iter().map(|(_, live, _)| live).sum();
+        let deleting: usize = counts.iter().map(|(_, _, deleting)| deleting).sum();
+        page.add(&names::SNAPSHOTS, &["committed"], live);
+        page.add(&names::SNAPSHOTS, &["deleting"], deleting);
+        let shown = counts.iter().filter(|(_, live, _)| *live > 0);
+        for (name, live, _) in shown.take(self.settings.metric_volumes) {
+            page.add(&names::VOLUME_SNAPSHOTS, &[name.as_str()], *live);
         }
     }
 

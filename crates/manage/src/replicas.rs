@@ -117,8 +117,9 @@ impl Manager {
                 .iter_mut()
                 .filter(|note| note.leg > request.copy);
             behind.for_each(|note| note.leg -= 1);
-            let left = slice_locations(&record.layout_state.layout.segments)
-                .collect::<Vec<SliceLocation>>();
+            let left = &record.layout_state.layout.segments;
+            Manager::check_snapshots_keep_copy(&book, name, request.copy, left)?;
+            let left = slice_locations(left).collect::<Vec<SliceLocation>>();
             let gone = before.into_iter().filter(|place| !left.contains(place));
             let pending: Vec<PendingDelete> = gone
                 .map(|place| PendingDelete {

@@ -6,12 +6,13 @@
 //!
 //! Tables: `meta` (purpose and schema version of the file), `bricks` by UUID, `volumes` by name,
 //! `pending_deletes` by the UUIDs of brick and slice, `events` by sequence number, `tokens` by UUID,
-//! `answers` by number. A store of an earlier version has no `events`, `tokens` and `answers`; the first of each makes its
-//! table.
+//! `answers` by number, and the tables of [`snapshots`]. A store of an earlier version has no `events`, `tokens`, `answers`
+//! and snapshots; the first of each makes its table.
 
 mod answers;
 mod events;
 mod probe;
+mod snapshots;
 mod tokens;
 
 use crate::access::TokenRecord;
@@ -19,8 +20,9 @@ use crate::call_key::KeptAnswer;
 use crate::events::EventRecord;
 use crate::records::{BrickRecord, PendingDelete, VolumeRecord};
 use crate::slices::slice_locations;
+use crate::snapshots::{SnapshotLayout, SnapshotRecord};
 use pagemesh_base::defect::{self, Defect};
-use pagemesh_base::layout::{BrickId, SliceId, VolumeName};
+use pagemesh_base::layout::{BrickId, EpochNumber, SliceId, VolumeName};
 use redb::{
     Database, DatabaseError, Durability, ReadableDatabase, ReadableTable, TableDefinition,
     TableError, WriteTransaction,
@@ -35,9 +37,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use uuid::Uuid;
 
-/// The schema that this manager writes; it refuses higher ones. Schema 1 is frozen: a change that is more than a
-/// field with a default takes a higher one.
+/// The schema of a store without snapshots. Schema 1 is frozen: a change that is more than a field with a default takes a
+/// higher one.
 pub const SCHEMA: u64 = 1;
+/// The schema of a store that has, or had, snapshots. The manager refuses higher ones.
+pub const SCHEMA_MAX: u64 = 2;
 /// The purpose that the `meta` table states.
 const PURPOSE: &str = "pagemesh manager store";
 /// Memory for the page cache of the store. The store is small, and memory also holds all of it as
@@ -66,7 +70,7 @@ pub enum StoreError {
         why: String,
     },
     /// A later version wrote the store.
-    #[error("the store {} has schema {found}, this manager knows up to {SCHEMA}; use a newer pagemesh", path.display())]
+    #[error("the store {} has schema {found}, this manager knows up to {SCHEMA_MAX}; use a newer pagemesh", path.display())]
     NewerSchema {
         /// The file.
         path: PathBuf,
@@ -123,6 +127,14 @@ pub enum StoreWrite<'a> {
     PutAnswer(&'a KeptAnswer),
     /// Forgets an answer.
     RemoveAnswer(u64),
+    /// Adds or replaces a snapshot.
+    PutSnapshot(&'a SnapshotRecord),
+    /// Forgets a snapshot: the volume's UUID and the epoch.
+    RemoveSnapshot(Uuid, EpochNumber),
+    /// Adds the layout of snapshots.
+    PutSnapshotLayout(&'a SnapshotLayout),
+    /// Forgets a layout: the volume's UUID and the epoch of its first snapshot.
+    RemoveSnapshotLayout(Uuid, EpochNumber),
     /// Replaces the mark of token time, in seconds since 1970.
     SetTokenMark(u64),
     /// Notes that the first admin token was made.
@@ -146,6 +158,10 @@ pub struct StoreContents {
     pub tokens: Vec<TokenRecord>,
     /// Every kept answer, by number.
     pub answers: Vec<KeptAnswer>,
+    /// Every snapshot.
+    pub snapshots: Vec<SnapshotRecord>,
+    /// Every layout of snapshots.
+    pub snapshot_layouts: Vec<SnapshotLayout>,
     /// The last mark of token time, in seconds since 1970; 0 if there is none.
     pub token_mark_unix_s: u64,
     /// Whether the first admin token was made.
@@ -292,6 +308,7 @@ impl Store {
         self.load_events(&transaction, &mut contents)?;
         self.load_tokens(&transaction, &mut contents)?;
         contents.answers = self.load_answers(&transaction)?;
+        self.load_snapshots(&transaction, &mut contents)?;
         self.check_slices_unique(&contents)?;
         Ok(contents)
     }
@@ -343,8 +360,8 @@ impl Store {
         }
         let schema = read("schema")?.unwrap_or_default();
         match schema.parse::<u64>() {
-            Ok(SCHEMA) => Ok(()),
-            Ok(found) if found > SCHEMA => Err(StoreError::NewerSchema {
+            Ok(SCHEMA..=SCHEMA_MAX) => Ok(()),
+            Ok(found) if found > SCHEMA_MAX => Err(StoreError::NewerSchema {
                 path: self.path.clone(),
                 found,
             }),
@@ -423,6 +440,14 @@ fn apply_write(transaction: &WriteTransaction, write: &StoreWrite<'_>) -> Result
         StoreWrite::RemoveToken(id) => tokens::remove(transaction, *id)?,
         StoreWrite::PutAnswer(answer) => answers::put(transaction, answer)?,
         StoreWrite::RemoveAnswer(seq) => answers::remove(transaction, *seq)?,
+        StoreWrite::PutSnapshot(record) => snapshots::put(transaction, record)?,
+        StoreWrite::RemoveSnapshot(volume, epoch) => {
+            snapshots::remove(transaction, *volume, *epoch)?;
+        }
+        StoreWrite::PutSnapshotLayout(layout) => snapshots::put_layout(transaction, layout)?,
+        StoreWrite::RemoveSnapshotLayout(volume, first) => {
+            snapshots::remove_layout(transaction, *volume, *first)?;
+        }
         StoreWrite::SetTokenMark(mark_unix_s) => tokens::set_mark(transaction, *mark_unix_s)?,
         StoreWrite::NoteAdminTokenMade => tokens::note_admin_token(transaction)?,
     }

@@ -25,16 +25,16 @@ const SWEEP_SLICES_MAX: usize = 1024;
 /// the slice does not exist. Until then "no such slice" does not mean that the slice stays absent.
 /// The period counts from an answer, not from the request: a stalled brick finds old requests in
 /// its sockets when it resumes. It is far longer than the time-outs of connections.
-const UNCERTAIN_PERIOD: Duration = Duration::from_secs(120);
+pub(crate) const UNCERTAIN_PERIOD: Duration = Duration::from_secs(120);
 
 /// Connections to bricks, opened on first use.
-struct BrickConnections<'a> {
+pub(crate) struct BrickConnections<'a> {
     manager: &'a Manager,
     connections: BTreeMap<BrickId, Box<dyn BrickControl>>,
 }
 
 impl BrickConnections<'_> {
-    fn get(&mut self, brick: BrickId) -> Result<&dyn BrickControl, SliceError> {
+    pub(crate) fn get(&mut self, brick: BrickId) -> Result<&dyn BrickControl, SliceError> {
         if !self.connections.contains_key(&brick) {
             let control = self
                 .manager
@@ -65,17 +65,17 @@ enum LeftoverSlice {
 }
 
 impl Manager {
-    fn brick_address(&self, brick: BrickId) -> String {
+    pub(crate) fn brick_address(&self, brick: BrickId) -> String {
         let book = self.state();
         let known = book.bricks.get(&brick);
         known.map_or_else(String::new, |brick| brick.record.address.clone())
     }
 
-    fn brick_label(&self, brick: BrickId) -> BrickLabel {
+    pub(crate) fn brick_label(&self, brick: BrickId) -> BrickLabel {
         self.state().label(brick)
     }
 
-    fn brick_connections(&self) -> BrickConnections<'_> {
+    pub(crate) fn brick_connections(&self) -> BrickConnections<'_> {
         BrickConnections {
             manager: self,
             connections: BTreeMap::new(),
@@ -219,7 +219,7 @@ impl Manager {
     }
 
     /// One sweep: notes expired tokens, reports the bricks that died or returned, and retries the
-    /// pending deletes.
+    /// pending deletes of slices and snapshots.
     pub fn sweep(&self) {
         self.store_expired_tokens();
         self.forget_expired_answers();
@@ -227,6 +227,7 @@ impl Manager {
         self.report_liveness_changes();
         let pending = self.next_pending_deletes();
         self.delete_slices(&pending);
+        self.drop_snapshots(None);
     }
 
     /// The pending deletes that can be tried now. Each sweep starts after the last slice of the

@@ -95,6 +95,8 @@ impl Manager {
     pub(crate) fn put_volume(&self, book: &mut ManagerState, record: VolumeRecord) {
         let name = record.layout_state.layout.name.clone();
         self.feed.mark_volume(&name);
+        let attachment = record.attachment.as_ref().map(|it| it.epoch);
+        self.cut_orders.keep_only(&name, attachment);
         let before = book.volumes.get(&name).map(record_slices);
         let (before, after) = (before.unwrap_or_default(), record_slices(&record));
         if before != after {
@@ -109,6 +111,7 @@ impl Manager {
             self.mark_bricks_of(&record_slices(record));
         }
         self.feed.mark_volume(name);
+        self.cut_orders.keep_only(name, None);
         book.volumes.remove(name);
     }
 

@@ -5,7 +5,6 @@
 //! slice.
 
 use crate::access::Role;
-use crate::call::RecordTag;
 use crate::events::{EventDraft, leg_drafts};
 use crate::fault::Fault;
 use crate::figure_history::FigureSubject;
@@ -13,15 +12,18 @@ use crate::files::{check_files, set_address_space};
 use crate::holder_signs::{TrackedHolder, check_replaced};
 use crate::idempotency::{CallStart, CreateAnswer, RunningCall};
 use crate::layout_state::{LayoutChange, LayoutState, LegTransition, is_up_to_date};
+use crate::lists::volume_tag;
 use crate::manager::{Manager, ManagerState, PENDING_DELETES_MAX, TrackedDelete, VOLUMES_MAX};
 use crate::placement::{PlacedSegment, Placement, PlacementRequest, place};
 use crate::records::{Attachment, LegNote, PendingDelete, VolumeRecord};
 use crate::shape::Shape;
 use crate::slices::{SliceLocation, promised_slices, slice_locations};
+use crate::snapshots::removal_writes;
 use crate::store::StoreWrite;
 use crate::wire::{
-    AttachReply, AttachVolume, ChangeLegs, CreateVolume, DeleteReply, DetachReply, DetachVolume,
-    GrowVolume, LegChange, ReportReplication, VolumeContent, VolumeDetail, VolumeSizeReply,
+    AttachReply, AttachVolume, ChangeLegs, CreateVolume, DeleteReply, DeleteVolumeParams,
+    DetachReply, DetachVolume, GrowVolume, LegChange, ReportReplication, VolumeContent,
+    VolumeDetail, VolumeSizeReply,
 };
 use pagemesh_base::durability::Durability;
 use pagemesh_base::layout::{
@@ -175,6 +177,19 @@ impl Manager {
     /// # Errors
     /// When a client has attached it and `force` is not set, or the store fails.
     pub fn delete(&self, name: &VolumeName, force: bool) -> Result<DeleteReply, Fault> {
+        let snapshots = false;
+        self.delete_with(name, DeleteVolumeParams { force, snapshots })
+    }
+
+    /// The same, and its snapshots with it if the parameters say so.
+    ///
+    /// # Errors
+    /// The same; also when it has snapshots that should stay, or that holds keep.
+    pub fn delete_with(
+        &self,
+        name: &VolumeName,
+        DeleteVolumeParams { force, snapshots }: DeleteVolumeParams,
+    ) -> Result<DeleteReply, Fault> {
         let pending: Vec<PendingDelete> = {
             let mut book = self.state();
             let volume = book.volume(name)?;
@@ -186,6 +201,7 @@ impl Manager {
                     client: attachment.client.clone(),
                 });
             }
+            let snapshots = Manager::snapshots_of_deleted(&book, name, snapshots)?;
             let doom = |place: SliceLocation| PendingDelete {
                 brick: place.brick,
                 slice: place.slice,
@@ -199,11 +215,13 @@ impl Manager {
                 .map(|&pending| StoreWrite::AddPendingDelete(pending))
                 .collect();
             writes.push(StoreWrite::RemoveVolume(name));
+            writes.extend(removal_writes(&book, &snapshots));
             let client = volume.attachment.as_ref().map(|it| it.client.as_str());
             let deleted = EventDraft::volume_deleted(name, &self.actor(), client);
             self.commit(&mut book, &writes, vec![deleted])?;
             Manager::add_pending_deletes(&mut book, &pending);
             self.remove_volume(&mut book, name);
+            book.snapshots.remove_volume(name);
             book.replication_reports.remove(name);
             book.holders.remove(name);
             self.figures.remove(&FigureSubject::Volume(name.clone()));
@@ -443,7 +461,7 @@ impl Manager {
         let mut book = self.state();
         let (record, event) = record(&book)?;
         let detail = self.volume_detail(&book, &record);
-        let etag = detail.etag(RecordTag::new(&record));
+        let etag = detail.etag(volume_tag(&record));
         let reply = reply(detail);
         let kept = self.plan_answer(&book, running, &etag, &reply);
         let mut writes: Vec<_> = slice_locations(built)
@@ -555,7 +573,7 @@ fn check_total_size(now: u64, more: u64) -> Result<u64, Fault> {
     size.ok_or_else(|| too_large.into())
 }
 
-fn check_text(what: &str, text: &str, most: usize) -> Result<(), Fault> {
+pub(crate) fn check_text(what: &str, text: &str, most: usize) -> Result<(), Fault> {
     if text.is_empty() || text.len() > most || text.chars().any(char::is_control) {
         return Err(Fault::invalid_field(
             format!("{what} must have 1 to {most} bytes and no control characters"),

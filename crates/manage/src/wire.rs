@@ -6,6 +6,7 @@ mod devices;
 mod figures;
 mod holders;
 mod problem;
+mod snapshots;
 mod tier;
 
 pub use crate::error_code::ErrorCode;
@@ -25,6 +26,10 @@ pub use devices::{
 };
 pub use holders::{HolderSign, HolderStatus, ReportHolder};
 pub use problem::{ErrorBody, PROBLEM_JSON};
+pub use snapshots::{
+    AnswerCut, CreateSnapshot, CreateSnapshots, CreatedSnapshots, CutOrder, CutResult,
+    DeleteSnapshotReply, DeleteVolumeParams, ListSnapshots, PollCut, SnapshotDetail, SnapshotInfo,
+};
 pub use tier::{
     BrickTier, COUNTED_SLICES_MAX, NamedVolumeTier, SetTier, SlicePages, SliceTier, TierBytes,
     TierEffect, VolumeTier, VolumeTierBrick,

@@ -22,6 +22,8 @@ const CLUSTER: &[(&str, &str)] = &[
     ("POST", "/api/v1/volumes/{name}/figures"),
     ("POST", "/api/v1/bricks/{brick}/figures"),
     ("POST", "/api/v1/volumes/{name}/holder"),
+    ("GET", "/api/v1/volumes/{name}/cut"),
+    ("POST", "/api/v1/volumes/{name}/cut"),
 ];
 /// Calls of operators that change something.
 const OPERATOR: &[(&str, &str)] = &[
@@ -31,6 +33,17 @@ const OPERATOR: &[(&str, &str)] = &[
     ("DELETE", "/api/v1/volumes/{name}"),
     ("POST", "/api/v1/volumes/{name}/grow"),
     ("PUT", "/api/v1/volumes/{name}/tier"),
+    ("POST", "/api/v1/snapshots"),
+    ("POST", "/api/v1/volumes/{name}/snapshots"),
+    ("DELETE", "/api/v1/volumes/{name}/snapshots/{snapshot}"),
+    (
+        "PUT",
+        "/api/v1/volumes/{name}/snapshots/{snapshot}/holds/{tag}",
+    ),
+    (
+        "DELETE",
+        "/api/v1/volumes/{name}/snapshots/{snapshot}/holds/{tag}",
+    ),
     ("POST", "/api/v1/volumes/{name}/detach"),
     ("POST", "/api/v1/volumes/{name}/replicas"),
     ("POST", "/api/v1/volumes/{name}/replicas/detach"),
@@ -146,6 +159,7 @@ fn path_of(template: &str) -> String {
     let path = template
         .replace("{name}", "none")
         .replace("{brick}", "none");
+    let path = path.replace("{snapshot}", "none").replace("{tag}", "none");
     let path = path.replace("{seq}", "999999");
     let path = path.replace("{device}", "00000000-0000-0000-0000-000000000001");
     path.replace("{id}", "00000000-0000-0000-0000-000000000001")

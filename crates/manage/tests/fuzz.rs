@@ -579,7 +579,7 @@ fn fuzz_store_record() {
         reported_lost: false,
     };
     let volume = VolumeRecord {
-        layout_state: LayoutState { layout: layout() },
+        layout_state: LayoutState::new(layout()),
         shape: Shape {
             kind: LayoutKind::Mirror,
             columns: 1,

@@ -60,7 +60,7 @@ fn volume() -> VolumeRecord {
         }],
     };
     VolumeRecord {
-        layout_state: LayoutState { layout },
+        layout_state: LayoutState::new(layout),
         shape: Shape {
             kind: LayoutKind::Mirror,
             columns: 1,
@@ -121,6 +121,7 @@ fn frozen_contents() -> StoreContents {
         answers: all("answers"),
         token_mark_unix_s: 1_700_000_300,
         admin_token_made: true,
+        ..StoreContents::default()
     }
 }
 

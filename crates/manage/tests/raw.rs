@@ -7,6 +7,7 @@ use pagemesh_manage::LayoutKind;
 use pagemesh_manage::api::{BODY_BYTES_MAX, REQUESTS_MAX, SLOW_REQUESTS_MAX};
 use pagemesh_manage::token::token;
 use serde_json::{Value, json};
+use std::cmp::Reverse;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Mutex, mpsc};
@@ -177,12 +178,14 @@ fn routes() -> Vec<(&'static str, String)> {
             .strip_suffix('`')?
             .split_once(' ')?;
         let path = path.replace("{brick}", &brick_id(0).to_string());
+        let path = path.replace("{snapshot}", "s").replace("{tag}", "t");
         // Event 1 is the start of the manager.
         Some((method, path.replace("{name}", "v").replace("{seq}", "1")))
     });
     let mut found: Vec<_> = endpoints.filter(|(_, path)| path != "/healthz").collect();
-    // The other requests need the brick and the volume.
-    found.sort_by_key(|(method, _)| *method == "DELETE");
+    // The other requests need the brick and the volume, and a hold needs its snapshot.
+    let depth = |path: &str| path.split('/').count();
+    found.sort_by_key(|(method, path)| (*method == "DELETE", Reverse(depth(path))));
     assert!(found.len() >= 18, "the page has {} endpoints", found.len());
     found
 }
@@ -608,6 +611,8 @@ fn openapi_document_lists_every_route() {
         let pattern = |path: String| {
             let path = path.replace(&brick, "{brick}");
             let path = path.replace("/events/1/", "/events/{seq}/");
+            let path = path.replace("/snapshots/s", "/snapshots/{snapshot}");
+            let path = path.replace("/holds/t", "/holds/{tag}");
             path.replace("/volumes/v", "/volumes/{name}")
         };
         let mut known: Vec<_> = routes()
@@ -627,6 +632,9 @@ fn openapi_document_lists_every_route() {
             };
             assert!(responses.values().all(is_described), "{operation}");
         }
+        let snapshot = json!({"name": "s"}).to_string();
+        let answer = peer.request("POST", "/api/v1/volumes/v/snapshots", &snapshot);
+        assert_eq!(answer.status, 201, "{}", answer.body);
         // The document describes every route, and resolves all of its references.
         for (method, path) in routes() {
             let answer = if path.ends_with("/watch") {

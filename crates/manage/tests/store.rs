@@ -3,7 +3,7 @@
 mod cluster;
 
 use cluster::{Cluster, MIB, create_request, name};
-use pagemesh_manage::store::{SCHEMA, Store, StoreError};
+use pagemesh_manage::store::{SCHEMA, SCHEMA_MAX, Store, StoreError};
 use pagemesh_manage::wire::AttachVolume;
 use pagemesh_manage::{LayoutKind, Manager, ManagerConfig, ManagerSettings, ServeError, serve};
 use redb::{Database, TableDefinition};
@@ -107,12 +107,12 @@ fn store_of_newer_schema_is_refused() {
     let cluster = Cluster::new(0);
     let path = cluster.store();
     drop(Store::open(&path).expect("a store"));
-    set_meta(&path, "schema", &(SCHEMA + 1).to_string());
+    set_meta(&path, "schema", &(SCHEMA_MAX + 1).to_string());
     let error = Store::open(&path).expect_err("refused");
     let StoreError::NewerSchema { found, .. } = &error else {
         panic!("{error:?}");
     };
-    assert_eq!(*found, SCHEMA + 1);
+    assert_eq!(*found, SCHEMA_MAX + 1);
     assert!(error.to_string().contains("newer pagemesh"), "{error}");
     for nonsense in ["", "0", "one", "-1"] {
         set_meta(&path, "schema", nonsense);

@@ -98,6 +98,7 @@ pub mod manager {
         VOLUMES_ATTACHED Gauge "pagemesh_volumes_attached" [] "Volumes that a client has attached.";
         VOLUMES_UNREACHABLE Gauge "pagemesh_volumes_with_unreachable_legs" [] "Volumes with a leg on a brick that counts as dead.";
         VOLUMES_UNUSABLE Gauge "pagemesh_volumes_without_reachable_copy" [] "Volumes with a column that has no in-sync leg on a brick that is alive.";
+        SNAPSHOTS Gauge "pagemesh_manager_snapshots" ["state"] "Snapshots of all volumes: `committed`, or `deleting` while bricks still drop them.";
         PENDING_DELETIONS Gauge "pagemesh_pending_deletions" [] "Slices of deleted volumes that bricks still hold.";
         FIGURES_AGE Gauge "pagemesh_figures_age_seconds" [] "Time since any client of a volume reported its operations; missing if none did since the manager started.";
         OPERATIONS Counter "pagemesh_operations_total" ["kind"] "Operations that clients of volumes reported since the manager started.";
@@ -109,6 +110,7 @@ pub mod manager {
         VOLUME_LATENCY Histogram "pagemesh_volume_operation_latency_seconds" ["volume", "kind"] "Latency of the timed ones of these operations.";
         VOLUME_FIGURES_AGE Gauge "pagemesh_volume_figures_age_seconds" ["volume"] "Time since the client of one of the busiest volumes reported its operations, while it is attached.";
         VOLUME_DEGRADED Gauge "pagemesh_volume_degraded" ["volume"] "1 for a volume with a stale leg; missing for other volumes, and beyond the limit of labels.";
+        VOLUME_SNAPSHOTS Gauge "pagemesh_volume_snapshots" ["volume"] "Snapshots of the volume; missing without any, and beyond the limit of labels.";
         VOLUME_RESYNC_TODO Gauge "pagemesh_volume_resync_todo_bytes" ["volume"] "Bytes that running resyncs copy or compare, as far as known; missing without a resync, and beyond the limit of labels.";
         VOLUME_RESYNC_DONE Gauge "pagemesh_volume_resync_done_bytes" ["volume"] "Bytes of these that are done.";
         VOLUME_LAG_BYTES Gauge "pagemesh_volume_replica_lag_bytes" ["volume"] "Bytes of changes that the asynchronous copy does not have yet; missing without such a copy, and beyond the limit of labels.";

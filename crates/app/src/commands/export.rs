@@ -8,6 +8,7 @@ use crate::figure_reporter::FigureReporter;
 use crate::metrics_pages::{self, MetricsArgs};
 use crate::service;
 use crate::shutdown::{Shutdown, ShutdownTrigger};
+use crate::snapshot_cuts;
 use crate::status_signals::StatusSignals;
 use clap::{ArgGroup, Subcommand};
 use pagemesh_base::layout::VolumeName;
@@ -167,8 +168,8 @@ pub fn run(command: &ExportCommand) -> anyhow::Result<()> {
         };
         exports.add(&name.to_string(), Arc::new(exported), options)?;
     }
-    let reported = volumes.iter().cloned().zip(attached.iter().cloned());
-    let reported: Vec<_> = reported.collect();
+    let reported: Vec<_> = volumes.iter().cloned().zip(attached.clone()).collect();
+    snapshot_cuts::serve(&manager, &reported)?;
     let _reporter = FigureReporter::of_volumes(manager, reported.clone())?;
     let _metrics = metrics_pages::serve(metrics, move || metrics_pages::client_page(&reported))?;
     let fenced = FencedVolumes::watch(volumes, &attached, &exports, &ending.trigger())?;

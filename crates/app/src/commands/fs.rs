@@ -11,7 +11,9 @@ use pagemesh_base::layout::VolumeName;
 use pagemesh_base::space::Space;
 use pagemesh_base::units::Size;
 use pagemesh_fs::{Credentials, MkfsOptions};
-use pagemesh_manage::wire::{CreateVolume, VolumeContent, VolumeInfo, VolumeSizeReply};
+use pagemesh_manage::wire::{
+    CreateVolume, DeleteVolumeParams, VolumeContent, VolumeInfo, VolumeSizeReply,
+};
 use pagemesh_manage::{LayoutKind, TierPolicy};
 use rustix::process::{getegid, geteuid};
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -70,6 +72,9 @@ pub enum FileSystemCommand {
         /// Delete it although it is mounted.
         #[arg(long)]
         force: bool,
+        /// Delete its snapshots, too. Without it a file system with snapshots is refused.
+        #[arg(long)]
+        snapshots: bool,
         #[command(flatten)]
         client: ManagerArgs,
     },
@@ -121,10 +126,15 @@ pub fn run(command: &FileSystemCommand) -> anyhow::Result<()> {
         FileSystemCommand::Delete {
             name,
             force,
+            snapshots,
             client: args,
         } => {
             expect_content(&manager_client(args)?, name, VolumeContent::Files)?;
-            let deleted = manager_client(args)?.delete(name, *force)?;
+            let params = DeleteVolumeParams {
+                force: *force,
+                snapshots: *snapshots,
+            };
+            let deleted = manager_client(args)?.delete_with(name, params)?;
             output::print(args.output, &deleted, || format!("{name} is deleted"))
         }
     }

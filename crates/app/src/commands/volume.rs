@@ -11,7 +11,9 @@ use anyhow::bail;
 use clap::{Args, Subcommand, ValueEnum};
 use pagemesh_base::layout::VolumeName;
 use pagemesh_base::units::Size;
-use pagemesh_manage::wire::{CreateVolume, VolumeContent, VolumeDetail, VolumeInfo};
+use pagemesh_manage::wire::{
+    CreateVolume, DeleteVolumeParams, VolumeContent, VolumeDetail, VolumeInfo,
+};
 use pagemesh_manage::{LayoutKind, TierPolicy};
 
 /// Create, show, grow, check and delete volumes.
@@ -115,6 +117,9 @@ pub struct DeleteArgs {
     /// Delete it although a client has attached it.
     #[arg(long)]
     pub force: bool,
+    /// Delete its snapshots, too. Without it a volume with snapshots is refused.
+    #[arg(long)]
+    pub snapshots: bool,
     #[command(flatten)]
     pub client: ManagerArgs,
 }
@@ -185,7 +190,11 @@ fn grow(args: &GrowArgs) -> anyhow::Result<()> {
 
 fn delete(args: &DeleteArgs) -> anyhow::Result<()> {
     let name = &args.name;
-    let deleted = manager_client(&args.client)?.delete(name, args.force)?;
+    let params = DeleteVolumeParams {
+        force: args.force,
+        snapshots: args.snapshots,
+    };
+    let deleted = manager_client(&args.client)?.delete_with(name, params)?;
     output::print(args.client.output, &deleted, || {
         match deleted.pending_deletions {
             0 => format!("{name} is deleted"),

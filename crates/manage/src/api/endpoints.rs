@@ -7,16 +7,19 @@
 mod access;
 mod attachments;
 mod bricks;
+mod cuts;
 mod devices;
 mod events;
 mod figures;
 mod metrics;
 mod replicas;
+mod snapshots;
 mod tiers;
 mod volumes;
 mod watch;
 
 pub(super) use access::cleared_cookie;
+pub(super) use cuts::POLL_PATH;
 
 use super::ApiState;
 use super::document::{self, document};
@@ -44,6 +47,8 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
         .merge(devices::routes())
         .merge(volumes::routes())
         .merge(replicas::routes())
+        .merge(snapshots::routes())
+        .merge(cuts::routes())
         .merge(tiers::routes())
         .merge(attachments::routes())
         .merge(figures::routes())

@@ -30,7 +30,7 @@ use tokio::sync::Semaphore;
 
 use crate::access::{AllowedHosts, RouteRoles, WrongTokens};
 use crate::api_counters::ApiCounters;
-use crate::manager::Manager;
+use crate::manager::{Manager, VOLUMES_MAX};
 use watch::WatchStreams;
 
 /// Bytes of the longest body. The largest sensible body changes every leg of the largest layout,
@@ -41,6 +41,8 @@ pub const REQUESTS_MAX: usize = 64;
 /// Maximum of concurrent requests that call bricks. They may wait for dead bricks, and must not
 /// delay heartbeats and leg changes.
 pub const SLOW_REQUESTS_MAX: usize = 8;
+/// Maximum of concurrent polls for orders to clients: each attached volume has one.
+pub const POLLS_MAX: usize = VOLUMES_MAX;
 /// Time limit of a request, its body included. Longer than a few dead bricks take.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -57,6 +59,8 @@ pub(crate) struct ApiState {
     wrong_tokens: Arc<Mutex<WrongTokens>>,
     /// Permits of requests being read and answered.
     request_permits: Arc<Semaphore>,
+    /// Permits of polls for orders, which wait for long and do nothing.
+    poll_permits: Arc<Semaphore>,
     /// Permits of blocking work, which may outlast its request.
     blocking_permits: Arc<Semaphore>,
     /// Permits of blocking work that waits for bricks.
@@ -75,6 +79,7 @@ impl ApiState {
             allowed_hosts: Arc::new(allowed_hosts),
             wrong_tokens: Arc::default(),
             request_permits: Arc::new(Semaphore::new(REQUESTS_MAX)),
+            poll_permits: Arc::new(Semaphore::new(POLLS_MAX)),
             blocking_permits: Arc::new(Semaphore::new(REQUESTS_MAX)),
             brick_permits: Arc::new(Semaphore::new(SLOW_REQUESTS_MAX)),
         }

@@ -3,13 +3,14 @@
 //! Invariant: a request without a credential takes no permit before its body has arrived.
 
 use super::credentials::admit;
+use super::endpoints::POLL_PATH;
 use super::reply::Refusal;
 use super::{ApiState, BODY_BYTES_MAX, REQUEST_TIMEOUT};
 use crate::connection_slots::AuthenticatedMark;
 use crate::error_code::ErrorCode;
-use axum::extract::{Request, State};
-use axum::http::HeaderValue;
+use axum::extract::{MatchedPath, Request, State};
 use axum::http::header::CONNECTION;
+use axum::http::{HeaderValue, Method};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use hyper::body::Body;
@@ -55,10 +56,17 @@ pub(super) async fn guard(
             Err(refusal) => return refuse_and_close(refusal),
         };
     }
-    let Ok(_permit) = api.request_permits.clone().try_acquire_owned() else {
+    let (permits, limit) = match is_poll(&request) {
+        true => {
+            let longest = api.manager.settings.cut.poll;
+            (&api.poll_permits, longest + REQUEST_TIMEOUT)
+        }
+        false => (&api.request_permits, REQUEST_TIMEOUT),
+    };
+    let Ok(_permit) = permits.clone().try_acquire_owned() else {
         return refuse_and_drain(Refusal::overloaded(), request).await;
     };
-    let answer = tokio::time::timeout(REQUEST_TIMEOUT, next.run(request));
+    let answer = tokio::time::timeout(limit, next.run(request));
     answer.await.unwrap_or_else(|_| {
         Refusal::new(
             ErrorCode::TimedOut,
@@ -67,6 +75,13 @@ pub(super) async fn guard(
         )
         .into_response()
     })
+}
+
+/// Whether a request waits for an order to its client. Such requests must not take the permits of others.
+fn is_poll(request: &Request) -> bool {
+    let path = request.extensions().get::<MatchedPath>();
+    let has_path = path.is_some_and(|path| path.as_str() == POLL_PATH);
+    has_path && [Method::GET, Method::HEAD].contains(request.method())
 }
 
 /// The request with its whole body.

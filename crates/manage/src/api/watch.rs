@@ -65,6 +65,11 @@ impl WatchStreams {
         self.stopping.send_replace(true);
     }
 
+    /// Changes to `true` when the manager stops.
+    pub(super) fn stopping(&self) -> watch::Receiver<bool> {
+        self.stopping.subscribe()
+    }
+
     fn admit(&self, peer: IpAddr) -> Option<StreamPermit> {
         let mut by_peer = self.by_peer.lock().unwrap_or_else(PoisonError::into_inner);
         let all: usize = by_peer.values().sum();

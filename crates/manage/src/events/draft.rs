@@ -4,8 +4,9 @@
 
 use super::record::{EventKind, Severity, Subject, SubjectKind, TEXT_BYTES_MAX};
 use crate::records::BrickRecord;
+use crate::snapshots::SnapshotName;
 use crate::tier_policy::TierPolicy;
-use crate::wire::{BrickDevice, DeviceChange};
+use crate::wire::{BrickDevice, DeviceChange, ErrorBody};
 use pagemesh_base::brick_name::BrickLabel;
 use pagemesh_base::layout::{EpochNumber, VolumeName};
 use std::time::Duration;
@@ -454,6 +455,38 @@ impl EventDraft {
         };
         let text = format!("The volume {volume} was deleted{rest}.");
         EventDraft::of_volume(EventKind::VolumeDeleted, severity, volume, actor, text)
+    }
+
+    pub(crate) fn snapshot_created(
+        volume: &VolumeName,
+        name: &SnapshotName,
+        actor: &str,
+    ) -> EventDraft {
+        let text = format!("The snapshot {volume}@{name} was made.");
+        let kind = EventKind::SnapshotCreated;
+        EventDraft::of_volume(kind, Severity::Info, volume, actor, text)
+    }
+
+    pub(crate) fn snapshot_deleted(
+        volume: &VolumeName,
+        name: &SnapshotName,
+        actor: &str,
+    ) -> EventDraft {
+        let text = format!("The snapshot {volume}@{name} was deleted.");
+        let kind = EventKind::SnapshotDeleted;
+        EventDraft::of_volume(kind, Severity::Info, volume, actor, text)
+    }
+
+    pub(crate) fn snapshot_failed(
+        volume: &VolumeName,
+        name: &SnapshotName,
+        actor: &str,
+        cause: &ErrorBody,
+    ) -> EventDraft {
+        let ErrorBody { error, hint, .. } = cause;
+        let text = format!("The snapshot {volume}@{name} was not made: {error}; {hint}.");
+        let kind = EventKind::SnapshotFailed;
+        EventDraft::of_volume(kind, Severity::Warning, volume, actor, text)
     }
 
     pub(crate) fn replica_attached(

@@ -41,6 +41,12 @@ pub enum EventKind {
     TierChanged,
     /// A volume was deleted.
     VolumeDeleted,
+    /// A snapshot was made.
+    SnapshotCreated,
+    /// A snapshot was deleted.
+    SnapshotDeleted,
+    /// A snapshot could not be made.
+    SnapshotFailed,
     /// A volume has a further copy.
     ReplicaAttached,
     /// A volume has a copy less.

@@ -3,13 +3,18 @@
 
 #![allow(dead_code)]
 
+use pagemesh_base::ids::Epoch;
 use pagemesh_base::key::Key;
 use pagemesh_base::layout::{BrickId, Layout, Leg, SliceId, VolumeName};
-use pagemesh_base::slice::{BrickControl, BrickStatus, SliceError, SliceInfo};
+use pagemesh_base::slice::{
+    BrickControl, BrickStatus, DROPPED_SNAPSHOTS_MAX, SNAPSHOTS_UNKNOWN, SliceError, SliceInfo,
+};
 use pagemesh_manage::AdminTokenOutput;
 use pagemesh_manage::clock::Clock;
 use pagemesh_manage::store::Store;
-use pagemesh_manage::wire::{BrickRegistration, CreateVolume, ErrorCode, VolumeContent};
+use pagemesh_manage::wire::{
+    AttachVolume, BrickRegistration, CreateVolume, ErrorCode, VolumeContent,
+};
 use pagemesh_manage::{
     BrickConnector, ConnectionLimits, Durability, LayoutKind, Manager, ManagerClient,
     ManagerConfig, ManagerError, ManagerHandle, ManagerSettings, TierPolicy, serve,
@@ -69,8 +74,10 @@ pub enum BrickBehavior {
     DelaysRequests,
     /// The brick creates slices, then reports a failure.
     FailsAfterCreate,
-    /// The brick cannot delete slices.
+    /// The brick cannot delete slices, and cannot drop snapshots.
     RefusesDelete,
+    /// The brick's release knows no snapshots.
+    KnowsNoSnapshots,
 }
 
 /// A callback of a fake brick that runs at a request, before the answer.
@@ -88,6 +95,9 @@ pub struct FakeBrick {
     pub creates_left: Mutex<Option<usize>>,
     pub hook: Mutex<Option<Arc<BrickHook>>>,
     pub deletes: Mutex<Vec<SliceId>>,
+    pub snapshots: Mutex<BTreeSet<(SliceId, Epoch)>>,
+    /// The number of epochs in each call that drops snapshots.
+    pub drops: Mutex<Vec<usize>>,
 }
 
 impl FakeBrick {
@@ -108,9 +118,25 @@ impl FakeBrick {
             .collect()
     }
 
+    /// The epochs of the snapshots of all its slices.
+    pub fn snapshot_epochs(&self) -> Vec<u32> {
+        let all = self.snapshots.lock().expect("no panic");
+        let epochs: BTreeSet<u32> = all.iter().map(|(_, epoch)| epoch.0).collect();
+        epochs.into_iter().collect()
+    }
+
     pub fn deliver_delayed(&self) {
         let late = std::mem::take(&mut *self.delayed_creates.lock().expect("no panic"));
         self.slices.lock().expect("no panic").extend(late);
+    }
+
+    fn check_snapshot_call(&self, slice: SliceId) -> Result<(), SliceError> {
+        match self.behavior() {
+            BrickBehavior::Unreachable => Err(lost_answer()),
+            BrickBehavior::KnowsNoSnapshots => Err(SliceError::Refused(SNAPSHOTS_UNKNOWN.into())),
+            _ if !self.slices().contains(&slice) => Err(SliceError::NoSuchSlice(slice)),
+            _ => Ok(()),
+        }
     }
 
     fn run_hook(&self) {
@@ -180,6 +206,9 @@ impl BrickControl for FakeControl {
             _ => {}
         }
         let was = fake.slices.lock().expect("no panic").remove(&slice);
+        let mut snapshots = fake.snapshots.lock().expect("no panic");
+        snapshots.retain(|(of, _)| *of != slice);
+        drop(snapshots);
         match (fake.behavior(), was) {
             (BrickBehavior::LosesAnswers, _) => Err(lost_answer()),
             (_, None) => Err(SliceError::NoSuchSlice(slice)),
@@ -189,6 +218,41 @@ impl BrickControl for FakeControl {
 
     fn list(&self) -> Result<Vec<SliceInfo>, SliceError> {
         Ok(vec![])
+    }
+
+    fn prepare_snapshot(&self, slice: SliceId, snapshot: Epoch) -> Result<(), SliceError> {
+        let fake = &self.0;
+        fake.run_hook();
+        fake.check_snapshot_call(slice)?;
+        let mut snapshots = fake.snapshots.lock().expect("no panic");
+        snapshots.insert((slice, snapshot));
+        match fake.behavior() {
+            BrickBehavior::LosesAnswers => Err(lost_answer()),
+            _ => Ok(()),
+        }
+    }
+
+    fn drop_snapshots(&self, slice: SliceId, dropped: &[Epoch]) -> Result<(), SliceError> {
+        let fake = &self.0;
+        fake.run_hook();
+        fake.check_snapshot_call(slice)?;
+        if fake.behavior() == BrickBehavior::RefusesDelete {
+            return Err(SliceError::Refused("not now".into()));
+        }
+        assert!((1..=DROPPED_SNAPSHOTS_MAX).contains(&dropped.len()));
+        fake.drops.lock().expect("no panic").push(dropped.len());
+        let mut snapshots = fake.snapshots.lock().expect("no panic");
+        for epoch in dropped {
+            snapshots.remove(&(slice, *epoch));
+        }
+        Ok(())
+    }
+
+    fn snapshots(&self, slice: SliceId) -> Result<Vec<Epoch>, SliceError> {
+        self.0.check_snapshot_call(slice)?;
+        let all = self.0.snapshots.lock().expect("no panic");
+        let of_slice = all.iter().filter(|(of, _)| *of == slice);
+        Ok(of_slice.map(|(_, epoch)| *epoch).collect())
     }
 
     fn status(&self) -> Result<BrickStatus, SliceError> {
@@ -275,6 +339,15 @@ pub fn create_request(text: &str, kind: LayoutKind, size_bytes: u64) -> CreateVo
     }
 }
 
+pub fn attach_request(client: &str) -> AttachVolume {
+    AttachVolume {
+        client: client.into(),
+        unreachable: false,
+        process: None,
+        replaces: None,
+    }
+}
+
 pub fn legs(layout: &Layout) -> impl Iterator<Item = &Leg> {
     let columns = layout.segments.iter().flat_map(|segment| &segment.columns);
     columns.flat_map(|column| &column.legs)
@@ -301,6 +374,8 @@ impl Cluster {
                 creates_left: Mutex::new(None),
                 hook: Mutex::new(None),
                 deletes: Mutex::default(),
+                snapshots: Mutex::default(),
+                drops: Mutex::default(),
             })
         };
         let fakes: Vec<_> = (0..bricks).map(fake).collect();
@@ -331,7 +406,10 @@ impl Cluster {
     }
 
     pub fn manager_with(&self, store: Store) -> Manager {
-        let settings = ManagerSettings::default();
+        self.manager_with_settings(store, ManagerSettings::default())
+    }
+
+    pub fn manager_with_settings(&self, store: Store, settings: ManagerSettings) -> Manager {
         Manager::new(store, self.bricks.clone(), self.clock.clone(), settings).expect("a manager")
     }
 

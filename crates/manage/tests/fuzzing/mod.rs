@@ -1,5 +1,7 @@
 //! The checks of fuzz targets for JSON, and records of the store as seeds.
 
+#![allow(dead_code)]
+
 use pagemesh_base::layout::NAME_BYTES_MAX;
 use pagemesh_fuzz::{FuzzTarget, measure_allocation};
 use pagemesh_manage::access::{TokenRecord, TokenRole, TokenSecret};

@@ -19,6 +19,7 @@ use crate::figure_reporter::FigureReporter;
 use crate::metrics_pages;
 use crate::service;
 use crate::shutdown::{Shutdown, ShutdownTrigger};
+use crate::snapshot_cuts;
 use crate::status_signals::StatusSignals;
 use anyhow::{Context, bail};
 use pagemesh_base::authority::AuthorityError;
@@ -84,10 +85,9 @@ pub fn run(args: &MountArgs) -> anyhow::Result<()> {
     let detach = DetachGuard(Arc::clone(&volume));
     let signs = LifeSigns::start(cluster_client(&args.client)?, name, &volume)?;
     let fs = open_files(&volume, &detail)?;
-    let reporter = FigureReporter::of_volumes(
-        cluster_client(&args.client)?,
-        vec![(name.clone(), Arc::downgrade(&volume))],
-    )?;
+    let served = vec![(name.clone(), Arc::downgrade(&volume))];
+    snapshot_cuts::serve(&cluster_client(&args.client)?, &served)?;
+    let reporter = FigureReporter::of_volumes(cluster_client(&args.client)?, served)?;
     let fenced = FenceFlag::watch(&volume, ending.trigger())?;
     let free_space = free_space::watch(&args.client, detail, &fs)?;
     let files = Arc::downgrade(&fs);

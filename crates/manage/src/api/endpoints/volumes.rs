@@ -10,8 +10,8 @@ use crate::api::paging::{check_limit, json_name, next_page};
 use crate::api::reply::{JsonBody, PathParam, QueryParam, Refusal};
 use crate::client::{LONG_CALL_TIMEOUT, ManagerClient, ManagerError};
 use crate::wire::{
-    CreateVolume, DeleteReply, ErrorBody, ForceParam, GrowVolume, ListVolumes, VolumeDetail,
-    VolumeInfo, VolumeSizeReply,
+    CreateVolume, DeleteReply, DeleteVolumeParams, ErrorBody, GrowVolume, ListVolumes,
+    VolumeDetail, VolumeInfo, VolumeSizeReply,
 };
 use axum::Json;
 use axum::extract::State;
@@ -89,18 +89,18 @@ async fn show_volume(
     Ok(tagged_volume(&headers, tag, detail))
 }
 
-/// Deletes a volume; with `force` also while a client has attached it.
+/// Deletes a volume; with `force` also while a client has attached it, with `snapshots` also one that has snapshots.
 #[utoipa::path(delete, path = "/api/v1/volumes/{name}", tag = "volumes",
     security(("token" = ["operator"])),
-    params(("name" = document::Name, Path, description = "The volume"), ForceParam, IfMatchHeader),
+    params(("name" = document::Name, Path, description = "The volume"), DeleteVolumeParams, IfMatchHeader),
     responses((status = 200, body = DeleteReply), (status = 404, body = ErrorBody),
         (status = 409, body = ErrorBody)))]
 async fn delete_volume(
     CallerApi(api): CallerApi,
     PathParam(name): PathParam<VolumeName>,
-    QueryParam(ForceParam { force }): QueryParam<ForceParam>,
+    QueryParam(params): QueryParam<DeleteVolumeParams>,
 ) -> JsonResult<DeleteReply> {
-    let delete = move |manager: &Manager| manager.delete(&name, force);
+    let delete = move |manager: &Manager| manager.delete_with(&name, params);
     api.run_brick_work(delete).await.map(Json)
 }
 
@@ -144,7 +144,21 @@ impl ManagerClient {
     /// Deletes a volume; with `force` also while a client has attached it.
     #[allow(clippy::missing_errors_doc)]
     pub fn delete(&self, name: &VolumeName, force: bool) -> Result<DeleteReply, ManagerError> {
-        let path = format!("volumes/{name}?force={force}");
+        let snapshots = false;
+        self.delete_with(name, DeleteVolumeParams { force, snapshots })
+    }
+
+    /// The same, and its snapshots with it if the parameters say so.
+    #[allow(clippy::missing_errors_doc)]
+    pub fn delete_with(
+        &self,
+        name: &VolumeName,
+        DeleteVolumeParams { force, snapshots }: DeleteVolumeParams,
+    ) -> Result<DeleteReply, ManagerError> {
+        let mut path = format!("volumes/{name}?force={force}");
+        if snapshots {
+            path.push_str("&snapshots=true");
+        }
         let answer = self.send(Method::DELETE, &path, LONG_CALL_TIMEOUT, String::new())?;
         self.read(answer)
     }

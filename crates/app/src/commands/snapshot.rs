@@ -1,0 +1,389 @@
+//! `pagemesh snapshot`: makes, lists, holds and deletes snapshots of volumes.
+
+use crate::args::ManagerArgs;
+use crate::client::manager_client;
+use crate::output::{self, bytes, table, time_text};
+use anyhow::{anyhow, bail, ensure};
+use clap::{Args, Subcommand};
+use pagemesh_base::layout::VolumeName;
+use pagemesh_manage::ManagerClient;
+use pagemesh_manage::snapshots::{HoldTag, SnapshotName};
+use pagemesh_manage::wire::{
+    CreateSnapshot, CreateSnapshots, CreatedSnapshots, SnapshotDetail, SnapshotInfo,
+};
+use serde::Serialize;
+use std::fmt;
+use std::io::{BufRead, IsTerminal, Write};
+use std::str::FromStr;
+
+/// Make, list, hold and delete snapshots of volumes.
+#[derive(Subcommand)]
+pub enum SnapshotCommand {
+    Create(CreateArgs),
+    /// List the snapshots of a volume or of all volumes, the newest first.
+    List {
+        /// Volume; all if missing.
+        volume: Option<VolumeName>,
+        /// Only snapshots with this label.
+        #[arg(long, value_name = "TEXT")]
+        label: Option<String>,
+        #[command(flatten)]
+        client: ManagerArgs,
+    },
+    /// Show a snapshot, its holds, and the legs that have it.
+    Show {
+        /// Snapshot.
+        #[arg(value_name = "VOLUME@NAME")]
+        snapshot: SnapshotPath,
+        #[command(flatten)]
+        client: ManagerArgs,
+    },
+    /// Hold a snapshot by a tag. It cannot be deleted until each of its tags is released.
+    Hold(HoldArgs),
+    /// Release a hold of a snapshot.
+    Release(HoldArgs),
+    Delete(DeleteArgs),
+}
+
+/// Make a snapshot of a volume: it has every write that was acknowledged before the command began.
+///
+/// The volume may be in use. Writers do not wait.
+#[derive(Args)]
+pub struct CreateArgs {
+    /// The snapshot to make. Further volumes may stand before it, without a name: `A B C@NAME` makes A@NAME, B@NAME and
+    /// C@NAME, one after the other, all or none.
+    #[arg(required = true, value_name = "VOLUME@NAME")]
+    pub snapshots: Vec<String>,
+    /// A text that `list --label` finds; up to 8.
+    #[arg(long = "label", value_name = "TEXT")]
+    pub labels: Vec<String>,
+    #[command(flatten)]
+    pub client: ManagerArgs,
+}
+
+/// The tag of a hold, and its snapshot.
+#[derive(Args)]
+pub struct HoldArgs {
+    /// Tag of the hold.
+    pub tag: HoldTag,
+    /// Snapshot.
+    #[arg(value_name = "VOLUME@NAME")]
+    pub snapshot: SnapshotPath,
+    #[command(flatten)]
+    pub client: ManagerArgs,
+}
+
+/// Delete snapshots. Their space is free after the bricks have dropped them, in the background.
+#[derive(Args)]
+pub struct DeleteArgs {
+    /// Snapshots. `VOLUME@A%B` stands for all from A to B, in the order in which they were made.
+    #[arg(required = true, value_name = "VOLUME@NAME")]
+    pub snapshots: Vec<String>,
+    /// Do not ask. Required if standard input is no terminal.
+    #[arg(long)]
+    pub yes: bool,
+    #[command(flatten)]
+    pub client: ManagerArgs,
+}
+
+/// A volume and the name of its snapshot, as `VOLUME@NAME`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct SnapshotPath {
+    volume: VolumeName,
+    name: SnapshotName,
+}
+
+impl FromStr for SnapshotPath {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> anyhow::Result<SnapshotPath> {
+        let (volume, name) = split(text)?;
+        let name = name.parse().map_err(|cause| bad_name(text, &cause))?;
+        Ok(SnapshotPath { volume, name })
+    }
+}
+
+impl fmt::Display for SnapshotPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}", self.volume, self.name)
+    }
+}
+
+/// The volume, and the text behind the first `@`.
+fn split(text: &str) -> anyhow::Result<(VolumeName, &str)> {
+    let Some((volume, name)) = text.split_once('@') else {
+        bail!("'{text}' names no snapshot; write VOLUME@NAME");
+    };
+    let volume = volume.parse().map_err(|cause| bad_name(text, &cause))?;
+    Ok((volume, name))
+}
+
+fn bad_name(text: &str, cause: &impl fmt::Display) -> anyhow::Error {
+    anyhow!("'{text}' names no snapshot: {cause}; write VOLUME@NAME")
+}
+
+/// Makes, lists, holds and deletes snapshots.
+pub fn run(command: &SnapshotCommand) -> anyhow::Result<()> {
+    match command {
+        SnapshotCommand::Create(args) => create(args),
+        SnapshotCommand::List {
+            volume,
+            label,
+            client: args,
+        } => {
+            let found = manager_client(args)?.snapshots(volume.as_ref(), label.as_deref())?;
+            output::print(args.output, &found, || snapshot_table(&found))
+        }
+        SnapshotCommand::Show {
+            snapshot,
+            client: args,
+        } => {
+            let SnapshotPath { volume, name } = snapshot;
+            let found = manager_client(args)?.snapshot(volume, name)?;
+            output::print(args.output, &found, || show(&found))
+        }
+        SnapshotCommand::Hold(args) => {
+            let SnapshotPath { volume, name } = &args.snapshot;
+            let held = manager_client(&args.client)?.hold_snapshot(volume, name, &args.tag)?;
+            output::print(args.client.output, &held, || {
+                format!("{} is held by {}", args.snapshot, words(&held.holds))
+            })
+        }
+        SnapshotCommand::Release(args) => {
+            let SnapshotPath { volume, name } = &args.snapshot;
+            let released =
+                manager_client(&args.client)?.release_snapshot(volume, name, &args.tag)?;
+            output::print(args.client.output, &released, || {
+                match released.holds.is_empty() {
+                    true => format!("{} has no hold", args.snapshot),
+                    false => format!(
+                        "{} is still held by {}",
+                        args.snapshot,
+                        words(&released.holds)
+                    ),
+                }
+            })
+        }
+        SnapshotCommand::Delete(args) => delete(args),
+    }
+}
+
+fn create(args: &CreateArgs) -> anyhow::Result<()> {
+    let (volumes, name) = group(&args.snapshots)?;
+    let manager = manager_client(&args.client)?;
+    let labels = args.labels.clone();
+    let created = match volumes.as_slice() {
+        [volume] => {
+            let request = CreateSnapshot { name, labels };
+            CreatedSnapshots {
+                snapshots: vec![manager.create_snapshot(volume, &request)?],
+                consistent: true,
+            }
+        }
+        _ => manager.create_snapshots(&CreateSnapshots {
+            volumes,
+            name,
+            labels,
+        })?,
+    };
+    output::print(args.client.output, &created, || {
+        let made = created.snapshots.iter();
+        let made = made.map(|it| format!("made {}@{}\n", it.volume, it.name));
+        let note = match created.consistent {
+            true => "",
+            false => "they were made one after the other, and do not show one moment\n",
+        };
+        made.collect::<String>() + note
+    })
+}
+
+/// The volumes and the name of `A B C@NAME`, or of `A@NAME B@NAME C@NAME`.
+fn group(texts: &[String]) -> anyhow::Result<(Vec<VolumeName>, SnapshotName)> {
+    let mut volumes = Vec::new();
+    let mut name: Option<SnapshotName> = None;
+    for (at, text) in texts.iter().enumerate() {
+        if !text.contains('@') && at + 1 < texts.len() {
+            volumes.push(text.parse()?);
+            continue;
+        }
+        let path: SnapshotPath = text.parse()?;
+        ensure!(
+            name.as_ref().is_none_or(|name| *name == path.name),
+            "snapshots that are made together have one name; make {text} by a command of its own"
+        );
+        volumes.push(path.volume);
+        name = Some(path.name);
+    }
+    let name = name.ok_or_else(|| anyhow!("name a snapshot: VOLUME@NAME"))?;
+    Ok((volumes, name))
+}
+
+/// A deleted snapshot.
+#[derive(Serialize)]
+struct Deleted {
+    #[serde(flatten)]
+    path: SnapshotPath,
+    pending_slices: usize,
+}
+
+fn delete(args: &DeleteArgs) -> anyhow::Result<()> {
+    let manager = manager_client(&args.client)?;
+    let mut paths: Vec<SnapshotPath> = Vec::new();
+    for text in &args.snapshots {
+        for path in expand(&manager, text)? {
+            if !paths.contains(&path) {
+                paths.push(path);
+            }
+        }
+    }
+    if !args.yes && !confirm(&paths)? {
+        bail!("nothing was deleted");
+    }
+    let mut deleted = Vec::new();
+    for path in paths {
+        let reply = manager.delete_snapshot(&path.volume, &path.name)?;
+        deleted.push(Deleted {
+            path,
+            pending_slices: reply.pending_slices,
+        });
+    }
+    output::print(args.client.output, &deleted, || {
+        let line = |it: &Deleted| match it.pending_slices {
+            0 => format!("{} is deleted\n", it.path),
+            count => format!(
+                "{} is deleted; {count} slices drop it when their bricks return\n",
+                it.path
+            ),
+        };
+        deleted.iter().map(line).collect()
+    })
+}
+
+fn confirm(paths: &[SnapshotPath]) -> anyhow::Result<bool> {
+    ensure!(
+        std::io::stdin().is_terminal(),
+        "nothing was deleted: standard input is no terminal to ask at; add --yes"
+    );
+    let mut out = std::io::stderr().lock();
+    for path in paths {
+        writeln!(out, "{path}")?;
+    }
+    write!(out, "delete these {} snapshots? [y/N] ", paths.len())?;
+    out.flush()?;
+    let mut answer = String::new();
+    std::io::stdin().lock().read_line(&mut answer)?;
+    Ok(matches!(answer.trim(), "y" | "yes"))
+}
+
+/// The snapshots that an argument names.
+fn expand(manager: &ManagerClient, text: &str) -> anyhow::Result<Vec<SnapshotPath>> {
+    let (volume, names) = split(text)?;
+    let Some((first, last)) = names.split_once('%') else {
+        return Ok(vec![text.parse()?]);
+    };
+    let parse = |name: &str| -> anyhow::Result<SnapshotName> {
+        name.parse().map_err(|cause| bad_name(text, &cause))
+    };
+    let (first, last) = (parse(first)?, parse(last)?);
+    // The newest come first.
+    let all = manager.snapshots(Some(&volume), None)?;
+    let position = |name: &SnapshotName| {
+        let at = all.iter().position(|it| it.name == *name);
+        at.ok_or_else(|| anyhow!("there is no snapshot {volume}@{name}"))
+    };
+    let (oldest, newest) = (position(&first)?, position(&last)?);
+    ensure!(
+        newest <= oldest,
+        "{volume}@{first} was made after {volume}@{last}; name the older one first"
+    );
+    let range = all[newest..=oldest].iter().rev();
+    Ok(range
+        .map(|it| SnapshotPath {
+            volume: volume.clone(),
+            name: it.name.clone(),
+        })
+        .collect())
+}
+
+fn words<T: fmt::Display>(all: &[T]) -> String {
+    let words: Vec<String> = all.iter().map(ToString::to_string).collect();
+    words.join(", ")
+}
+
+fn snapshot_table(snapshots: &[SnapshotInfo]) -> String {
+    if snapshots.is_empty() {
+        return "no snapshots; make one with: pagemesh snapshot create VOLUME@NAME".into();
+    }
+    let dash = |text: String| if text.is_empty() { "-".into() } else { text };
+    let rows = snapshots.iter().map(|it| {
+        vec![
+            format!("{}@{}", it.volume, it.name),
+            time_text(it.created_unix_ms),
+            bytes(it.size_bytes),
+            dash(words(&it.holds)),
+            dash(words(&it.labels)),
+        ]
+    });
+    table(
+        &["SNAPSHOT", "CREATED", ">VOLUME SIZE", "HOLDS", "LABELS"],
+        rows,
+    )
+}
+
+fn show(detail: &SnapshotDetail) -> String {
+    let info = &detail.info;
+    let mut rows = Vec::new();
+    for (at, segment) in detail.layout.segments.iter().enumerate() {
+        for (column, legs) in segment.columns.iter().enumerate() {
+            for leg in &legs.legs {
+                let address = detail.bricks.get(&leg.brick);
+                let name = address.and_then(|address| address.name.clone());
+                let label = pagemesh_base::brick_name::BrickLabel {
+                    id: leg.brick,
+                    name,
+                };
+                rows.push(vec![format!("{at}.{column}"), label.to_string()]);
+            }
+        }
+    }
+    format!(
+        "{}\n\nepoch {}, made by {}\n\n{}",
+        snapshot_table(std::slice::from_ref(info)),
+        info.epoch.0,
+        info.made_by,
+        table(&["COLUMN", "BRICK"], rows)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn texts(words: &str) -> Vec<String> {
+        words.split(' ').map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn paths_are_a_volume_and_a_name() {
+        let path: SnapshotPath = "v@a.b".parse().unwrap();
+        assert_eq!(path.to_string(), "v@a.b");
+        for bad in ["v", "@a", "v@", "v@a@b", "v@a/b", "v@a%b", "a b@c"] {
+            let refused = bad.parse::<SnapshotPath>().unwrap_err().to_string();
+            assert!(refused.contains("VOLUME@NAME"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn groups_have_one_name() {
+        let names = |words: &str| {
+            let (volumes, name) = group(&texts(words)).unwrap();
+            (super::words(&volumes), name.to_string())
+        };
+        assert_eq!(names("a@n"), ("a".into(), "n".into()));
+        assert_eq!(names("a b c@n"), ("a, b, c".into(), "n".into()));
+        assert_eq!(names("a@n b@n"), ("a, b".into(), "n".into()));
+        for bad in ["a", "a@n b", "a@n b@m", "a/b c@n"] {
+            assert!(group(&texts(bad)).is_err(), "{bad}");
+        }
+    }
+}

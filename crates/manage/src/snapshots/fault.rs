@@ -1,0 +1,177 @@
+//! Errors about snapshots: the failed action, the cause, and the way out.
+
+use super::name::{HoldTag, SnapshotName};
+use crate::error_code::ErrorCode;
+use pagemesh_base::layout::VolumeName;
+
+/// An error about a snapshot.
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotFault {
+    /// No snapshot of this name.
+    #[error("there is no snapshot {volume}@{name}")]
+    NoSuchSnapshot {
+        /// The volume.
+        volume: VolumeName,
+        /// The name.
+        name: SnapshotName,
+    },
+    /// The name is taken.
+    #[error("there already is a snapshot {volume}@{name}")]
+    Exists {
+        /// The volume.
+        volume: VolumeName,
+        /// The name.
+        name: SnapshotName,
+    },
+    /// Another call makes a snapshot of the volume.
+    #[error("a snapshot of the volume {0} is being made")]
+    Running(VolumeName),
+    /// Holds keep it.
+    #[error("the snapshot {volume}@{name} is held by {}", tag_list(.tags))]
+    Held {
+        /// The volume.
+        volume: VolumeName,
+        /// The name.
+        name: SnapshotName,
+        /// The tags of the holds.
+        tags: Vec<HoldTag>,
+    },
+    /// No hold with this tag.
+    #[error("the snapshot {volume}@{name} has no hold {tag}")]
+    NoSuchHold {
+        /// The volume.
+        volume: VolumeName,
+        /// The name.
+        name: SnapshotName,
+        /// The tag.
+        tag: HoldTag,
+    },
+    /// Clones depend on it.
+    #[error("the volume {clone} is a clone of the snapshot {volume}@{name}")]
+    HasClone {
+        /// The volume.
+        volume: VolumeName,
+        /// The name.
+        name: SnapshotName,
+        /// The first of its clones.
+        clone: VolumeName,
+    },
+    /// The volume to delete has snapshots.
+    #[error("the volume {volume} has {count} snapshots")]
+    VolumeHasSnapshots {
+        /// The volume.
+        volume: VolumeName,
+        /// How many.
+        count: usize,
+    },
+    /// The copy to remove is the last one with snapshots.
+    #[error("copy {copy} of the volume {volume} is the only one that has all of {count} snapshots")]
+    LastCopy {
+        /// The volume.
+        volume: VolumeName,
+        /// The copy.
+        copy: usize,
+        /// How many snapshots.
+        count: usize,
+    },
+    /// The client did not fetch the order for the cut.
+    #[error(
+        "the client {client} of the volume {volume} does not answer: it has ended, or its release knows no snapshots"
+    )]
+    NotFetched {
+        /// The volume.
+        volume: VolumeName,
+        /// The client.
+        client: String,
+    },
+    /// The client did not answer in time.
+    #[error("the client {client} of the volume {volume} did not finish the snapshot in time")]
+    NotAnswered {
+        /// The volume.
+        volume: VolumeName,
+        /// The client.
+        client: String,
+    },
+    /// The client could not make it.
+    #[error("the client {client} of the volume {volume} cannot make a snapshot: {cause}")]
+    Refused {
+        /// The volume.
+        volume: VolumeName,
+        /// The client.
+        client: String,
+        /// Its error.
+        cause: String,
+    },
+    /// The layout changed during each attempt.
+    #[error(
+        "the volume {volume} changed during each of {attempts} attempts to make a snapshot; the last change: {cause}"
+    )]
+    Unsteady {
+        /// The volume.
+        volume: VolumeName,
+        /// The number of attempts.
+        attempts: u32,
+        /// The change during the last one.
+        cause: String,
+    },
+}
+
+impl SnapshotFault {
+    pub(crate) fn code(&self) -> ErrorCode {
+        match self {
+            SnapshotFault::NoSuchSnapshot { .. } | SnapshotFault::NoSuchHold { .. } => {
+                ErrorCode::NotFound
+            }
+            SnapshotFault::Exists { .. } => ErrorCode::Exists,
+            _ => ErrorCode::InUse,
+        }
+    }
+
+    /// The way out.
+    pub(crate) fn hint(&self) -> &'static str {
+        match self {
+            SnapshotFault::NoSuchSnapshot { .. } => {
+                "list what there is with: pagemesh snapshot list"
+            }
+            SnapshotFault::Exists { .. } => "choose another name, or delete that snapshot first",
+            SnapshotFault::Running(_) => "try again when it has ended",
+            SnapshotFault::Held { .. } => {
+                "release it first with: pagemesh snapshot release TAG VOLUME@NAME"
+            }
+            SnapshotFault::NoSuchHold { .. } => {
+                "see its holds with: pagemesh snapshot show VOLUME@NAME"
+            }
+            SnapshotFault::HasClone { .. } => "delete the clone first",
+            SnapshotFault::VolumeHasSnapshots { .. } => {
+                "delete them first, or delete the volume with all of them: pagemesh volume delete --snapshots"
+            }
+            SnapshotFault::LastCopy { .. } => "delete these snapshots first",
+            SnapshotFault::NotFetched { .. } => {
+                "update that client; if it is gone, end its attachment with: pagemesh volume detach NAME"
+            }
+            SnapshotFault::NotAnswered { .. } => {
+                "nothing was changed; try again when the volume is in-sync"
+            }
+            SnapshotFault::Refused { .. } => "nothing was changed; repair the cause and try again",
+            SnapshotFault::Unsteady { .. } => {
+                "nothing was changed; try again when its legs no longer change"
+            }
+        }
+    }
+
+    /// Whether the cut itself failed. Events report that, and no request that was refused before.
+    pub(crate) fn is_failed_cut(&self) -> bool {
+        matches!(
+            self,
+            SnapshotFault::NotFetched { .. }
+                | SnapshotFault::NotAnswered { .. }
+                | SnapshotFault::Refused { .. }
+                | SnapshotFault::Unsteady { .. }
+        )
+    }
+}
+
+fn tag_list(tags: &[HoldTag]) -> String {
+    let tags: Vec<String> = tags.iter().map(ToString::to_string).collect();
+    tags.join(", ")
+}

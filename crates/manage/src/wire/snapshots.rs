@@ -1,0 +1,180 @@
+//! Bodies about snapshots, and about the cuts that clients make for them.
+
+use super::BrickAddress;
+use crate::snapshots::{HoldTag, SnapshotName, SnapshotState};
+use pagemesh_base::layout::{BrickId, EpochNumber, Layout, VolumeName};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use utoipa::{IntoParams, ToSchema};
+
+/// A snapshot of one volume to make.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CreateSnapshot {
+    /// Its name, unique among those of the volume.
+    #[schema(value_type = crate::api::document::Name)]
+    pub name: SnapshotName,
+    /// Free texts: at most 8, of 1 to 128 bytes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(max_items = 8)]
+    pub labels: Vec<String>,
+}
+
+/// Snapshots of several volumes to make, with one name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CreateSnapshots {
+    /// The volumes: 1 to 16, each once.
+    #[schema(value_type = Vec<crate::api::document::Name>, min_items = 1, max_items = 16)]
+    pub volumes: Vec<VolumeName>,
+    /// The name of each snapshot.
+    #[schema(value_type = crate::api::document::Name)]
+    pub name: SnapshotName,
+    /// Free texts: at most 8, of 1 to 128 bytes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(max_items = 8)]
+    pub labels: Vec<String>,
+}
+
+/// Snapshots that were made together: all or none.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CreatedSnapshots {
+    /// In the order of the request.
+    pub snapshots: Vec<SnapshotInfo>,
+    /// Whether all of them show one moment. Otherwise they were made one after the other.
+    pub consistent: bool,
+}
+
+/// A snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SnapshotInfo {
+    /// The volume.
+    #[schema(value_type = crate::api::document::Name)]
+    pub volume: VolumeName,
+    /// Its name.
+    #[schema(value_type = crate::api::document::Name)]
+    pub name: SnapshotName,
+    /// Its epoch: it has every change with a lower one.
+    #[schema(value_type = u32)]
+    pub epoch: EpochNumber,
+    /// Milliseconds since 1970.
+    pub created_unix_ms: u64,
+    /// `committed`; or `deleting` while bricks still drop it.
+    pub state: SnapshotState,
+    /// The size of the volume at that time; for `files`, the limit of all files together.
+    pub size_bytes: u64,
+    /// The tags that keep it from being deleted.
+    #[schema(value_type = Vec<crate::api::document::Name>)]
+    pub holds: Vec<HoldTag>,
+    /// The texts of its maker.
+    pub labels: Vec<String>,
+    /// Its maker: the name of a token, or `cluster key`.
+    pub made_by: String,
+}
+
+/// A snapshot, and the legs to read it from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SnapshotDetail {
+    /// The same as in the list.
+    pub info: SnapshotInfo,
+    /// The volume's layout at that time, with the legs that have all of the snapshot. Its epoch is the snapshot's.
+    #[schema(value_type = crate::api::document::Layout)]
+    pub layout: Layout,
+    /// The addresses of the bricks of these legs.
+    #[schema(value_type = BTreeMap<String, BrickAddress>)]
+    pub bricks: BTreeMap<BrickId, BrickAddress>,
+}
+
+/// The result of a deletion of a snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DeleteSnapshotReply {
+    /// Slices that have not dropped the snapshot yet; the manager retries.
+    pub pending_slices: usize,
+}
+
+/// The snapshots of a list.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ListSnapshots {
+    /// Snapshots in one answer, 1 to 1000; 1000 if missing. `Link` has the next page.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[param(minimum = 1, maximum = 1000)]
+    pub limit: Option<usize>,
+    /// Snapshots with a lower epoch: those that a list, newest first, has after it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<u32>,
+    /// The volume that `after` belongs to, in a list of all volumes. Volumes with lower names are left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[param(value_type = Option<String>, pattern = "^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$")]
+    pub after_volume: Option<VolumeName>,
+    /// Snapshots with this text in their names.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub search: Option<String>,
+    /// Snapshots with this label.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub label: Option<String>,
+    /// Whether a hold keeps them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held: Option<bool>,
+    /// `true`: those that bricks still drop, in place of those that exist.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub deleting: bool,
+}
+
+/// How to delete a volume.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct DeleteVolumeParams {
+    /// `true` deletes it although a client has attached it.
+    #[serde(default)]
+    pub force: bool,
+    /// `true` deletes its snapshots with it. Otherwise a volume with snapshots is refused.
+    #[serde(default)]
+    pub snapshots: bool,
+}
+
+/// A client's question for an order to cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct PollCut {
+    /// The epoch that the attach returned.
+    pub attachment: u32,
+}
+
+/// An order to cut: the client prepares the snapshot on all written legs, stamps later changes with its epoch, and
+/// answers when all earlier changes have ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CutOrder {
+    /// The epoch of the snapshot.
+    #[schema(value_type = u32)]
+    pub epoch: EpochNumber,
+}
+
+/// The result of a cut.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum CutResult {
+    /// All written legs have the snapshot, and all earlier changes have ended.
+    Done,
+    /// The layout changed, or a leg was lost. The manager tries again with another epoch.
+    LayoutChanged(String),
+    /// The client cannot make snapshots of the volume now.
+    Failed(String),
+}
+
+/// A client's answer to an order.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AnswerCut {
+    /// The epoch that the attach returned.
+    #[schema(value_type = u32)]
+    pub attachment: EpochNumber,
+    /// The epoch of the order.
+    #[schema(value_type = u32)]
+    pub epoch: EpochNumber,
+    /// `done`, or `{"layout-changed": REASON}`, or `{"failed": REASON}`.
+    pub result: CutResult,
+}

@@ -1,0 +1,193 @@
+//! Fuzz targets: bodies of the REST API about snapshots and cuts, and their records in the manager's store.
+//!
+//! `pagemesh_fuzz` describes how the targets run, `docs/rfd/004-fuzzing.md` why they exist.
+
+mod fuzzing;
+
+use fuzzing::{check_decoded, check_plain, decodes, json, target};
+use pagemesh_base::layout::{
+    BrickId, Column, EpochNumber, Layout, Leg, LegState, Segment, SliceId,
+};
+use pagemesh_manage::snapshots::{SnapshotLayout, SnapshotRecord, SnapshotState};
+use pagemesh_manage::wire::*;
+use std::collections::BTreeMap;
+use uuid::Uuid;
+
+fn answer(result: CutResult) -> AnswerCut {
+    AnswerCut {
+        attachment: EpochNumber(3),
+        epoch: EpochNumber(5),
+        result,
+    }
+}
+
+fn info() -> SnapshotInfo {
+    SnapshotInfo {
+        volume: "v".parse().expect("a name"),
+        name: "s".parse().expect("a name"),
+        epoch: EpochNumber(5),
+        created_unix_ms: 7,
+        state: SnapshotState::Committed,
+        size_bytes: 1 << 20,
+        holds: vec!["backup".parse().expect("a name")],
+        labels: vec!["nightly".into()],
+        made_by: "cluster key".into(),
+    }
+}
+
+fn record() -> SnapshotRecord {
+    let info = info();
+    SnapshotRecord {
+        volume: Uuid::from_u128(1),
+        name: info.name,
+        epoch: info.epoch,
+        created_unix_ms: 7,
+        state: SnapshotState::Preparing,
+        layout: EpochNumber(2),
+        made_by: info.made_by,
+        holds: info.holds,
+        labels: info.labels,
+        uncertain: true,
+    }
+}
+
+fn segments() -> Vec<Segment> {
+    let leg = Leg {
+        brick: BrickId(Uuid::from_u128(0xb)),
+        slice: SliceId(Uuid::from_u128(1)),
+        state: LegState::InSync,
+        needs_full_resync: false,
+        asynchronous: false,
+        empty: false,
+    };
+    let column = Column {
+        legs: vec![leg],
+        lost_since: EpochNumber(0),
+    };
+    vec![Segment {
+        bytes: 4 << 20,
+        columns: vec![column],
+    }]
+}
+
+fn bodies() -> Vec<Vec<u8>> {
+    vec![
+        json(&CreateSnapshot {
+            name: "s".parse().expect("a name"),
+            labels: vec!["nightly".into()],
+        }),
+        json(&CreateSnapshots {
+            volumes: vec!["v".parse().expect("a name")],
+            name: "s".parse().expect("a name"),
+            labels: vec![],
+        }),
+        json(&ListSnapshots {
+            limit: Some(10),
+            after: Some(7),
+            after_volume: Some("v".parse().expect("a name")),
+            search: Some("s".into()),
+            label: Some("nightly".into()),
+            held: Some(true),
+            deleting: true,
+        }),
+        json(&DeleteVolumeParams {
+            force: true,
+            snapshots: true,
+        }),
+        json(&PollCut { attachment: 3 }),
+        json(&answer(CutResult::Done)),
+        json(&answer(CutResult::LayoutChanged("a leg is lost".into()))),
+        json(&answer(CutResult::Failed("no".into()))),
+        b"{}".to_vec(),
+    ]
+}
+
+#[test]
+fn fuzz_snapshot_request() {
+    let seeds = bodies();
+    decodes::<CreateSnapshot>(&seeds);
+    decodes::<CreateSnapshots>(&seeds);
+    decodes::<ListSnapshots>(&seeds);
+    decodes::<DeleteVolumeParams>(&seeds);
+    decodes::<PollCut>(&seeds);
+    decodes::<AnswerCut>(&seeds);
+    target("snapshot_request")
+        .seeds(seeds)
+        .cases(10_000)
+        .bytes_max(600)
+        .run(|bytes| {
+            (
+                check_decoded::<CreateSnapshot>(bytes).map(|body| {
+                    check_plain(body.name.as_str());
+                    body.labels.len().min(3)
+                }),
+                check_decoded::<CreateSnapshots>(bytes).map(|body| {
+                    let volumes = body.volumes.iter();
+                    volumes.for_each(|volume| check_plain(volume.as_str()));
+                    body.volumes.len().min(3)
+                }),
+                check_decoded::<ListSnapshots>(bytes)
+                    .map(|body| (body.after.is_some(), body.held, body.deleting)),
+                check_decoded::<DeleteVolumeParams>(bytes).map(|body| body.snapshots),
+                check_decoded::<PollCut>(bytes).is_some(),
+                check_decoded::<AnswerCut>(bytes).map(|body| match body.result {
+                    CutResult::Done => 0,
+                    CutResult::LayoutChanged(_) => 1,
+                    CutResult::Failed(_) => 2,
+                }),
+            )
+        });
+}
+
+#[test]
+fn fuzz_snapshot_record() {
+    let layout = Layout {
+        volume: Uuid::from_u128(1),
+        name: "v".parse().expect("a name"),
+        epoch: EpochNumber(5),
+        segments: segments(),
+    };
+    let seeds = [
+        json(&record()),
+        json(&SnapshotLayout {
+            volume: Uuid::from_u128(1),
+            first: EpochNumber(2),
+            size_bytes: 4 << 20,
+            segments: segments(),
+        }),
+        json(&info()),
+        json(&SnapshotDetail {
+            info: info(),
+            layout,
+            bricks: BTreeMap::new(),
+        }),
+        json(&CreatedSnapshots {
+            snapshots: vec![info()],
+            consistent: false,
+        }),
+        json(&CutOrder {
+            epoch: EpochNumber(5),
+        }),
+    ];
+    decodes::<SnapshotRecord>(&seeds);
+    decodes::<SnapshotLayout>(&seeds);
+    decodes::<SnapshotDetail>(&seeds);
+    decodes::<CreatedSnapshots>(&seeds);
+    target("snapshot_record")
+        .seeds(seeds)
+        .cases(10_000)
+        .bytes_max(1200)
+        .run(|bytes| {
+            (
+                check_decoded::<SnapshotRecord>(bytes).map(|record| {
+                    check_plain(record.name.as_str());
+                    (record.state as u8, record.uncertain)
+                }),
+                check_decoded::<SnapshotLayout>(bytes).map(|it| it.segments.len().min(3)),
+                check_decoded::<SnapshotInfo>(bytes).map(|it| it.holds.len().min(3)),
+                check_decoded::<SnapshotDetail>(bytes).map(|it| it.layout.segments.len().min(3)),
+                check_decoded::<CreatedSnapshots>(bytes).map(|it| it.consistent),
+                check_decoded::<CutOrder>(bytes).is_some(),
+            )
+        });
+}
