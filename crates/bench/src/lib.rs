@@ -38,6 +38,7 @@ pub mod report;
 mod round_trip;
 pub mod session;
 pub mod small_files;
+pub mod snapshots;
 pub mod source_trees;
 pub mod sqlite;
 pub mod stats;

@@ -389,7 +389,6 @@ impl<M: Media> Brick<M> {
 
     pub(crate) fn pool(&self) -> MutexGuard<'_, Pool<M>> {
         let pool = lock(&self.pool);
-        self.versions.end_generation();
         pool
     }
 

@@ -22,6 +22,7 @@ mod recovery;
 mod scratch;
 mod session;
 mod small_files;
+mod snapshots;
 mod sqlite;
 mod sweep;
 mod tier;
@@ -90,6 +91,7 @@ pub enum BenchCommand {
     Recovery(recovery::RecoveryArgs),
     Amplification(amplification::AmplificationArgs),
     Attached(attached::AttachedArgs),
+    Snapshots(snapshots::SnapshotsArgs),
     Mirror(mirror::MirrorArgs),
     Direct(direct::DirectArgs),
     Disk(disk::DiskArgs),
@@ -130,6 +132,7 @@ pub fn run(command: &BenchCommand) -> anyhow::Result<()> {
         Bench::Recovery(args) => (recovery::run(args)?, &args.measure),
         Bench::Amplification(args) => (amplification::run(args)?, &args.measure),
         Bench::Attached(args) => (attached::run(args)?, &args.measure),
+        Bench::Snapshots(args) => (snapshots::run(args)?, &args.measure),
         Bench::Mirror(args) => (mirror::run(args)?, &args.measure),
         Bench::Direct(args) => (direct::run(args)?, &args.measure),
         Bench::Native(measure) => (native::run(measure)?, measure),

@@ -94,7 +94,6 @@ impl<M: Media> Brick<M> {
         let mut still = StalledSessions::default();
         loop {
             // Reads of snapshots may have looked up frames while the pool was not locked.
-            self.versions.end_generation();
             let result = run(&mut pool);
             let Err(ObjectError::SessionStuck {
                 session,

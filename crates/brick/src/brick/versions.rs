@@ -2,9 +2,11 @@
 //!
 //! Invariants:
 //! - A read does not hold the pool's lock while it copies pages, except after several tries in vain.
-//! - A leaf names frames that no other page gets before the owner frees them, and the owner frees frames
-//!   only under the pool's lock. So each use of the pool under its lock ends a generation of leaves.
-//!   A copy counts only if the generation was the same before and after it.
+//! - A leaf names frames that no other page gets before the owner frees them. Before the owner frees a frame that a leaf
+//!   may name, it ends the generation of leaves ([`PoolMapping::version_generation`]). A copy counts only if the
+//!   generation was the same before and after it.
+//!
+//! [`PoolMapping::version_generation`]: pagemesh_store::pool_mapping::PoolMapping::version_generation
 
 use super::Brick;
 use pagemesh_base::ids::{Epoch, FrameNo, PageNo};
@@ -18,14 +20,14 @@ use pagemesh_store::pool::Pool;
 use pagemesh_store::versions::VersionLeaf;
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Leaves in the cache, of some KiB each.
 const CACHED_LEAVES_MAX: usize = 4096;
 /// Leaves that one listing of extents looks at. A longer range is listed in several requests.
 const LISTED_LEAVES_MAX: u64 = 1024;
-/// Copies without the pool's lock before a read takes it: a busy brick ends generations all the time.
+/// Copies without the pool's lock before a read takes it: a pool that moves pages to disks ends generations often.
 const UNLOCKED_TRIES: usize = 4;
 const PAGE: u64 = PAGE_BYTES as u64;
 /// Pages of a leaf.
@@ -43,7 +45,6 @@ struct CachedLeaf {
 /// The leaves that reads of snapshots have looked up.
 #[derive(Default)]
 pub(super) struct VersionCache {
-    generation: AtomicU64,
     leaves: Mutex<CachedLeaves>,
 }
 
@@ -54,15 +55,6 @@ struct CachedLeaves {
 }
 
 impl VersionCache {
-    /// Ends the generation of leaves. The caller has locked the pool, and may free frames from now on.
-    pub(super) fn end_generation(&self) {
-        self.generation.fetch_add(1, Ordering::AcqRel);
-    }
-
-    fn generation(&self) -> u64 {
-        self.generation.load(Ordering::Acquire)
-    }
-
     fn leaves(&self, generation: u64) -> MutexGuard<'_, CachedLeaves> {
         let mut leaves = lock(&self.leaves);
         if leaves.generation < generation {
@@ -121,10 +113,9 @@ impl<M: Media> VersionReader<'_, M> {
             check_range(found.size_bytes, range)?;
             return Ok(found);
         }
-        // Not `Brick::pool`: this use frees nothing, and the leaf stays valid after it.
         let mut pool = lock(&self.brick.pool);
         let found = Arc::new(look_up(self.brick, &mut pool, key, range)?);
-        if self.brick.versions.generation() == generation {
+        if self.brick.mapping.version_generation() == generation {
             self.brick.versions.insert(generation, key, &found);
         }
         Ok(found)
@@ -288,11 +279,11 @@ impl<M: Media> Brick<M> {
             source,
         };
         for _ in 0..UNLOCKED_TRIES {
-            let generation = self.versions.generation();
+            let generation = self.mapping.version_generation();
             let result = read(&mut reader(LeafSource::Cache(generation)));
             // The load must not move up before the copies.
             fence(Ordering::Acquire);
-            if self.versions.generation() == generation {
+            if self.mapping.version_generation() == generation {
                 return result;
             }
         }

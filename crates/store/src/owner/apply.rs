@@ -193,7 +193,12 @@ impl<M: Media> Pool<M> {
             }
             match (old, self.kept_version(record, change, page)) {
                 (_, Some(version)) => pass.kept.push(version),
-                (Some(frame), None) => pass.freed.push(frame.0),
+                (Some(frame), None) => {
+                    if self.may_be_seen(record) {
+                        self.mapping.end_version_generation();
+                    }
+                    pass.freed.push(frame.0);
+                }
                 (None, None) => {}
             }
         }

@@ -59,8 +59,14 @@ impl<M: Media> Pool<M> {
             // The owner moves no data, and so needs no frames.
             return;
         }
+        self.refill_wanted(number, 0);
+    }
+
+    fn refill_wanted(&mut self, number: u32, wanted: u64) {
+        let limit = self.grant_limit();
         let session_state = self.sessions.session(number);
-        session_state.refill(&self.mapping, number, &mut self.frame_allocator, 0);
+        let (mapping, frames) = (&self.mapping, &mut self.frame_allocator);
+        session_state.refill(mapping, number, frames, (wanted, limit));
     }
 
     /// Answers a waiting session.
@@ -92,8 +98,7 @@ impl<M: Media> Pool<M> {
             // can still free frames or journal lines: no other wait would end.
             self.wait_for_ops()?;
         }
-        let session_state = self.sessions.session(number);
-        session_state.refill(&self.mapping, number, &mut self.frame_allocator, wanted);
+        self.refill_wanted(number, wanted);
         self.mapping.control.session_cells(number).answer(ticket);
         self.restart_demotion_limit();
         Ok(())

@@ -22,6 +22,25 @@ impl<M: Media> Pool<M> {
             .filter_map(|object| self.objects.get(object).copied())
     }
 
+    /// Every live object with pages that may move, the versions of slices included.
+    pub fn list_movable(&self) -> impl Iterator<Item = Object> + '_ {
+        let entries = self.objects.values().copied();
+        entries.filter(|entry| entry.state == ObjectState::Live)
+    }
+
+    /// The size of one of these objects, and a session's handle of it.
+    ///
+    /// # Errors
+    /// When there is no such object.
+    pub fn movable_handle(&self, slice: SliceId) -> Result<(u64, Handle), ObjectError> {
+        let object = match self.versions_with_id(slice) {
+            Some(object) => object,
+            None => self.find(slice)?.0,
+        };
+        let entry = self.objects[&object];
+        Ok((entry.size_bytes, self.mapping.handle(object, slice)?))
+    }
+
     /// The live object of a slice.
     ///
     /// # Errors
@@ -161,6 +180,7 @@ impl<M: Media> Pool<M> {
             },
         )?;
         self.by_slice.remove(&slice);
+        self.mapping.end_version_generation();
         self.pending_deletes.insert(slice, (seq, object));
         self.in_flight.retain_below(object, Epoch(0));
         let forgotten = self.in_flight.remove_object(&*self.mapping.data, object);

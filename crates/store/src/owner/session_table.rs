@@ -122,15 +122,15 @@ impl SessionTable {
 }
 
 impl SessionState {
-    /// Grants more frames, up to a target.
+    /// Grants more frames, up to a target below `limit`, but so many as are wanted.
     pub(crate) fn refill<M: Media>(
         &mut self,
         mapping: &PoolMapping<M>,
         number: u32,
         frames: &mut FrameAllocator,
-        wanted: u64,
+        (wanted, limit): (u64, u64),
     ) {
-        let target = mapping.geometry().journal_lines().min(GRANT_MAX);
+        let target = mapping.geometry().journal_lines().min(GRANT_MAX).min(limit);
         let target = target
             .min(frames.free_of(FrameClass::Memory) / GRANT_PART)
             .max(wanted);

@@ -9,6 +9,7 @@ use super::fixed::{self, DeathMode};
 use super::model::{CheckFailure, fail};
 use super::random::{self, plan};
 use super::recover::MediumKind;
+use super::snapshots;
 use super::tier::{self, TIER_SEQUENCES};
 use super::{CheckCounts, catch_panic, set_defect};
 use pagemesh_base::defect::Defect;
@@ -41,15 +42,66 @@ enum Workload {
     Corrections(MediumKind),
     SkippedRecords(MediumKind),
     Sequences(MediumKind, bool),
+    Snapshots(MediumKind),
 }
 
 use Workload::{
     Corrections, Deaths, Devices, Laps, Operations, Pairs, Sequences, SkippedRecords,
-    SlotOnlyFrame, Tier,
+    SlotOnlyFrame, Snapshots, Tier,
 };
 
 /// Each defect, a workload that reveals it, and the check that must fail first.
 const DEFECTS: &[(Defect, Workload, &str)] = &[
+    (
+        Defect::SeenVersionFreed,
+        Snapshots(MediumKind::Memory),
+        "snapshots",
+    ),
+    (
+        Defect::VersionLogNotFenced,
+        Snapshots(MediumKind::Memory),
+        "snapshots",
+    ),
+    (
+        Defect::VersionLogNotFenced,
+        Snapshots(MediumKind::File),
+        "snapshots",
+    ),
+    (
+        Defect::RecoveredVersionsLost,
+        Snapshots(MediumKind::Memory),
+        "snapshots",
+    ),
+    (
+        Defect::RecoveredVersionsLost,
+        Snapshots(MediumKind::File),
+        "snapshots",
+    ),
+    (
+        Defect::SeenPagePatched,
+        Snapshots(MediumKind::Memory),
+        "snapshots",
+    ),
+    (
+        Defect::VersionLogHeadEarly,
+        Snapshots(MediumKind::Memory),
+        "snapshots",
+    ),
+    (
+        Defect::SeenVersionDropped,
+        Snapshots(MediumKind::Memory),
+        "snapshots",
+    ),
+    (
+        Defect::SweptBeforeLogHead,
+        Snapshots(MediumKind::Memory),
+        "maintenance",
+    ),
+    (
+        Defect::VersionsUnordered,
+        Snapshots(MediumKind::File),
+        "snapshots",
+    ),
     (
         Defect::NoCommitFence,
         Operations(MediumKind::Memory),
@@ -378,6 +430,7 @@ fn run_workload(workload: Workload, tally: &mut CheckCounts) -> Result<(), Check
         Laps(kind) => fixed::laps(kind, POINT_BUDGET, tally)?,
         Devices(kind) => devices(kind, POINT_BUDGET, tally)?,
         Tier => tier::tier(TIER_SEQUENCES, POINT_BUDGET, tally)?,
+        Snapshots(kind) => snapshots::sequences(kind, IMAGES_MAX, tally)?,
         SlotOnlyFrame => fixed::slot_only_frame(tally)?,
         Corrections(kind) => correction::corrections(kind, CORRECTIONS.budget, tally)?,
         SkippedRecords(kind) => correction::skipped_records(kind, CORRECTIONS.budget, tally)?,

@@ -81,7 +81,7 @@ impl<M: Media + Send + Sync + 'static> Mover<M> {
         let pid = std::process::id();
         let mut pool = brick.pool();
         let number = pool.open_session(pid, start_time(pid).unwrap_or(0))?;
-        let slices: Vec<SliceId> = pool.list().map(|object| object.slice).collect();
+        let slices: Vec<SliceId> = pool.list_movable().map(|object| object.slice).collect();
         drop(pool);
         Ok(Mover {
             session: brick.session(number),
@@ -138,11 +138,10 @@ impl<M: Media + Send + Sync + 'static> Mover<M> {
     fn open_slice(&self, slice: SliceId) -> Option<SlicePages> {
         let pool = self.brick.pool();
         // A slice may have been deleted since the pass began.
-        let (_, object) = pool.find(slice).ok()?;
-        let handle = pool.handle(slice).ok()?;
+        let (size_bytes, handle) = pool.movable_handle(slice).ok()?;
         Some(SlicePages {
             handle,
-            pages: object.size_bytes.div_ceil(PAGE_BYTES as u64),
+            pages: size_bytes.div_ceil(PAGE_BYTES as u64),
             next: 0,
         })
     }

@@ -356,7 +356,7 @@ impl<M: Media + Send + Sync + 'static> Mover<M> {
     /// The objects with a policy, and their sizes in pages.
     fn list(&self, policy: TierPolicy) -> Vec<(SliceId, u64)> {
         let pool = self.brick.pool();
-        let objects = pool.list().filter(|it| it.tier == policy);
+        let objects = pool.list_movable().filter(|it| it.tier == policy);
         let listed = objects.map(|it| (it.slice, it.size_bytes / PAGE_BYTES as u64));
         let mut listed: Vec<_> = listed.collect();
         listed.sort_by_key(|(slice, _)| *slice);
@@ -372,7 +372,7 @@ impl<M: Media + Send + Sync + 'static> Mover<M> {
         most: u64,
         saw_memory: &Cell<bool>,
     ) -> Option<(Handle, Vec<PageMove>)> {
-        let handle = self.brick.pool().handle(slice).ok()?;
+        let handle = self.brick.pool().movable_handle(slice).ok()?.1;
         if self.session.mapping().tier_policy(&handle) != policy {
             return None;
         }

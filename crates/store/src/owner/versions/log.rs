@@ -26,6 +26,8 @@ const FRAMES_PER_LINE: u64 = 8;
 const JOURNALS_IN_LOG: u64 = 4;
 /// Pages of one line of a journal, at most.
 const PAGES_PER_JOURNAL_LINE: u64 = 3;
+/// Frames that a session may hold, however little room the log has: a long record needs half as many.
+const GRANT_MIN: u64 = 512;
 /// Merging begins when this part of the log has lines.
 const MERGE_PART: u64 = 4;
 
@@ -187,6 +189,17 @@ impl<M: Media> Pool<M> {
             rest -= pages;
         }
         Ok(CheckpointLimits::full(reach.checkpoint))
+    }
+
+    /// The frames that one session may hold: each may replace a version, and a recovery logs all that are not logged yet.
+    pub(in crate::owner) fn grant_limit(&self) -> u64 {
+        let log = &self.superblock.version_log;
+        match log.is_present() {
+            true => {
+                (log.room() / (2 * u64::from(self.sessions.open_count()).max(1))).max(GRANT_MIN)
+            }
+            false => u64::MAX,
+        }
     }
 
     /// A bound on the pages that committed and unapplied records replace.

@@ -1,7 +1,8 @@
 //! The merge of the version log: the frames of many lines are linked to the objects of versions.
 //!
 //! A batch takes all lines up to a position, leaf by leaf. Entries are durable first, and count only once their slots name
-//! frames. After a crash the lines are merged again; frames that are linked already are left out.
+//! frames. After a crash the lines are merged again; versions that are linked already are left out: a page
+//! has one version of each death.
 //!
 //! Invariant: the head of the log passes the lines of a batch only after all of them are linked.
 
@@ -164,8 +165,11 @@ impl<M: Media> Pool<M> {
         {
             let blocks = self.blocks_of(versions, leaf)?;
             let linked = blocks.iter().flat_map(|block| block.versions());
-            let linked: HashSet<FrameNo> = linked.map(|(_, _, frame, _)| frame).collect();
-            lines.retain(|line| !linked.contains(&line.version.frame));
+            // Not by its frame: the page may have moved since.
+            let linked: HashSet<_> = linked.map(|(_, page, _, death)| (page, death)).collect();
+            lines.retain(|PendingVersion { version, .. }| {
+                !linked.contains(&(version.page.0 % super::LEAF_PAGES, version.death))
+            });
         }
         let mut lines = lines.into_iter().peekable();
         let mut block = match self.newest_block(versions, leaf)? {

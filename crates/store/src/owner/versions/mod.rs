@@ -119,7 +119,18 @@ impl SliceVersions {
     }
 }
 
+/// The identity of the object with the versions of a slice, and back.
+fn other_id(slice: SliceId) -> SliceId {
+    SliceId(Uuid::from_u128(slice.0.as_u128() ^ VERSIONS_ID))
+}
+
 impl<M: Media> Pool<M> {
+    /// The object of versions with this identity.
+    pub(super) fn versions_with_id(&self, id: SliceId) -> Option<ObjectId> {
+        let origin = self.by_slice.get(&other_id(id))?;
+        Some(self.versions.of(*origin)?.object)
+    }
+
     /// Keeps versions of a slice for a snapshot at this epoch from now on. Durable when it returns. Does nothing if the
     /// snapshot is there.
     ///
@@ -177,6 +188,7 @@ impl<M: Media> Pool<M> {
             return Ok(());
         }
         self.store_snapshots(object, snapshots, true)?;
+        self.mapping.end_version_generation();
         self.start_sweep(object);
         let shared_below = self.versions.slices[&object].newest();
         if shared_below != entry.shared_below {
@@ -230,6 +242,17 @@ impl<M: Media> Pool<M> {
         version.is_kept_below(shared_below).then_some(version)
     }
 
+    /// Whether a reader of a snapshot may know a frame that the record frees: a page or a version that moved, or a version
+    /// that was dropped.
+    pub(super) fn may_be_seen(&self, record: &Record) -> bool {
+        let Some(entry) = self.objects.get(&record.object) else {
+            return false;
+        };
+        let is_of_versions = entry.role != ObjectRole::Slice;
+        let is_moved = record.kept_birth.is_some() && entry.shared_below != Epoch(0);
+        record.level == 0 && (is_of_versions || is_moved)
+    }
+
     /// Creates the object of a slice's versions, unless it is there.
     fn ensure_versions_object(
         &mut self,
@@ -247,7 +270,7 @@ impl<M: Media> Pool<M> {
         let of_versions = self.take_free_object()?;
         let entry = Object {
             state: ObjectState::Live,
-            slice: SliceId(Uuid::from_u128(entry.slice.0.as_u128() ^ VERSIONS_ID)),
+            slice: other_id(entry.slice),
             size_bytes: head.size_bytes(0),
             role: ObjectRole::VersionsOf(object),
             ..Object::FREE
