@@ -59,23 +59,18 @@ const DEFECTS: &[(Defect, Workload, &str)] = &[
     ),
     (
         Defect::VersionLogNotFenced,
-        Snapshots(MediumKind::Memory),
-        "snapshots",
-    ),
-    (
-        Defect::VersionLogNotFenced,
         Snapshots(MediumKind::File),
         "snapshots",
     ),
     (
         Defect::RecoveredVersionsLost,
         Snapshots(MediumKind::Memory),
-        "snapshots",
+        "frames in use",
     ),
     (
         Defect::RecoveredVersionsLost,
         Snapshots(MediumKind::File),
-        "snapshots",
+        "frames in use",
     ),
     (
         Defect::SeenPagePatched,
@@ -85,7 +80,7 @@ const DEFECTS: &[(Defect, Workload, &str)] = &[
     (
         Defect::VersionLogHeadEarly,
         Snapshots(MediumKind::Memory),
-        "snapshots",
+        "frames in use",
     ),
     (
         Defect::SeenVersionDropped,
@@ -100,7 +95,7 @@ const DEFECTS: &[(Defect, Workload, &str)] = &[
     (
         Defect::VersionsUnordered,
         Snapshots(MediumKind::File),
-        "snapshots",
+        "maintenance",
     ),
     (
         Defect::NoCommitFence,
