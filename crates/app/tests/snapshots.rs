@@ -2,9 +2,365 @@
 
 #![allow(clippy::unwrap_used)] // Tests.
 
+#[path = "faults/nbd.rs"]
+#[allow(dead_code)] // These tests use a part of it.
+mod wire;
+
 mod support;
 
-use support::{Cluster, Pools};
+use serde_json::json;
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use support::{Cluster, Export, MIB, Pools, program};
+use wire::{Command, NbdConnection};
+
+const PAGE: u64 = 4096;
+/// EPERM of the NBD specification: a change of a read-only export.
+const EPERM: u32 = 1;
+const MIRROR: [&str; 4] = ["--layout", "mirror", "--copies", "2"];
+/// Places of the counters, far enough from each other for several columns.
+const SLOTS: u64 = 48;
+const SLOT_BYTES: u64 = 160 << 10;
+/// Counters of an even slot fill a page, those of an odd slot change a part of it.
+const PART: u64 = 100;
+
+/// The offset and the bytes of a counter.
+fn counter(value: u64) -> (u64, Vec<u8>) {
+    let slot = value % SLOTS;
+    let bytes = value.to_le_bytes();
+    match slot % 2 {
+        0 => (slot * SLOT_BYTES, bytes.repeat(PAGE as usize / 8)),
+        _ => (slot * SLOT_BYTES + PART, bytes.to_vec()),
+    }
+}
+
+/// Counters in order, each acknowledged before the next one is sent, over two connections in turn.
+struct CounterLoad {
+    is_over: AtomicBool,
+    sent: AtomicU64,
+    acknowledged: AtomicU64,
+}
+
+impl CounterLoad {
+    fn new() -> CounterLoad {
+        CounterLoad {
+            is_over: AtomicBool::new(false),
+            sent: AtomicU64::new(0),
+            acknowledged: AtomicU64::new(0),
+        }
+    }
+
+    fn run(&self, socket: &Path, export: &str) {
+        let connect = || NbdConnection::connect(socket, export, true).unwrap();
+        let mut connections = [connect(), connect()];
+        let mut value = 0;
+        while !self.is_over.load(Ordering::Relaxed) {
+            value += 1;
+            let (offset, data) = counter(value);
+            let nbd = &mut connections[value as usize % 2];
+            self.sent.store(value, Ordering::SeqCst);
+            let len = data.len() as u32;
+            nbd.send(value, (Command::Write, 0), offset, len, &data)
+                .unwrap();
+            assert_eq!(nbd.reply().unwrap().errno, 0, "counter {value}");
+            self.acknowledged.store(value, Ordering::SeqCst);
+        }
+    }
+
+    fn acknowledged(&self) -> u64 {
+        self.acknowledged.load(Ordering::SeqCst)
+    }
+
+    /// Waits until the load has written this many more.
+    fn await_more(&self, count: u64) {
+        let wanted = self.acknowledged() + count;
+        support::until("the load goes on", || self.acknowledged() >= wanted);
+    }
+}
+
+/// Ends a load, also when an assertion fails.
+struct EndGuard<'a>(&'a AtomicBool);
+
+impl Drop for EndGuard<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Asserts that an image holds each counter up to one, and none after it. Returns that counter.
+#[track_caller]
+fn prefix_of(image: &[u8]) -> u64 {
+    let at = |offset: u64, len: u64| &image[offset as usize..(offset + len) as usize];
+    let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap());
+    let found = (0..SLOTS).map(|slot| match slot % 2 {
+        0 => {
+            let page = at(slot * SLOT_BYTES, PAGE);
+            let value = number(&page[..8]);
+            assert_eq!(page, value.to_le_bytes().repeat(512), "slot {slot} is torn");
+            value
+        }
+        _ => number(at(slot * SLOT_BYTES + PART, 8)),
+    });
+    let found: Vec<u64> = found.collect();
+    let last = found.iter().copied().max().unwrap();
+    for (slot, found) in (0..).zip(found) {
+        // The distance to the last counter of this slot.
+        let behind = (last % SLOTS + SLOTS - slot) % SLOTS;
+        let wanted = last.saturating_sub(behind);
+        assert_eq!(found, wanted, "slot {slot}, up to {last}");
+    }
+    last
+}
+
+/// The bytes of an export.
+fn image_of(cluster: &Cluster, uri: &str, name: &str) -> Vec<u8> {
+    let file = cluster.dir().join(name);
+    let shown = file.to_str().unwrap();
+    program::ok("nbdcopy", &[uri, shown]);
+    let bytes = fs::read(&file).unwrap();
+    fs::remove_file(&file).unwrap();
+    bytes
+}
+
+/// Reads a snapshot through an export of its own.
+fn snapshot_image(cluster: &Cluster, snapshot: &str, transport: &str) -> Vec<u8> {
+    let export = cluster.export(&[snapshot], transport);
+    let image = image_of(cluster, &export.uri, "snapshot.img");
+    export.stop();
+    image
+}
+
+/// Takes snapshots under a load, and reads each of them, at once and at the end.
+fn check_snapshots_under_load(pools: Pools, bricks: usize, layout: &[&str], transport: &str) {
+    let cluster = Cluster::new(pools, bricks);
+    cluster.create("v", "8M", layout);
+    let export = cluster.export(&["v"], transport);
+    let load = CounterLoad::new();
+    let mut taken = Vec::new();
+    std::thread::scope(|scope| {
+        let _guard = EndGuard(&load.is_over);
+        let (load, socket) = (&load, export.socket());
+        scope.spawn(move || load.run(&socket, "v"));
+        for number in 0..6 {
+            load.await_more(SLOTS);
+            let name = format!("v@s{number}");
+            let before = load.acknowledged();
+            cluster.ok(&["snapshot", "create", &name]);
+            let after = load.sent.load(Ordering::SeqCst);
+            let image = snapshot_image(&cluster, &name, transport);
+            let last = prefix_of(&image);
+            assert!(
+                (before..=after).contains(&last),
+                "{before}..={after}: {last}"
+            );
+            taken.push((name, image));
+        }
+        load.await_more(SLOTS);
+    });
+    for (name, image) in &taken {
+        let again = snapshot_image(&cluster, name, "auto");
+        assert!(again == *image, "{name} has changed");
+    }
+    let live = image_of(&cluster, &export.uri, "v.img");
+    assert_eq!(prefix_of(&live), load.acknowledged());
+    // The load's client was not fenced.
+    export.stop();
+    cluster.check_identical("v");
+}
+
+#[test]
+fn snapshots_under_load_hold_prefixes_on_map() {
+    check_snapshots_under_load(Pools::Memory, 2, &MIRROR, "map");
+}
+
+#[test]
+fn snapshots_under_load_hold_prefixes_on_tcp() {
+    check_snapshots_under_load(Pools::Memory, 2, &MIRROR, "tcp");
+}
+
+#[test]
+fn snapshots_under_load_hold_prefixes_on_disks() {
+    check_snapshots_under_load(Pools::Disk, 2, &MIRROR, "auto");
+}
+
+#[test]
+fn snapshots_of_several_columns_hold_prefixes() {
+    let layout = [
+        "--layout",
+        "stripe-mirror",
+        "--columns",
+        "2",
+        "--copies",
+        "2",
+    ];
+    check_snapshots_under_load(Pools::Memory, 4, &layout, "map");
+}
+
+/// Names in a list, the newest first.
+fn names(cluster: &Cluster, args: &[&str]) -> Vec<String> {
+    let found = cluster.json(&[&["snapshot", "list"], args].concat());
+    let found = found.as_array().unwrap().iter();
+    found
+        .map(|it| it["name"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+#[test]
+fn detached_volume_has_snapshots_with_holds() {
+    let cluster = Cluster::new(Pools::Memory, 2);
+    cluster.create("v", "8M", &MIRROR);
+    let export = cluster.export(&["v"], "auto");
+    export.io(&["write -P 1 0 1M", "flush"]);
+    export.stop();
+    cluster.ok(&["snapshot", "create", "v@a", "--label", "nightly"]);
+    let export = cluster.export(&["v"], "auto");
+    export.io(&["write -P 2 4k 64k", "discard 128k 128k", "flush"]);
+    cluster.ok(&["snapshot", "create", "v@b"]);
+    export.io(&["write -P 3 0 1M", "flush"]);
+    export.stop();
+    assert_eq!(names(&cluster, &["v"]), ["b", "a"]);
+    assert_eq!(names(&cluster, &["v", "--label", "nightly"]), ["a"]);
+    cluster.refused(&["snapshot", "create", "v@a"], &["v@a", "already"]);
+    let shown = cluster.json(&["snapshot", "show", "v@a"]);
+    assert_eq!(shown["info"]["labels"], json!(["nightly"]));
+    assert_eq!(shown["info"]["size_bytes"], 8 * MIB);
+    let legs = &shown["layout"]["segments"][0]["columns"][0]["legs"];
+    assert_eq!(legs.as_array().unwrap().len(), 2, "{shown}");
+    assert_eq!(shown["bricks"].as_object().unwrap().len(), 2, "{shown}");
+
+    cluster.ok(&["snapshot", "hold", "backup", "v@a"]);
+    cluster.refused(
+        &["snapshot", "delete", "v@a", "--yes"],
+        &["v@a", "backup", "snapshot release"],
+    );
+    cluster.refused(&["volume", "delete", "v"], &["2 snapshots", "--snapshots"]);
+    cluster.refused(
+        &["volume", "delete", "v", "--snapshots"],
+        &["v@a", "backup"],
+    );
+    let a = cluster.export(&["v@a"], "auto");
+    read_all(&a, &["read -P 1 0 1M", "read -P 0 1M 1M"]);
+    a.stop();
+    cluster.ok(&["snapshot", "release", "backup", "v@a"]);
+    cluster.ok(&["snapshot", "delete", "v@a", "--yes"]);
+    assert_eq!(names(&cluster, &["v"]), ["b"]);
+    let b = cluster.export(&["v@b"], "auto");
+    read_all(
+        &b,
+        &[
+            "read -P 1 0 4k",
+            "read -P 2 4k 64k",
+            "read -P 1 68k 60k",
+            "read -P 0 128k 128k",
+            "read -P 1 256k 768k",
+        ],
+    );
+    b.stop();
+    // The name is free again.
+    cluster.ok(&["snapshot", "create", "v@a"]);
+    let a = cluster.export(&["v@a"], "auto");
+    read_all(&a, &["read -P 3 0 1M"]);
+    a.stop();
+    cluster.ok(&["volume", "delete", "v", "--snapshots"]);
+    assert!(names(&cluster, &[]).is_empty());
+}
+
+/// Reads patterns of a read-only export.
+fn read_all(export: &Export, commands: &[&str]) {
+    program::qemu_io_read_only(&export.uri, commands);
+}
+
+/// The errno of a request to an export.
+fn errno(nbd: &mut NbdConnection, command: Command, data: &[u8]) -> u32 {
+    nbd.send(1, (command, 0), 0, PAGE as u32, data).unwrap();
+    nbd.reply().unwrap().errno
+}
+
+#[test]
+fn export_of_snapshot_is_read_only_and_fences_nobody() {
+    let cluster = Cluster::new(Pools::Memory, 2);
+    cluster.create("v", "8M", &MIRROR);
+    let volume = cluster.export(&["v"], "auto");
+    volume.io(&["write -P 1 0 64k", "flush"]);
+    cluster.ok(&["snapshot", "create", "v@a"]);
+    volume.io(&["write -P 2 0 64k"]);
+    let attached = |cluster: &Cluster| cluster.json(&["volume", "show", "v"])["attachment"].clone();
+    let before = attached(&cluster);
+    let exports = ["map", "tcp", "auto"].map(|transport| cluster.export(&["v@a"], transport));
+    for export in &exports {
+        read_all(export, &["read -P 1 0 64k", "read -P 0 64k 64k"]);
+        let told: serde_json::Value =
+            serde_json::from_str(&program::ok("nbdinfo", &["--json", &export.uri])).unwrap();
+        let told = &told["exports"][0];
+        assert_eq!(told["is_read_only"], true, "{told}");
+        assert_eq!(told["export-name"], "v@a", "{told}");
+        assert_eq!(told["export-size"], 8 * MIB, "{told}");
+        let map = program::ok("nbdinfo", &["--map", "--totals", &export.uri]);
+        assert!(map.contains("65536"), "{map}");
+        let mut nbd = NbdConnection::connect(&export.socket(), "v@a", true).unwrap();
+        assert_eq!(errno(&mut nbd, Command::Write, &[3; PAGE as usize]), EPERM);
+        assert_eq!(errno(&mut nbd, Command::Trim, &[]), EPERM);
+        assert_eq!(errno(&mut nbd, Command::Zero, &[]), EPERM);
+        assert_eq!(errno(&mut nbd, Command::Read, &[]), 0);
+    }
+    assert_eq!(attached(&cluster), before);
+    volume.io(&["read -P 2 0 64k", "write -P 4 0 64k"]);
+    exports.into_iter().for_each(Export::stop);
+    volume.stop();
+}
+
+#[test]
+fn volume_and_its_snapshots_share_a_server() {
+    let cluster = Cluster::new(Pools::Memory, 2);
+    cluster.create("v", "8M", &MIRROR);
+    let first = cluster.export(&["v"], "auto");
+    first.io(&["write -P 1 0 64k", "flush"]);
+    first.stop();
+    cluster.ok(&["snapshot", "create", "v@a"]);
+    let mut server = cluster.export(&["v", "v@a"], "auto");
+    program::qemu_io(&server.uris[0], &["write -P 2 0 64k"]);
+    program::qemu_io_read_only(&server.uris[1], &["read -P 1 0 64k"]);
+    // Another client takes the volume. The snapshot is served on.
+    let newer = cluster.export(&["v"], "auto");
+    newer.io(&["read -P 2 0 64k", "write -P 3 0 64k"]);
+    support::until("the fence is reported", || {
+        server.daemon.log().contains("another client took over")
+    });
+    program::qemu_io_read_only(&server.uris[1], &["read -P 1 0 64k"]);
+    assert!(server.daemon.is_running());
+    server.stop();
+    newer.stop();
+}
+
+#[test]
+fn unreadable_snapshot_is_named_in_errors() {
+    let mut cluster = Cluster::new(Pools::Memory, 2);
+    cluster.create("v", "8M", &MIRROR);
+    let socket = cluster.dir().join("none.sock");
+    let socket = socket.to_str().unwrap();
+    let export = |name| ["export", "nbd", name, "--socket", socket];
+    cluster.refused(&export("v@a"), &["v@a", "snapshot list"]);
+    cluster.refused(&export("w@a"), &["w", "volume list"]);
+    let usage = cluster.run(&export("v@a@b"));
+    let usage = String::from_utf8_lossy(&usage.stderr).into_owned();
+    assert!(usage.contains("VOLUME@NAME"), "{usage}");
+    let volume = cluster.export(&["v"], "auto");
+    volume.io(&["write -P 1 0 64k", "flush"]);
+    volume.stop();
+    cluster.ok(&["snapshot", "create", "v@a"]);
+    let snapshot = cluster.export(&["v@a"], "auto");
+    let mut nbd = NbdConnection::connect(&snapshot.socket(), "v@a", true).unwrap();
+    assert_eq!(errno(&mut nbd, Command::Read, &[]), 0);
+    // The other copy answers.
+    cluster.kill_brick(0);
+    assert_eq!(errno(&mut nbd, Command::Read, &[]), 0);
+    cluster.ok(&["snapshot", "delete", "v@a", "--yes"]);
+    assert_ne!(errno(&mut nbd, Command::Read, &[]), 0);
+    assert!(nbd.last_error.contains("v@a"), "{}", nbd.last_error);
+    drop(nbd);
+    snapshot.stop();
+}
 
 #[test]
 fn snapshot_commands_refuse_with_a_way_out() {
