@@ -10,8 +10,10 @@ mod support;
 
 use serde_json::json;
 use std::fs;
+use std::io::{ErrorKind, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use support::mounted::{self, CLASSIC, TestMount};
 use support::{Cluster, Export, MIB, Pools, program};
 use wire::{Command, NbdConnection};
 
@@ -360,6 +362,116 @@ fn unreadable_snapshot_is_named_in_errors() {
     assert!(nbd.last_error.contains("v@a"), "{}", nbd.last_error);
     drop(nbd);
     snapshot.stop();
+}
+
+#[test]
+fn mounted_snapshot_shows_files_of_its_time() {
+    let Some(cluster) = mounted::cluster(&[128, 128], "48M") else {
+        return;
+    };
+    let mount = TestMount::new(&cluster, "files", "auto");
+    mount
+        .sh("mkdir d; head -c 3000001 /dev/urandom > d/one; cp d/one copy; ln -s one d/link; sync");
+    cluster.ok(&["snapshot", "create", "files@a"]);
+    mount.sh("printf changed | dd of=d/one bs=1 seek=5000 conv=notrunc status=none; rm copy; echo 2 > two; sync");
+    for (at, transport, fuse) in [("s1", "map", CLASSIC), ("s2", "tcp", "auto")] {
+        let shot = TestMount::try_new(&cluster, "files@a", at, transport, fuse);
+        let shot = shot.unwrap_or_else(|ended| panic!("no mount: {ended:?}"));
+        shot.sh(
+            "cmp d/one copy; cmp d/link copy; test ! -e two; test $(stat -c %s copy) = 3000001",
+        );
+        let error = |done: std::io::Result<()>| done.unwrap_err().kind();
+        let refused = ErrorKind::ReadOnlyFilesystem;
+        assert_eq!(error(fs::write(shot.path("new"), "no")), refused);
+        assert_eq!(error(fs::remove_file(shot.path("copy"))), refused);
+        // The file system goes on meanwhile.
+        mount.sh("echo 3 > three; sync; test ! -e copy; rm three");
+        shot.stop(&cluster);
+    }
+    mount.stop(&cluster);
+    // A snapshot of a file system that no process has mounted.
+    cluster.ok(&["snapshot", "create", "files@b"]);
+    let shot = TestMount::new(&cluster, "files@b", "auto");
+    shot.sh("test -e two; ! cmp -s d/one copy");
+    shot.stop(&cluster);
+    let dir = cluster.dir().join("mnt");
+    let dir = dir.to_str().unwrap();
+    cluster.refused(&["mount", "files@c", dir], &["files@c", "snapshot list"]);
+    cluster.refused(
+        &["mount", "files@a", dir, "--force"],
+        &["files@a", "--force"],
+    );
+    let socket = cluster.dir().join("none.sock");
+    let socket = socket.to_str().unwrap();
+    cluster.refused(
+        &["export", "nbd", "files@a", "--socket", socket],
+        &["files@a", "pagemesh mount files@a"],
+    );
+    cluster.create("blocks", "8M", &MIRROR);
+    cluster.ok(&["snapshot", "create", "blocks@a"]);
+    cluster.refused(
+        &["mount", "blocks@a", dir],
+        &["blocks@a", "pagemesh export nbd blocks@a"],
+    );
+}
+
+/// Files that replace each other by a rename, in order: a snapshot has a prefix of the renames.
+#[test]
+fn snapshots_of_busy_file_system_hold_prefixes() {
+    const FILES: u64 = 64;
+    let Some(cluster) = mounted::cluster(&[256, 256], "128M") else {
+        return;
+    };
+    let mount = TestMount::new(&cluster, "files", "auto");
+    let (is_over, renamed) = (AtomicBool::new(false), AtomicU64::new(0));
+    let content = |number: u64| number.to_le_bytes().repeat(1000 + number as usize % 3000);
+    let renamed_now = || renamed.load(Ordering::SeqCst);
+    let await_more = |count: u64| {
+        let wanted = renamed_now() + count;
+        support::until("files are renamed", || renamed_now() >= wanted);
+    };
+    std::thread::scope(|scope| {
+        let _guard = EndGuard(&is_over);
+        scope.spawn(|| {
+            for number in 1.. {
+                let mut file = fs::File::create(mount.path("new")).unwrap();
+                file.write_all(&content(number)).unwrap();
+                file.sync_all().unwrap();
+                let name = (number % FILES).to_string();
+                fs::rename(mount.path("new"), mount.path(&name)).unwrap();
+                renamed.store(number, Ordering::SeqCst);
+                if is_over.load(Ordering::Relaxed) {
+                    return;
+                }
+            }
+        });
+        for name in ["files@a", "files@b", "files@c"] {
+            await_more(FILES);
+            let before = renamed_now();
+            cluster.ok(&["snapshot", "create", name]);
+            let after = renamed_now() + 1;
+            let shot = TestMount::try_new(&cluster, name, "shot", "auto", CLASSIC);
+            let shot = shot.unwrap_or_else(|ended| panic!("no mount: {ended:?}"));
+            let found = (0..FILES).map(|file| fs::read(shot.path(&file.to_string())).unwrap());
+            let found: Vec<Vec<u8>> = found.collect();
+            let number = |bytes: &[u8]| u64::from_le_bytes(bytes[..8].try_into().unwrap());
+            let last = found.iter().map(|it| number(it)).max().unwrap();
+            assert!(
+                (before..=after).contains(&last),
+                "{before}..={after}: {last}"
+            );
+            for (file, found) in (0..).zip(found) {
+                let wanted = last - (last % FILES + FILES - file) % FILES;
+                assert!(
+                    found == content(wanted),
+                    "file {file} of {last}: not {wanted}"
+                );
+            }
+            shot.stop(&cluster);
+        }
+        await_more(1);
+    });
+    mount.stop(&cluster);
 }
 
 #[test]
