@@ -199,6 +199,119 @@ fn snapshots_of_several_columns_hold_prefixes() {
     check_snapshots_under_load(Pools::Memory, 4, &layout, "map");
 }
 
+/// Reads snapshots from each copy alone, after its brick was killed and started again.
+fn check_copies_after_restarts(pools: Pools) {
+    let mut cluster = Cluster::new(pools, 2);
+    cluster.create("v", "8M", &MIRROR);
+    let export = cluster.export(&["v"], "auto");
+    let load = CounterLoad::new();
+    std::thread::scope(|scope| {
+        let _guard = EndGuard(&load.is_over);
+        let (load, socket) = (&load, export.socket());
+        scope.spawn(move || load.run(&socket, "v"));
+        for name in ["v@a", "v@b"] {
+            load.await_more(2 * SLOTS);
+            cluster.ok(&["snapshot", "create", name]);
+        }
+        load.await_more(2 * SLOTS);
+    });
+    let images = ["v@a", "v@b"].map(|name| (name, snapshot_image(&cluster, name, "auto")));
+    export.stop();
+    for (dead, alive) in [(0, 1), (1, 0), (0, 1)] {
+        cluster.kill_brick(dead);
+        for (name, image) in &images {
+            let found = snapshot_image(&cluster, name, "auto");
+            assert!(found == *image, "{name} differs on brick {alive}");
+        }
+        cluster.restart_brick(dead);
+        let (id, address) = (cluster.brick_id(dead), cluster.brick_address(dead));
+        support::until("the manager knows the brick's new address", || {
+            cluster.json(&["snapshot", "show", "v@a"])["bricks"][&id]["tcp"] == address.as_str()
+        });
+    }
+    // A new cut after the restarts leaves the older snapshots as they were.
+    let export = cluster.export(&["v"], "auto");
+    cluster.ok(&["snapshot", "create", "v@c"]);
+    export.io(&["write -P 9 0 8M", "flush"]);
+    for (name, image) in &images {
+        let found = snapshot_image(&cluster, name, "auto");
+        assert!(found == *image, "{name} has changed");
+    }
+    assert_eq!(
+        prefix_of(&snapshot_image(&cluster, "v@c", "tcp")),
+        load.acknowledged()
+    );
+    cluster.ok(&["snapshot", "delete", "v@a%b", "--yes"]);
+    assert_eq!(
+        prefix_of(&snapshot_image(&cluster, "v@c", "auto")),
+        load.acknowledged()
+    );
+    export.stop();
+}
+
+#[test]
+fn each_copy_has_snapshots_after_restarts() {
+    check_copies_after_restarts(Pools::Memory);
+}
+
+#[test]
+fn each_copy_has_snapshots_after_restarts_on_disks() {
+    check_copies_after_restarts(Pools::Disk);
+}
+
+/// A copy that is lost and returns keeps the snapshots from before, and has no part in those made meanwhile.
+#[test]
+fn returned_copy_has_snapshots_from_before_its_loss() {
+    let mut cluster = Cluster::new(Pools::Memory, 2);
+    cluster.create("v", "8M", &MIRROR);
+    let export = cluster.export(&["v"], "auto");
+    let load = CounterLoad::new();
+    let mut images = Vec::new();
+    std::thread::scope(|scope| {
+        let _guard = EndGuard(&load.is_over);
+        let (load, socket) = (&load, export.socket());
+        scope.spawn(move || load.run(&socket, "v"));
+        let mut take = |cluster: &Cluster, name| {
+            load.await_more(SLOTS);
+            let before = load.acknowledged();
+            cluster.ok(&["snapshot", "create", name]);
+            let image = snapshot_image(cluster, name, "auto");
+            assert!(prefix_of(&image) >= before, "{name}");
+            images.push((name, image));
+        };
+        take(&cluster, "v@before");
+        cluster.kill_brick(0);
+        take(&cluster, "v@without");
+        cluster.restart_brick(0);
+        load.await_more(SLOTS);
+        export.await_state("healthy");
+        take(&cluster, "v@after");
+        load.await_more(SLOTS);
+    });
+    export.stop();
+    cluster.check_identical("v");
+    let legs = |name| {
+        let shown = cluster.json(&["snapshot", "show", name]);
+        let legs = &shown["layout"]["segments"][0]["columns"][0]["legs"];
+        legs.as_array().unwrap().len()
+    };
+    assert_eq!(["v@before", "v@without", "v@after"].map(legs), [2, 1, 2]);
+    for (name, image) in &images {
+        assert!(snapshot_image(&cluster, name, "auto") == *image, "{name}");
+    }
+    cluster.kill_brick(1);
+    for (name, image) in images.iter().filter(|(name, _)| *name != "v@without") {
+        let found = snapshot_image(&cluster, name, "auto");
+        assert!(found == *image, "{name} differs on the returned copy");
+    }
+    let without = cluster.export(&["v@without"], "auto");
+    let mut nbd = NbdConnection::connect(&without.socket(), "v@without", true).unwrap();
+    assert_ne!(errno(&mut nbd, Command::Read, &[]), 0);
+    assert!(nbd.last_error.contains("v@without"), "{}", nbd.last_error);
+    drop(nbd);
+    without.stop();
+}
+
 /// Names in a list, the newest first.
 fn names(cluster: &Cluster, args: &[&str]) -> Vec<String> {
     let found = cluster.json(&[&["snapshot", "list"], args].concat());
