@@ -3,13 +3,17 @@
 use crate::args::{ManagerArgs, Transport as TransportArg};
 use crate::client_file::ClientFiles;
 use crate::process_identity::ProcessIdentity;
+use crate::snapshot_path::SnapshotPath;
 use crate::{key, token_file};
-use anyhow::bail;
+use anyhow::{Context, bail};
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::key::Key;
 use pagemesh_base::layout::{EpochNumber, VolumeName};
 use pagemesh_fabric::limits::Timeouts;
+use pagemesh_manage::authority::snapshot_layout;
 use pagemesh_manage::wire::{VolumeContent, VolumeDetail};
 use pagemesh_manage::{ManagerAuthority, ManagerClient};
-use pagemesh_volume::{AttachError, Transport, Transports, Volume};
+use pagemesh_volume::{AttachError, SnapshotSpace, Transport, Transports, Volume};
 use std::sync::Arc;
 
 /// A client of the manager that the arguments name, with their token if they name one, otherwise with the cluster
@@ -80,13 +84,8 @@ pub fn attach_replacing(
     replaces: Option<EpochNumber>,
 ) -> anyhow::Result<Result<Volume, AttachError>> {
     let key = key::find(args.key.as_deref(), &args.manager)?;
-    let transport = match transport {
-        TransportArg::Auto => Transport::Auto,
-        TransportArg::Map => Transport::Map,
-        TransportArg::Tcp => Transport::Tcp,
-    };
     let client = ManagerClient::new(&args.manager, &key)?;
-    let connector = Arc::new(Transports::new(key, transport, Timeouts::default()));
+    let connector = Arc::new(transports(key, transport));
     let host = host_name();
     let who = format!("{host}:{}", std::process::id());
     let process = ProcessIdentity::own().map(|own| own.to_string());
@@ -105,6 +104,31 @@ pub fn attach_replacing(
         }
         attached => Ok(attached),
     }
+}
+
+fn transports(key: Key, transport: TransportArg) -> Transports {
+    let transport = match transport {
+        TransportArg::Auto => Transport::Auto,
+        TransportArg::Map => Transport::Map,
+        TransportArg::Tcp => Transport::Tcp,
+    };
+    Transports::new(key, transport, Timeouts::default())
+}
+
+/// Opens a snapshot, for reads. It attaches nothing, so the client of the volume goes on.
+pub fn open_snapshot(
+    args: &ManagerArgs,
+    transport: TransportArg,
+    path: &SnapshotPath,
+) -> anyhow::Result<SnapshotSpace> {
+    let key = key::find(args.key.as_deref(), &args.manager)?;
+    let manager = ManagerClient::new(&args.manager, &key)?;
+    let detail = manager.snapshot(&path.volume, &path.name)?;
+    let connector = Arc::new(transports(key, transport));
+    let epoch = Epoch(detail.info.epoch.0);
+    let space = SnapshotSpace::new(connector, &snapshot_layout(&detail), epoch);
+    let space = space.with_context(|| format!("cannot read the snapshot {path}"))?;
+    Ok(space.with_label(&path.to_string()))
 }
 
 /// The name of this machine.

@@ -26,6 +26,7 @@ mod reference;
 mod service;
 mod shutdown;
 mod snapshot_cuts;
+mod snapshot_path;
 mod status_signals;
 mod token_file;
 

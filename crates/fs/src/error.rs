@@ -32,6 +32,9 @@ pub enum FsError {
          whether another copy of the volume differs"
     )]
     ReadOnly(String),
+    /// The file system is that of a snapshot.
+    #[error("a snapshot takes no changes; change the files of its volume, or copy them")]
+    Snapshot,
     /// An earlier change failed, and its outcome is unknown.
     #[error(
         "the file system takes no more changes, because one failed: {0}; unmount it, check \
@@ -56,7 +59,7 @@ impl FsError {
         match self {
             FsError::Posix(errno) => *errno,
             FsError::Space(SpaceError::NoSpace(_)) => Errno::NOSPC,
-            FsError::Stopped(_) | FsError::ReadOnly(_) => Errno::ROFS,
+            FsError::Stopped(_) | FsError::ReadOnly(_) | FsError::Snapshot => Errno::ROFS,
             FsError::Damaged { .. } => Errno::UCLEAN,
             FsError::Space(_) => Errno::IO,
         }

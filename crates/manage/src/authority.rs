@@ -5,7 +5,8 @@
 
 use crate::client::{ManagerClient, ManagerError};
 use crate::wire::{
-    self, AttachReply, AttachVolume, ChangeLegs, DetachVolume, ReportReplication, VolumeDetail,
+    self, AttachReply, AttachVolume, ChangeLegs, DetachVolume, ReportReplication, SnapshotDetail,
+    VolumeDetail,
 };
 use pagemesh_base::authority::{
     Authority, AuthorityError, BrickAddress, CopyReport, LegChange, ResolvedLayout,
@@ -156,6 +157,12 @@ fn leg_change(change: &LegChange) -> wire::LegChange {
         to: change.to,
         note: None,
     }
+}
+
+/// The layout to read a snapshot by.
+#[must_use]
+pub fn snapshot_layout(detail: &SnapshotDetail) -> ResolvedLayout {
+    resolved_layout(detail.layout.clone(), detail.bricks.clone())
 }
 
 fn resolved_layout(

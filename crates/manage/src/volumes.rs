@@ -18,7 +18,7 @@ use crate::placement::{PlacedSegment, Placement, PlacementRequest, place};
 use crate::records::{Attachment, LegNote, PendingDelete, VolumeRecord};
 use crate::shape::Shape;
 use crate::slices::{SliceLocation, promised_slices, slice_locations};
-use crate::snapshots::removal_writes;
+use crate::snapshot_drops::removal_writes;
 use crate::store::StoreWrite;
 use crate::wire::{
     AttachReply, AttachVolume, ChangeLegs, CreateVolume, DeleteReply, DeleteVolumeParams,

@@ -1,7 +1,7 @@
 //! `pagemesh export`: attached volumes behind the NBD server.
 
 use crate::args::{ManagerArgs, ScrubArgs, Transport, listen_address};
-use crate::client::{DetachGuard, attach, cluster_client, expect_content};
+use crate::client::{DetachGuard, attach, cluster_client, expect_content, open_snapshot};
 use crate::config::ConfigArgs;
 use crate::fence_watch::{self, FencedError};
 use crate::figure_reporter::FigureReporter;
@@ -9,11 +9,14 @@ use crate::metrics_pages::{self, MetricsArgs};
 use crate::service;
 use crate::shutdown::{Shutdown, ShutdownTrigger};
 use crate::snapshot_cuts;
+use crate::snapshot_path::VolumeOrSnapshot;
 use crate::status_signals::StatusSignals;
-use clap::{ArgGroup, Subcommand};
+use anyhow::ensure;
+use clap::{ArgGroup, Args, Subcommand};
 use pagemesh_base::layout::VolumeName;
 use pagemesh_base::poison;
 use pagemesh_base::space::{Channel, Space, SpaceError};
+use pagemesh_manage::ManagerClient;
 use pagemesh_manage::wire::VolumeContent;
 use pagemesh_nbd::{ExportOptions, Exports, Limits, Listen, Server};
 use pagemesh_volume::Volume;
@@ -25,46 +28,52 @@ use std::time::Duration;
 /// Export volumes to applications.
 #[derive(Subcommand)]
 pub enum ExportCommand {
-    /// Export volumes over the network block device protocol (NBD).
-    ///
-    /// SIGINT and SIGTERM stop the export. On SIGUSR1 it writes the status of each volume to
-    /// standard output, as one line of JSON: stalled writes (state `awaiting-manager` or
-    /// `unavailable`), the state of every leg and the error of its brick, the progress of resyncs,
-    /// scrub findings, and totals such as the copied bytes. SIGUSR2 starts a scrub of all volumes,
-    /// or stops the running scrubs.
-    #[command(group = ArgGroup::new("endpoint").args(["socket", "listen"]).required(true))]
-    Nbd {
-        /// Volumes to export, each under its own name.
-        #[arg(required = true)]
-        volumes: Vec<VolumeName>,
-        /// Unix socket to listen on; this or --listen is required.
-        #[arg(long)]
-        socket: Option<PathBuf>,
-        /// Address to listen on, as host:port; this or --socket is required.
-        #[arg(long)]
-        listen: Option<String>,
-        /// Refuse writes.
-        #[arg(long)]
-        read_only: bool,
-        /// Let idle processors sleep while clients are busy. Otherwise the processors poll, if this
-        /// process may open /dev/cpu_dma_latency; that is faster, but needs more power.
-        #[arg(long)]
-        no_keep_awake: bool,
-        #[command(flatten)]
-        scrubs: ScrubArgs,
-        #[command(flatten)]
-        metrics: MetricsArgs,
-        #[command(flatten)]
-        config: ConfigArgs,
-        /// Exit when standard input ends.
-        #[arg(long, hide = true)]
-        until_stdin_ends: bool,
-        /// Transport to the bricks.
-        #[arg(long, value_enum, default_value = "auto")]
-        transport: Transport,
-        #[command(flatten)]
-        client: ManagerArgs,
-    },
+    Nbd(NbdArgs),
+}
+
+/// Export volumes over the network block device protocol (NBD).
+///
+/// SIGINT and SIGTERM stop the export. On SIGUSR1 it writes the status of each volume to
+/// standard output, as one line of JSON: stalled writes (state `awaiting-manager` or
+/// `unavailable`), the state of every leg and the error of its brick, the progress of resyncs,
+/// scrub findings, and totals such as the copied bytes. SIGUSR2 starts a scrub of all volumes,
+/// or stops the running scrubs.
+///
+/// `VOLUME@NAME` exports a snapshot, read-only. It attaches nothing: the client of the volume goes on, and
+/// any number of processes may export the snapshot.
+#[derive(Args)]
+#[command(group = ArgGroup::new("endpoint").args(["socket", "listen"]).required(true))]
+pub struct NbdArgs {
+    /// Volumes to export, and snapshots as VOLUME@NAME, each under its own name.
+    #[arg(required = true)]
+    pub volumes: Vec<VolumeOrSnapshot>,
+    /// Unix socket to listen on; this or --listen is required.
+    #[arg(long)]
+    pub socket: Option<PathBuf>,
+    /// Address to listen on, as host:port; this or --socket is required.
+    #[arg(long)]
+    pub listen: Option<String>,
+    /// Refuse writes.
+    #[arg(long)]
+    pub read_only: bool,
+    /// Let idle processors sleep while clients are busy. Otherwise the processors poll, if this
+    /// process may open /dev/cpu_dma_latency; that is faster, but needs more power.
+    #[arg(long)]
+    pub no_keep_awake: bool,
+    #[command(flatten)]
+    pub scrubs: ScrubArgs,
+    #[command(flatten)]
+    pub metrics: MetricsArgs,
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// Exit when standard input ends.
+    #[arg(long, hide = true)]
+    pub until_stdin_ends: bool,
+    /// Transport to the bricks.
+    #[arg(long, value_enum, default_value = "auto")]
+    pub transport: Transport,
+    #[command(flatten)]
+    pub client: ManagerArgs,
 }
 
 /// Limit of a new client's wait for the size from the manager; after that it gets the size known
@@ -128,64 +137,97 @@ impl Space for ExportedVolume {
 
 /// Serves volumes until its shutdown.
 pub fn run(command: &ExportCommand) -> anyhow::Result<()> {
-    let ExportCommand::Nbd {
-        volumes,
-        socket,
-        listen,
-        read_only,
-        no_keep_awake,
-        scrubs,
-        metrics,
-        transport,
-        client,
-        until_stdin_ends,
-        config: _,
-    } = command;
-    let listen = match (socket, listen) {
+    let ExportCommand::Nbd(args) = command;
+    let listen = match (&args.socket, &args.listen) {
         (Some(path), _) => Listen::Unix(std::path::absolute(path)?),
         (None, Some(address)) => Listen::Tcp(listen_address(address)?),
         (None, None) => anyhow::bail!("name a place: --socket PATH or --listen ADDRESS"),
     };
-    let ending = Shutdown::listen(*until_stdin_ends)?;
+    let ending = Shutdown::listen(args.until_stdin_ends)?;
     let asked = StatusSignals::listen()?;
     let exports = Exports::new();
     // Check the addresses before the attach: an address in use must not fence a client.
-    let server = Server::bind_with(listen, exports.clone(), limits(*no_keep_awake))?;
-    let metrics = metrics.bind()?;
-    let manager = cluster_client(client)?;
-    for name in volumes {
-        expect_content(&manager, name, VolumeContent::Blocks)?;
+    let server = Server::bind_with(listen, exports.clone(), limits(args.no_keep_awake))?;
+    let metrics = args.metrics.bind()?;
+    let manager = cluster_client(&args.client)?;
+    check_contents(&manager, &args.volumes)?;
+    // An unreadable snapshot must not fence a client either.
+    add_snapshots(args, &exports)?;
+    let attached = attach_volumes(args, &exports)?;
+    let reported = attached.iter();
+    let reported = reported.map(|(name, it)| (name.clone(), Arc::downgrade(&it.0)));
+    let reported: Vec<_> = reported.collect();
+    snapshot_cuts::serve(&manager, &reported)?;
+    let _reporter = FigureReporter::of_volumes(manager, reported.clone())?;
+    let watched = reported.clone();
+    let _metrics = metrics_pages::serve(metrics, move || metrics_pages::client_page(&watched))?;
+    let fenced = FencedVolumes::watch(&reported, args.volumes.len(), &exports, &ending.trigger())?;
+    asked.handle(reported.into_iter().map(|(_, volume)| volume).collect())?;
+    let uris = args.volumes.iter();
+    let uris: Vec<_> = uris.map(|it| uri(server.listen_address(), it)).collect();
+    uris.iter().for_each(|uri| println!("ready {uri}"));
+    service::notify_ready(&uris.join(" "));
+    serve(&server, &ending)?;
+    for name in &args.volumes {
+        exports.remove(&name.to_string());
     }
-    let (mut attached, mut given_back) = (Vec::new(), Vec::new());
-    for name in volumes {
-        let exported = ExportedVolume::new(attach(client, *transport, name)?)?;
-        exported.volume.plan_scrubs(scrubs.plan());
-        attached.push(Arc::downgrade(&exported.volume));
-        given_back.push(DetachGuard(Arc::clone(&exported.volume)));
+    fenced.check()
+}
+
+/// Refuses volumes with files, and snapshots of such.
+fn check_contents(manager: &ManagerClient, sources: &[VolumeOrSnapshot]) -> anyhow::Result<()> {
+    for source in sources {
+        match source {
+            VolumeOrSnapshot::Volume(name) => {
+                expect_content(manager, name, VolumeContent::Blocks)?;
+            }
+            VolumeOrSnapshot::Snapshot(path) => {
+                let content = manager.volume(&path.volume)?.info.content;
+                ensure!(
+                    content == VolumeContent::Blocks,
+                    "the snapshot {path} holds files; use it with: pagemesh mount {path} DIR"
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+fn add_snapshots(args: &NbdArgs, exports: &Exports) -> anyhow::Result<()> {
+    for source in &args.volumes {
+        let VolumeOrSnapshot::Snapshot(path) = source else {
+            continue;
+        };
+        let space = open_snapshot(&args.client, args.transport, path)?;
         let options = ExportOptions {
-            read_only: *read_only,
+            read_only: true,
+            description: format!("pagemesh snapshot {path}"),
+        };
+        exports.add(&path.to_string(), Arc::new(space), options)?;
+    }
+    Ok(())
+}
+
+/// Attaches the volumes, and exports them. The guards detach them, also after an error.
+fn attach_volumes(
+    args: &NbdArgs,
+    exports: &Exports,
+) -> anyhow::Result<Vec<(VolumeName, DetachGuard)>> {
+    let mut attached = Vec::new();
+    for source in &args.volumes {
+        let VolumeOrSnapshot::Volume(name) = source else {
+            continue;
+        };
+        let exported = ExportedVolume::new(attach(&args.client, args.transport, name)?)?;
+        exported.volume.plan_scrubs(args.scrubs.plan());
+        attached.push((name.clone(), DetachGuard(Arc::clone(&exported.volume))));
+        let options = ExportOptions {
+            read_only: args.read_only,
             description: format!("pagemesh volume {name}"),
         };
         exports.add(&name.to_string(), Arc::new(exported), options)?;
     }
-    let reported: Vec<_> = volumes.iter().cloned().zip(attached.clone()).collect();
-    snapshot_cuts::serve(&manager, &reported)?;
-    let _reporter = FigureReporter::of_volumes(manager, reported.clone())?;
-    let _metrics = metrics_pages::serve(metrics, move || metrics_pages::client_page(&reported))?;
-    let fenced = FencedVolumes::watch(volumes, &attached, &exports, &ending.trigger())?;
-    asked.handle(attached)?;
-    for name in volumes {
-        println!("ready {}", uri(server.listen_address(), name));
-    }
-    let uris = volumes
-        .iter()
-        .map(|name| uri(server.listen_address(), name));
-    service::notify_ready(&uris.collect::<Vec<_>>().join(" "));
-    serve(&server, &ending)?;
-    for name in volumes {
-        exports.remove(&name.to_string());
-    }
-    fenced.check()
+    Ok(attached)
 }
 
 fn limits(no_keep_awake: bool) -> Limits {
@@ -197,24 +239,25 @@ fn limits(no_keep_awake: bool) -> Limits {
 
 /// The exported volumes that other clients have taken over.
 struct FencedVolumes {
-    volume_count: usize,
+    /// Exported volumes and snapshots. No client takes over a snapshot.
+    source_count: usize,
     names: Mutex<Vec<VolumeName>>,
 }
 
 impl FencedVolumes {
     /// Disconnects the clients of each volume that another client takes over, and ends the export
-    /// with the last volume.
+    /// when nothing is left to serve.
     fn watch(
-        volumes: &[VolumeName],
-        attached: &[Weak<Volume>],
+        volumes: &[(VolumeName, Weak<Volume>)],
+        source_count: usize,
         exports: &Exports,
         teller: &ShutdownTrigger,
     ) -> anyhow::Result<Arc<FencedVolumes>> {
         let fenced = Arc::new(FencedVolumes {
-            volume_count: volumes.len(),
+            source_count,
             names: Mutex::default(),
         });
-        for (name, volume) in volumes.iter().zip(attached) {
+        for (name, volume) in volumes {
             let (fenced, name) = (Arc::clone(&fenced), name.clone());
             let (exports, teller) = (exports.clone(), teller.clone());
             fence_watch::watch(Weak::clone(volume), move || {
@@ -222,7 +265,7 @@ impl FencedVolumes {
                 exports.disconnect(&name.to_string());
                 let mut taken = poison::lock(&fenced.names);
                 taken.push(name);
-                if taken.len() == fenced.volume_count {
+                if taken.len() == fenced.source_count {
                     teller.trigger();
                 }
             })?;
@@ -233,7 +276,7 @@ impl FencedVolumes {
     /// Returns an error if no volume is left to serve.
     fn check(&self) -> anyhow::Result<()> {
         let taken = poison::lock(&self.names);
-        if taken.len() < self.volume_count {
+        if taken.len() < self.source_count {
             return Ok(());
         }
         let names: Vec<String> = taken.iter().map(VolumeName::to_string).collect();
@@ -268,7 +311,7 @@ fn serve(server: &Server, ending: &Shutdown) -> anyhow::Result<()> {
     })
 }
 
-fn uri(place: &Listen, name: &VolumeName) -> String {
+fn uri(place: &Listen, name: &VolumeOrSnapshot) -> String {
     match place {
         Listen::Unix(path) => format!("nbd+unix:///{name}?socket={}", path.display()),
         Listen::Tcp(address) => format!("nbd://{address}/{name}"),

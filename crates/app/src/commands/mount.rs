@@ -9,14 +9,15 @@ pub mod waiters;
 mod dead;
 mod free_space;
 mod life_signs;
+mod snapshot;
 pub mod status;
 mod takeover;
 
 use crate::args::{FuseTransport, ManagerArgs, ScrubArgs, Transport, thread_count_parser};
 use crate::config::ConfigArgs;
 use crate::metrics_pages::MetricsArgs;
+use crate::snapshot_path::VolumeOrSnapshot;
 use clap::{Args, Subcommand};
-use pagemesh_base::layout::VolumeName;
 use std::path::PathBuf;
 
 /// Mount a file system on a directory.
@@ -26,15 +27,18 @@ use std::path::PathBuf;
 /// refused. The mount waits for a process that has unmounted it and still stores data, and takes over from one that
 /// has died. On SIGUSR1 it writes the status of its volume to standard output, as one
 /// line of JSON; SIGUSR2 starts or stops a scrub, as for `export nbd`.
+///
+/// `FS@NAME` mounts a snapshot, read-only. It attaches nothing: the file system may be mounted meanwhile, and any number
+/// of processes may mount the snapshot.
 #[derive(Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct MountArgs {
     /// Command to run instead of a mount.
     #[command(subcommand)]
     pub command: Option<MountCommand>,
-    /// File system.
+    /// File system, or a snapshot of one as FS@NAME.
     #[arg(required = true)]
-    pub name: Option<VolumeName>,
+    pub name: Option<VolumeOrSnapshot>,
     /// Mount point: an existing directory.
     #[arg(required = true)]
     pub dir: Option<PathBuf>,

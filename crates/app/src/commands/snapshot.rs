@@ -3,6 +3,7 @@
 use crate::args::ManagerArgs;
 use crate::client::manager_client;
 use crate::output::{self, bytes, table, time_text};
+use crate::snapshot_path::{self, SnapshotPath};
 use anyhow::{anyhow, bail, ensure};
 use clap::{Args, Subcommand};
 use pagemesh_base::layout::VolumeName;
@@ -14,7 +15,6 @@ use pagemesh_manage::wire::{
 use serde::Serialize;
 use std::fmt;
 use std::io::{BufRead, IsTerminal, Write};
-use std::str::FromStr;
 
 /// Make, list, hold and delete snapshots of volumes.
 #[derive(Subcommand)]
@@ -84,42 +84,6 @@ pub struct DeleteArgs {
     pub yes: bool,
     #[command(flatten)]
     pub client: ManagerArgs,
-}
-
-/// A volume and the name of its snapshot, as `VOLUME@NAME`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct SnapshotPath {
-    volume: VolumeName,
-    name: SnapshotName,
-}
-
-impl FromStr for SnapshotPath {
-    type Err = anyhow::Error;
-
-    fn from_str(text: &str) -> anyhow::Result<SnapshotPath> {
-        let (volume, name) = split(text)?;
-        let name = name.parse().map_err(|cause| bad_name(text, &cause))?;
-        Ok(SnapshotPath { volume, name })
-    }
-}
-
-impl fmt::Display for SnapshotPath {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}@{}", self.volume, self.name)
-    }
-}
-
-/// The volume, and the text behind the first `@`.
-fn split(text: &str) -> anyhow::Result<(VolumeName, &str)> {
-    let Some((volume, name)) = text.split_once('@') else {
-        bail!("'{text}' names no snapshot; write VOLUME@NAME");
-    };
-    let volume = volume.parse().map_err(|cause| bad_name(text, &cause))?;
-    Ok((volume, name))
-}
-
-fn bad_name(text: &str, cause: &impl fmt::Display) -> anyhow::Error {
-    anyhow!("'{text}' names no snapshot: {cause}; write VOLUME@NAME")
 }
 
 /// Makes, lists, holds and deletes snapshots.
@@ -277,12 +241,13 @@ fn confirm(paths: &[SnapshotPath]) -> anyhow::Result<bool> {
 
 /// The snapshots that an argument names.
 fn expand(manager: &ManagerClient, text: &str) -> anyhow::Result<Vec<SnapshotPath>> {
-    let (volume, names) = split(text)?;
+    let (volume, names) = snapshot_path::split(text)?;
     let Some((first, last)) = names.split_once('%') else {
         return Ok(vec![text.parse()?]);
     };
     let parse = |name: &str| -> anyhow::Result<SnapshotName> {
-        name.parse().map_err(|cause| bad_name(text, &cause))
+        name.parse()
+            .map_err(|cause| snapshot_path::bad_name(text, &cause))
     };
     let (first, last) = (parse(first)?, parse(last)?);
     // The newest come first.
@@ -361,16 +326,6 @@ mod tests {
 
     fn texts(words: &str) -> Vec<String> {
         words.split(' ').map(str::to_owned).collect()
-    }
-
-    #[test]
-    fn paths_are_a_volume_and_a_name() {
-        let path: SnapshotPath = "v@a.b".parse().unwrap();
-        assert_eq!(path.to_string(), "v@a.b");
-        for bad in ["v", "@a", "v@", "v@a@b", "v@a/b", "v@a%b", "a b@c"] {
-            let refused = bad.parse::<SnapshotPath>().unwrap_err().to_string();
-            assert!(refused.contains("VOLUME@NAME"), "{refused}");
-        }
     }
 
     #[test]

@@ -55,6 +55,8 @@ pub struct NbdConnection {
     output: UnixStream,
     pub size_bytes: u64,
     structured: bool,
+    /// The message of the last error, with structured replies.
+    pub last_error: String,
     /// Offset and data so far of each read.
     reads: HashMap<u64, (u64, Vec<u8>)>,
 }
@@ -74,6 +76,7 @@ impl NbdConnection {
             output: stream,
             size_bytes: 0,
             structured,
+            last_error: String::new(),
             reads: HashMap::new(),
         };
         if nbd.take::<16>()? != *b"NBDMAGICIHAVEOPT" {
@@ -230,6 +233,9 @@ impl NbdConnection {
                     .first_chunk()
                     .ok_or_else(|| protocol_error("short"))?;
                 *errno = u32::from_be_bytes(*error);
+                // Two bytes of length precede the message.
+                let message = payload.get(6..).unwrap_or_default();
+                self.last_error = String::from_utf8_lossy(message).into_owned();
             }
             kind => return Err(protocol_error(format!("chunk {kind}"))),
         }

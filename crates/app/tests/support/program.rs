@@ -94,7 +94,16 @@ pub fn refused(what: &str, output: &Output, parts: &[&str]) -> String {
 
 /// Runs commands of qemu-io; each must succeed.
 pub fn qemu_io(uri: &str, commands: &[&str]) -> String {
-    let mut args = vec!["-f", "raw"];
+    run_qemu_io(uri, &["-f", "raw"], commands)
+}
+
+/// The same on a read-only export.
+pub fn qemu_io_read_only(uri: &str, commands: &[&str]) -> String {
+    run_qemu_io(uri, &["-r", "-f", "raw"], commands)
+}
+
+fn run_qemu_io(uri: &str, options: &[&str], commands: &[&str]) -> String {
+    let mut args = options.to_vec();
     for command in commands {
         args.extend(["-c", command]);
     }

@@ -49,6 +49,7 @@ fn number_at(dir: &Path) -> io::Result<DeviceNumber> {
 pub(crate) struct DeviceOptions<'h> {
     pub(crate) source: &'h str,
     pub(crate) allow_other: bool,
+    pub(crate) read_only: bool,
 }
 
 impl DeviceOptions<'_> {
@@ -190,7 +191,8 @@ fn mount_as_root(dir: &Path, how: &DeviceOptions<'_>) -> io::Result<OwnedFd> {
         rustix::process::getgid().as_raw(),
         how.common_options()
     );
-    let flags = MountFlags::NODEV | MountFlags::NOSUID;
+    let mut flags = MountFlags::NODEV | MountFlags::NOSUID;
+    flags.set(MountFlags::RDONLY, how.read_only);
     let options = CString::new(options)?;
     mount(how.source, dir, TYPE, flags, options.as_c_str())?;
     Ok(file)
@@ -204,9 +206,10 @@ fn escape_option(option: &str) -> String {
 fn mount_by_helper(dir: &Path, how: &DeviceOptions<'_>) -> io::Result<OwnedFd> {
     let (theirs, ours) = UnixStream::pair()?;
     let options = format!(
-        "fsname={},{}",
+        "fsname={},{}{}",
         escape_option(how.source),
-        how.common_options()
+        how.common_options(),
+        if how.read_only { ",ro" } else { "" }
     );
     let child = Command::new(HELPER)
         .args(["-o", &options, "--"])

@@ -90,6 +90,8 @@ pub struct MountOptions {
     pub threads: usize,
     /// Whether users other than the mounting one may use it.
     pub allow_other: bool,
+    /// Whether the kernel refuses all changes.
+    pub read_only: bool,
     /// The transport of requests.
     pub transport: Transport,
     /// Whether idle processors may be kept from sleeping while the mount is busy.

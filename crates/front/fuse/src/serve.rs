@@ -110,7 +110,10 @@ impl FsHandler {
 
     fn errno(&self, error: &FsError) -> Errno {
         match error {
-            FsError::Posix(_) | FsError::ReadOnly(_) | FsError::Space(SpaceError::NoSpace(_)) => {}
+            FsError::Posix(_)
+            | FsError::ReadOnly(_)
+            | FsError::Snapshot
+            | FsError::Space(SpaceError::NoSpace(_)) => {}
             FsError::Damaged { .. } => tracing::error!(%error, "a request failed"),
             FsError::Space(_) | FsError::Stopped(_) => (self.error_hook)(error),
         }

@@ -140,6 +140,7 @@ impl FuseSession {
         let how = DeviceOptions {
             source: &options.source,
             allow_other: options.allow_other,
+            read_only: options.read_only,
         };
         let device = Arc::new(Device::mount(dir, &how)?);
         let (ending, ended) = channel();

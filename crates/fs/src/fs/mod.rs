@@ -9,6 +9,7 @@ use crate::error::{FsError, Result};
 use crate::file::sync::LostWriteCursor;
 use crate::io::channel::{IoChannel, Wait};
 use crate::io::channel_pool::PooledChannel;
+use crate::io::overlay::OverlaySpace;
 use crate::live::kernel_hooks::KernelHooks;
 use crate::recovery::mount;
 use crate::txn::deferred_commit::{CommitHook, UncommittedChanges};
@@ -52,6 +53,17 @@ impl Fs {
             reported_losses: LostWriteCursor::default(),
             txs: mount::mount(space, wait, clock)?,
         })
+    }
+
+    /// Mounts the file system of a snapshot: a read-only space with the state of one moment, as after a power loss. The
+    /// changes of the recovery stay in memory. The file system takes no changes afterwards.
+    ///
+    /// # Errors
+    /// As [`Fs::mount`].
+    pub fn mount_snapshot(space: Arc<dyn Space>, wait: Wait, clock: Clock) -> Result<Fs> {
+        let fs = Fs::mount(Arc::new(OverlaySpace::new(space)), wait, clock)?;
+        fs.txs.lock_core().stop_for_snapshot();
+        Ok(fs)
     }
 
     /// The file system's identity.

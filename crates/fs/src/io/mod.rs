@@ -2,4 +2,5 @@
 
 pub(crate) mod channel;
 pub(crate) mod channel_pool;
+pub(crate) mod overlay;
 pub(crate) mod write_queue;

@@ -272,6 +272,11 @@ impl Core {
         }
     }
 
+    /// Takes no changes, because the space is a snapshot.
+    pub(crate) fn stop_for_snapshot(&mut self) {
+        self.stop_error.get_or_insert(FsError::Snapshot);
+    }
+
     /// Stops all changes if `result` reports damage: a change that builds on it would be wrong.
     pub(crate) fn stop_if_damaged<T>(&mut self, result: &Result<T>) {
         if let Err(FsError::Damaged { what, cause }) = result

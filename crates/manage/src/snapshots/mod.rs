@@ -1,32 +1,28 @@
-//! Snapshots of volumes: their records, the cut, and their deletion.
+//! Snapshots of volumes: their names, records, limits and errors, and the orders to cut volumes. The operations are
+//! in modules of the root:
 //!
 //! ```text
-//!  POST snapshots ── cut ─┬─ orders ── poll and answer of the client that has attached the volume
-//!                         └─ BrickControl, if no client has
-//!  DELETE snapshots ── drops ── BrickControl; the sweep repeats it
+//!  POST snapshots ── snapshot_cut ─┬─ orders ── poll and answer of the client that has attached the volume
+//!                                  └─ BrickControl, if no client has
+//!  DELETE snapshots ── snapshot_drops ── BrickControl; the sweep repeats it
 //! ```
 //!
 //! Invariants: the store has a snapshot before any brick has it, and until no brick has it. A snapshot is visible once it
 //! is committed, and not before: a restarted manager drops all others. Its epoch is reserved in the transaction of its
 //! record, so no layout and no other snapshot of the volume has it. No call to a brick is made under the lock.
 
-mod cut;
-mod drops;
 mod fault;
-mod holds;
-mod lists;
+mod limits;
 mod name;
 mod orders;
 mod record;
 mod table;
 
-pub use cut::{CUT_ATTEMPTS_MAX, CutTimes, GROUP_MAX};
 pub use fault::SnapshotFault;
-pub use holds::HOLDS_MAX;
+pub use limits::{CUT_ATTEMPTS_MAX, CutTimes, GROUP_MAX, HOLDS_MAX};
 pub use name::{HoldTag, SnapshotName};
 pub use record::{SnapshotLayout, SnapshotRecord, SnapshotState};
 pub use table::{SNAPSHOTS_MAX, VOLUME_SNAPSHOTS_MAX};
 
-pub(crate) use drops::removal_writes;
-pub(crate) use orders::{CutOrders, PollState};
-pub(crate) use table::SnapshotTable;
+pub(crate) use orders::{CutOrders, CutOutcome, PollState};
+pub(crate) use table::{SnapshotEntry, SnapshotTable, VolumeSnapshots};

@@ -44,6 +44,8 @@ struct SnapshotLeg {
 struct SnapshotSource {
     connector: Arc<dyn Connector>,
     snapshot: Epoch,
+    /// The snapshot's name in errors.
+    label: String,
     placement: LayoutSnapshot,
     /// By column.
     columns: Vec<Vec<SnapshotLeg>>,
@@ -86,9 +88,20 @@ impl SnapshotSpace {
         Ok(SnapshotSpace(Arc::new(SnapshotSource {
             connector,
             snapshot,
+            label: format!("of epoch {snapshot} of {}", layout.layout.name),
             placement,
             columns,
         })))
+    }
+
+    /// The same space, and its errors name the snapshot so, as in `VOLUME@NAME`.
+    #[must_use]
+    pub fn with_label(mut self, label: &str) -> SnapshotSpace {
+        // No channel is open yet.
+        if let Some(source) = Arc::get_mut(&mut self.0) {
+            source.label = label.to_owned();
+        }
+        self
     }
 }
 
@@ -203,7 +216,8 @@ impl Channel for SnapshotChannel {
             Request::Extents { offset, len } => (false, offset, len),
             Request::Flush => return self.complete(token, Ok(Reply::Done)),
             _ => {
-                let why = "a snapshot is read-only; write to its volume".to_owned();
+                let label = &self.source.label;
+                let why = format!("the snapshot {label} is read-only; write to its volume");
                 return self.complete(token, Err(SpaceError::Unsupported(why)));
             }
         };
@@ -469,13 +483,14 @@ impl SnapshotChannel {
             id: leg.brick,
             name: address.name.clone(),
         };
+        let label = &self.source.label;
         match error {
             SliceError::Damaged { offset } => SpaceError::Damaged {
                 offset: self.source.placement.volume_offset(column, *offset),
-                place: format!("brick {brick}"),
+                place: format!("brick {brick}, in the snapshot {label}"),
             },
             error => SpaceError::Unavailable(format!(
-                "no copy of the snapshot can be read; the last one, on brick {brick}: {error}"
+                "no copy of the snapshot {label} can be read; the last one, on brick {brick}: {error}"
             )),
         }
     }

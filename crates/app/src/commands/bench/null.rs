@@ -39,6 +39,7 @@ pub fn run(args: &NullMountArgs) -> anyhow::Result<()> {
         source: "nothing".into(),
         threads: args.threads,
         allow_other: false,
+        read_only: false,
         transport: fuse_transport(args.fuse),
         may_keep_cpus_awake: !args.no_keep_awake,
         caching: fuse_caching(args.direct_io),

@@ -10,6 +10,7 @@ use crate::commands::mount::end::{UnmountSequence, serve_until_end};
 use crate::commands::mount::free_space::{self, raise_limit};
 use crate::commands::mount::life_signs::LifeSigns;
 use crate::commands::mount::mount_table::{find_mount_at, resolve_parent};
+use crate::commands::mount::snapshot;
 use crate::commands::mount::takeover;
 use crate::commands::mount::waiters::{
     AddressWait, NOBODY_WAITS, UnmountWaiters, notify_complete, notify_unmounted, serve_waiters,
@@ -20,6 +21,7 @@ use crate::metrics_pages;
 use crate::service;
 use crate::shutdown::{Shutdown, ShutdownTrigger};
 use crate::snapshot_cuts;
+use crate::snapshot_path::VolumeOrSnapshot;
 use crate::status_signals::StatusSignals;
 use anyhow::{Context, bail};
 use pagemesh_base::authority::AuthorityError;
@@ -38,13 +40,13 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// The start of the source of a mount.
-const SOURCE: &str = "pagemesh:";
+pub(super) const SOURCE: &str = "pagemesh:";
 /// Minimum memory of a mount of a small file system, in bytes.
-const MEMORY_MIN: u64 = 64 << 20;
+pub(super) const MEMORY_MIN: u64 = 64 << 20;
 /// Limit of the wait for the addresses of an ending mount, before this mount does without them. It
 /// is longer than that mount waits for unreachable bricks and an unreachable manager. The owner of
 /// an address may also be no mount.
-const ADDRESS_TIMEOUT: Duration = Duration::from_secs(40);
+pub(super) const ADDRESS_TIMEOUT: Duration = Duration::from_secs(40);
 
 /// Refuses an unusable mount point, before the attach fences another client. Clears the mount that a killed
 /// process of the same user has left, so that a service can restart.
@@ -76,6 +78,13 @@ pub fn run(args: &MountArgs) -> anyhow::Result<()> {
         let _ = rustix::process::setsid();
     }
     let dir = check_dir(dir)?;
+    match name {
+        VolumeOrSnapshot::Volume(name) => serve_volume(args, name, dir),
+        VolumeOrSnapshot::Snapshot(path) => snapshot::run(args, path, &dir),
+    }
+}
+
+fn serve_volume(args: &MountArgs, name: &VolumeName, dir: PathBuf) -> anyhow::Result<()> {
     resource_limits::check_memory(MEMORY_MIN).with_context(|| format!("cannot mount {name}"))?;
     let ending = Shutdown::listen(args.until_stdin_ends)?;
     service::notify_status("attaching the volume and reading the file system");
@@ -215,6 +224,7 @@ fn mount_options(args: &MountArgs, name: &VolumeName) -> MountOptions {
         source: format!("{SOURCE}{name}"),
         threads: args.threads,
         allow_other: args.allow_other,
+        read_only: false,
         transport: fuse_transport(args.fuse),
         may_keep_cpus_awake: !args.no_keep_awake,
         caching: fuse_caching(args.direct_io),
@@ -332,7 +342,7 @@ impl Endpoints {
 }
 
 /// The device of the new mount.
-fn mount_device(dir: &Path) -> Option<String> {
+pub(super) fn mount_device(dir: &Path) -> Option<String> {
     find_mount_at(dir)
         .and_then(|known| Ok(known.context("the mount is not there")?.device))
         .inspect_err(|cause| tracing::warn!(%cause, "{NOBODY_WAITS}"))

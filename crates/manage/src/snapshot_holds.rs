@@ -1,17 +1,12 @@
 //! Holds: tags that keep a snapshot from being deleted, as `zfs hold` sets them.
 
-use super::fault::SnapshotFault;
-use super::lists::{live_snapshot, snapshot_info};
-use super::name::{HoldTag, SnapshotName};
-use super::record::SnapshotRecord;
 use crate::fault::Fault;
 use crate::manager::Manager;
+use crate::snapshot_lists::{live_snapshot, snapshot_info};
+use crate::snapshots::{HOLDS_MAX, HoldTag, SnapshotFault, SnapshotName, SnapshotRecord};
 use crate::store::StoreWrite;
 use crate::wire::SnapshotInfo;
 use pagemesh_base::layout::VolumeName;
-
-/// Maximum of holds of one snapshot.
-pub const HOLDS_MAX: usize = 16;
 
 impl Manager {
     /// Holds a snapshot by a tag. A second hold by the same tag changes nothing.

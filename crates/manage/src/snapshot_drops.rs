@@ -4,15 +4,14 @@
 //! prepare it that is still on its way would bring it back. So an uncertain one is dropped again when no such request
 //! can be left.
 
-use super::fault::SnapshotFault;
-use super::lists::live_snapshot;
-use super::name::SnapshotName;
-use super::record::{SnapshotRecord, SnapshotState};
-use super::table::{SnapshotEntry, VolumeSnapshots};
 use crate::events::EventDraft;
 use crate::fault::Fault;
 use crate::manager::{Manager, ManagerState};
 use crate::slices::slice_locations;
+use crate::snapshot_lists::live_snapshot;
+use crate::snapshots::{
+    SnapshotEntry, SnapshotFault, SnapshotName, SnapshotRecord, SnapshotState, VolumeSnapshots,
+};
 use crate::store::{StoreError, StoreWrite};
 use crate::sweep::{BrickConnections, UNCERTAIN_PERIOD};
 use crate::wire::DeleteSnapshotReply;

@@ -1,13 +1,12 @@
 //! Lists of snapshots, and the details of one.
 
-use super::fault::SnapshotFault;
-use super::name::SnapshotName;
-use super::record::{SnapshotRecord, SnapshotState};
-use super::table::VolumeSnapshots;
 use crate::call::RecordTag;
 use crate::fault::Fault;
 use crate::manager::{Manager, ManagerState};
 use crate::slices::slice_locations;
+use crate::snapshots::{
+    SnapshotFault, SnapshotName, SnapshotRecord, SnapshotState, VolumeSnapshots,
+};
 use crate::wire::{ListSnapshots, SnapshotDetail, SnapshotInfo};
 use pagemesh_base::layout::{EpochNumber, SliceId, VolumeName};
 use std::collections::BTreeSet;
@@ -75,7 +74,7 @@ impl Manager {
     }
 
     /// Refuses a change of a snapshot that is not in a state that the request expects.
-    pub(super) fn check_snapshot_unchanged(
+    pub(crate) fn check_snapshot_unchanged(
         &self,
         volume: &VolumeName,
         record: &SnapshotRecord,
@@ -88,7 +87,7 @@ impl Manager {
 }
 
 /// A committed snapshot.
-pub(super) fn live_snapshot<'b>(
+pub(crate) fn live_snapshot<'b>(
     book: &'b ManagerState,
     volume: &VolumeName,
     name: &SnapshotName,
@@ -141,7 +140,7 @@ fn take_page(
 }
 
 /// A snapshot in a list.
-pub(super) fn snapshot_info(
+pub(crate) fn snapshot_info(
     volume: &VolumeName,
     of: &VolumeSnapshots,
     record: &SnapshotRecord,

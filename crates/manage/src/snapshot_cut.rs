@@ -4,11 +4,6 @@
 //! client has attached. A change of the layout or of the attachment during the cut makes it void, and the next attempt
 //! takes another epoch.
 
-use super::fault::SnapshotFault;
-use super::name::SnapshotName;
-use super::orders::{CutOutcome, PollState};
-use super::record::{SnapshotLayout, SnapshotRecord, SnapshotState};
-use super::table::{SNAPSHOTS_MAX, VOLUME_SNAPSHOTS_MAX};
 use crate::call::{RecordTag, etag_text};
 use crate::events::EventDraft;
 use crate::fault::Fault;
@@ -16,6 +11,11 @@ use crate::idempotency::{CallStart, CreateAnswer, RunningCall};
 use crate::manager::{Manager, ManagerState};
 use crate::records::{Attachment, VolumeRecord};
 use crate::slices::slice_locations;
+use crate::snapshot_lists::snapshot_info;
+use crate::snapshots::{
+    CUT_ATTEMPTS_MAX, CutOutcome, GROUP_MAX, PollState, SNAPSHOTS_MAX, SnapshotFault,
+    SnapshotLayout, SnapshotName, SnapshotRecord, SnapshotState, VOLUME_SNAPSHOTS_MAX,
+};
 use crate::store::StoreWrite;
 use crate::volumes::{check_attachment, check_not_busy, check_text};
 use crate::wire::{
@@ -27,40 +27,14 @@ use pagemesh_base::slice::SliceError;
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// Attempts to cut a volume whose layout changes meanwhile.
-pub const CUT_ATTEMPTS_MAX: u32 = 3;
-/// Maximum of volumes of one call: they are cut one after the other, within the time limit of a request.
-pub const GROUP_MAX: usize = 16;
 /// Labels of one snapshot.
 const LABELS_MAX: usize = 8;
 /// Bytes of the longest label.
 const LABEL_BYTES_MAX: usize = 128;
 /// Bytes of a client's error that are kept.
 const REASON_BYTES_MAX: usize = 512;
-
-/// The times of cuts that clients carry out.
-#[derive(Clone, Copy, Debug)]
-pub struct CutTimes {
-    /// A client that polls gets an answer after this long at the latest.
-    pub poll: Duration,
-    /// A client that does not fetch an order within this time has ended, or knows no snapshots. It is longer than the
-    /// pause of a client that has lost its connection.
-    pub fetch: Duration,
-    /// Limit of all attempts of one call, shorter than the limit of a request, so that the call gets the reason.
-    pub call: Duration,
-}
-
-impl Default for CutTimes {
-    fn default() -> CutTimes {
-        CutTimes {
-            poll: Duration::from_secs(60),
-            fetch: Duration::from_secs(10),
-            call: Duration::from_secs(25),
-        }
-    }
-}
 
 /// A snapshot that is being made. Unless it is committed, the bricks drop it.
 struct Reservation<'a> {
@@ -391,7 +365,7 @@ impl Manager {
             let entry = of.get(cut.epoch).map(|entry| entry.record.clone());
             let mut record = entry.ok_or_else(|| Fault::NoSuchVolume(cut.volume.clone()))?;
             (record.state, record.uncertain) = (SnapshotState::Committed, false);
-            infos.push(super::lists::snapshot_info(&cut.volume, of, &record));
+            infos.push(snapshot_info(&cut.volume, of, &record));
             drafts.push(EventDraft::snapshot_created(
                 &cut.volume,
                 &record.name,
