@@ -158,7 +158,9 @@ fn leg_change(change: &LegChange) -> wire::LegChange {
     }
 }
 
-fn resolved_layout(
+/// A layout of an answer of the manager, for a volume or a snapshot.
+#[must_use]
+pub fn resolved_layout(
     layout: Layout,
     bricks: BTreeMap<BrickId, wire::BrickAddress>,
 ) -> ResolvedLayout {

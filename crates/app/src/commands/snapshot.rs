@@ -1,4 +1,9 @@
-//! `pagemesh snapshot`: makes, lists, holds and deletes snapshots of volumes.
+//! `pagemesh snapshot`: makes, lists, holds, deletes, sends and receives snapshots of volumes.
+
+mod receive;
+mod send;
+mod source;
+mod space_io;
 
 use crate::args::ManagerArgs;
 use crate::client::manager_client;
@@ -16,7 +21,7 @@ use std::fmt;
 use std::io::{BufRead, IsTerminal, Write};
 use std::str::FromStr;
 
-/// Make, list, hold and delete snapshots of volumes.
+/// Make, list, hold, delete, send and receive snapshots of volumes.
 #[derive(Subcommand)]
 pub enum SnapshotCommand {
     Create(CreateArgs),
@@ -43,6 +48,8 @@ pub enum SnapshotCommand {
     /// Release a hold of a snapshot.
     Release(HoldArgs),
     Delete(DeleteArgs),
+    Send(send::SendArgs),
+    Receive(receive::ReceiveArgs),
 }
 
 /// Make a snapshot of a volume: it has every write that was acknowledged before the command began.
@@ -122,7 +129,7 @@ fn bad_name(text: &str, cause: &impl fmt::Display) -> anyhow::Error {
     anyhow!("'{text}' names no snapshot: {cause}; write VOLUME@NAME")
 }
 
-/// Makes, lists, holds and deletes snapshots.
+/// Makes, lists, holds, deletes, sends and receives snapshots.
 pub fn run(command: &SnapshotCommand) -> anyhow::Result<()> {
     match command {
         SnapshotCommand::Create(args) => create(args),
@@ -165,6 +172,8 @@ pub fn run(command: &SnapshotCommand) -> anyhow::Result<()> {
             })
         }
         SnapshotCommand::Delete(args) => delete(args),
+        SnapshotCommand::Send(args) => send::run(args),
+        SnapshotCommand::Receive(args) => receive::run(args),
     }
 }
 
