@@ -179,16 +179,48 @@ fn cut_stream_is_resumed_from_its_token() {
     let snapshots = pair.to.json(&["snapshot", "list", "w"]);
     assert_eq!(snapshots, serde_json::json!([]));
     pair.refused(&full, &["w"], &["the volume w exists"]);
-    pair.from.refused(
-        &["snapshot", "send", "v@one", "--dry-run", "--resume", "r1.x"],
-        &["no resume token"],
-    );
+    let bad = pair
+        .from
+        .run(&["snapshot", "send", "v@one", "--resume", "r1.x"]);
+    assert!(String::from_utf8_lossy(&bad.stderr).contains("no resume token"));
 
     let (rest, _) = pair.send("rest", &["v@one", "--resume", token.trim()]);
     let received = pair.received(&rest, &keep);
     assert_eq!(received["summary"], sent["stream"]["summary"]);
     assert!(!kept.exists(), "the token is used");
     pair.refused(&rest, &["w"], &["has this snapshot already"]);
+}
+
+#[test]
+fn cut_stream_of_changes_is_resumed_unless_the_volume_was_used() {
+    let pair = Pair::new();
+    let (full, _) = pair.send("full", &["v@one"]);
+    for volume in ["w", "used"] {
+        pair.received(&full, &[volume]);
+    }
+    pair.write(&pair.from, "v", &["write -P 5 1M 3M"]);
+    pair.from.ok(&["snapshot", "create", "v@two"]);
+    let (changes, _) = pair.send("changes", &["v@two", "--from", "v@one"]);
+    let bytes = std::fs::read(&changes).unwrap();
+    let cut = pair.from.dir().join("cut");
+    std::fs::write(&cut, &bytes[..bytes.len() / 2]).unwrap();
+    let kept = pair.to.dir().join("token");
+    let rest = |volume: &str| {
+        let keep = [volume, "--resume-file", kept.to_str().unwrap()];
+        pair.refused(&cut, &keep, &["was cut", "unfinished"]);
+        let token = std::fs::read_to_string(&kept).unwrap();
+        let args = ["v@two", "--from", "v@one", "--resume", token.trim()];
+        pair.send(&format!("rest-{volume}"), &args).0
+    };
+    let (of_w, of_used) = (rest("w"), rest("used"));
+    pair.refused(&of_w, &["used"], &["not as the cut stream left it"]);
+    pair.refused(&changes, &["w"], &["was attached"]);
+    pair.write(&pair.to, "used", &["write -P 7 0 4k"]);
+    pair.refused(&of_used, &["used"], &["not as the cut stream left it"]);
+    pair.received(&of_w, &["w"]);
+    let export = pair.to.export(&["w"], "map");
+    export.io(&["read -P 1 0 1M", "read -P 5 1M 3M", "read -P 2 8M 64k"]);
+    export.stop();
 }
 
 #[test]
