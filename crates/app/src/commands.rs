@@ -62,7 +62,7 @@ pub enum Command {
     /// Add, remove and promote copies of a volume.
     #[command(subcommand)]
     Replica(replica::ReplicaCommand),
-    /// Make, list, hold and delete snapshots of volumes.
+    /// Make, list, hold, delete, send and receive snapshots of volumes.
     #[command(subcommand)]
     Snapshot(snapshot::SnapshotCommand),
     /// Choose the volumes that stay in memory, in pools with disks behind memory, and show how they are used.

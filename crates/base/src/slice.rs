@@ -243,6 +243,18 @@ pub enum SliceRequest {
         /// Bytes.
         len: u64,
     },
+    /// Lists the parts of a range that differ between two snapshots, as extents: mapped ones may differ,
+    /// and the others are equal. No epoch refuses it.
+    VersionChanges {
+        /// The earlier snapshot. 0: an empty slice, so that each page that `to` sees differs.
+        from: Epoch,
+        /// The later snapshot.
+        to: Epoch,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
 }
 
 impl SliceRequest {
@@ -279,7 +291,9 @@ impl SliceRequest {
     pub fn is_read_of_snapshot(&self) -> bool {
         matches!(
             self,
-            SliceRequest::ReadVersion { .. } | SliceRequest::VersionExtents { .. }
+            SliceRequest::ReadVersion { .. }
+                | SliceRequest::VersionExtents { .. }
+                | SliceRequest::VersionChanges { .. }
         )
     }
 

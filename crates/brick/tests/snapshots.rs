@@ -97,6 +97,22 @@ fn extents(
     worker.execute(0, request)
 }
 
+fn changes(
+    worker: &mut Worker,
+    (from, to): (u32, u32),
+    offset: u64,
+    len: u64,
+) -> Result<SliceReply, SliceError> {
+    let (from, to) = (Epoch(from), Epoch(to));
+    let request = SliceRequest::VersionChanges {
+        from,
+        to,
+        offset,
+        len,
+    };
+    worker.execute(0, request)
+}
+
 fn raise(worker: &mut Worker, epoch: u32) -> Result<SliceReply, SliceError> {
     let (epoch, lost_since) = (Epoch(epoch), Epoch(0));
     worker.execute(0, SliceRequest::RaiseEpoch { epoch, lost_since })
@@ -250,4 +266,56 @@ fn manager_prepares_no_slice_with_operations_in_flight() {
     assert_eq!(pool.brick.snapshots(SLICE), Ok(vec![]));
     let slice = pool.brick.list().expect("a list")[0].clone();
     assert!(slice.epoch < 5, "nothing was raised");
+}
+
+#[test]
+fn changes_are_the_pages_that_differ_between_snapshots() {
+    let pool = pool();
+    let mut worker = attach(&pool.brick, 2);
+    write(&mut worker, 0, vec![1; 3 * 4096], stamp(2, 1));
+    write(&mut worker, LEAF, vec![1; 4096], stamp(2, 2));
+    assert_eq!(prepare(&mut worker, 3), Ok(SliceReply::Done));
+    write(&mut worker, PAGE + 100, vec![2; 10], stamp(3, 3));
+    let (offset, len) = (LEAF, PAGE);
+    let clear = SliceRequest::Clear {
+        offset,
+        len,
+        stamp: stamp(3, 4),
+    };
+    assert_eq!(worker.execute(0, clear), Ok(SliceReply::Done));
+    assert_eq!(prepare(&mut worker, 4), Ok(SliceReply::Done));
+    write(&mut worker, 2 * PAGE, vec![3; 4096], stamp(4, 5));
+    assert_eq!(prepare(&mut worker, 5), Ok(SliceReply::Done));
+    let extent = |len, mapped| Extent { len, mapped };
+    let listed = |list: &[Extent]| Ok(SliceReply::Extents(list.to_vec()));
+    let first = [
+        extent(PAGE, false),
+        extent(PAGE, true),
+        extent(LEAF - 2 * PAGE, false),
+        extent(PAGE, true),
+        extent(SIZE - LEAF - PAGE, false),
+    ];
+    assert_eq!(changes(&mut worker, (3, 4), 0, SIZE), listed(&first));
+    let part = [extent(50, false), extent(30, true)];
+    assert_eq!(changes(&mut worker, (3, 4), PAGE - 50, 80), listed(&part));
+    let both = changes(&mut worker, (3, 5), 0, LEAF);
+    let second = [
+        extent(PAGE, false),
+        extent(2 * PAGE, true),
+        extent(LEAF - 3 * PAGE, false),
+    ];
+    assert_eq!(both, listed(&second));
+    let all = changes(&mut worker, (0, 3), 0, SIZE);
+    assert_eq!(all, extents(&mut worker, 3, 0, SIZE));
+    assert_eq!(changes(&mut worker, (3, 4), 0, 0), listed(&[]));
+    for epochs in [(4, 4), (4, 3)] {
+        let refused = changes(&mut worker, epochs, 0, PAGE);
+        assert!(matches!(refused, Err(SliceError::OutOfRange(_))));
+    }
+    let beyond = changes(&mut worker, (3, 4), SIZE, 1);
+    assert!(matches!(beyond, Err(SliceError::OutOfRange(_))));
+    assert_refused(
+        changes(&mut worker, (2, 4), 0, PAGE),
+        "no snapshot of epoch 2",
+    );
 }

@@ -12,7 +12,7 @@ use pagemesh_fabric::test_api::{self, Stream};
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv, socketpair};
 use support::*;
 
-fn requests() -> [(SliceRequest, SliceReply); 3] {
+fn requests() -> [(SliceRequest, SliceReply); 4] {
     let snapshot = Epoch(7);
     let extent = Extent {
         len: 4096,
@@ -31,6 +31,15 @@ fn requests() -> [(SliceRequest, SliceReply); 3] {
         (
             SliceRequest::VersionExtents {
                 snapshot,
+                offset: 0,
+                len: 4096,
+            },
+            SliceReply::Extents(vec![extent]),
+        ),
+        (
+            SliceRequest::VersionChanges {
+                from: Epoch(3),
+                to: snapshot,
                 offset: 0,
                 len: 4096,
             },

@@ -165,7 +165,9 @@ pub fn snapshot_layout(detail: &SnapshotDetail) -> ResolvedLayout {
     resolved_layout(detail.layout.clone(), detail.bricks.clone())
 }
 
-fn resolved_layout(
+/// A layout of an answer of the manager, for a volume or a snapshot.
+#[must_use]
+pub fn resolved_layout(
     layout: Layout,
     bricks: BTreeMap<BrickId, wire::BrickAddress>,
 ) -> ResolvedLayout {

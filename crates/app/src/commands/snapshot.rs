@@ -1,4 +1,9 @@
-//! `pagemesh snapshot`: makes, lists, holds and deletes snapshots of volumes.
+//! `pagemesh snapshot`: makes, lists, holds, deletes, sends and receives snapshots of volumes.
+
+mod receive;
+mod send;
+mod source;
+mod space_io;
 
 use crate::args::ManagerArgs;
 use crate::client::manager_client;
@@ -16,7 +21,7 @@ use serde::Serialize;
 use std::fmt;
 use std::io::{BufRead, IsTerminal, Write};
 
-/// Make, list, hold and delete snapshots of volumes.
+/// Make, list, hold, delete, send and receive snapshots of volumes.
 #[derive(Subcommand)]
 pub enum SnapshotCommand {
     Create(CreateArgs),
@@ -43,6 +48,8 @@ pub enum SnapshotCommand {
     /// Release a hold of a snapshot.
     Release(HoldArgs),
     Delete(DeleteArgs),
+    Send(send::SendArgs),
+    Receive(receive::ReceiveArgs),
 }
 
 /// Make a snapshot of a volume: it has every write that was acknowledged before the command began.
@@ -86,7 +93,7 @@ pub struct DeleteArgs {
     pub client: ManagerArgs,
 }
 
-/// Makes, lists, holds and deletes snapshots.
+/// Makes, lists, holds, deletes, sends and receives snapshots.
 pub fn run(command: &SnapshotCommand) -> anyhow::Result<()> {
     match command {
         SnapshotCommand::Create(args) => create(args),
@@ -129,6 +136,8 @@ pub fn run(command: &SnapshotCommand) -> anyhow::Result<()> {
             })
         }
         SnapshotCommand::Delete(args) => delete(args),
+        SnapshotCommand::Send(args) => send::run(args),
+        SnapshotCommand::Receive(args) => receive::run(args),
     }
 }
 

@@ -161,25 +161,80 @@ impl<M: Media> VersionReader<'_, M> {
     }
 
     fn extents(&mut self, offset: u64, len: u64) -> Result<SliceReply, SliceError> {
-        let mut extents: Vec<Extent> = Vec::new();
         // The end of the whole range is checked, and not only of the part that is listed.
         let listed = len.min(LISTED_LEAVES_MAX * LEAF_PAGES * PAGE);
         if listed < len {
             self.visit((offset, len), |_, _| Ok(false))?;
         }
         let end = offset.saturating_add(listed);
+        let mut list = ExtentList::new(offset, end);
         self.visit((offset, listed), |page, frame| {
-            let (from, to) = (page.0 * PAGE, (page.0 + 1) * PAGE);
-            let (mapped, len) = (frame.is_some(), to.min(end) - from.max(offset));
-            let is_full = extents.len() == EXTENTS_MAX;
-            match extents.last_mut() {
-                Some(last) if last.mapped == mapped => last.len += len,
-                _ if is_full => return Ok(false),
-                _ => extents.push(Extent { len, mapped }),
-            }
-            Ok(true)
+            Ok(list.push(page, frame.is_some()))
         })?;
-        Ok(SliceReply::Extents(extents))
+        Ok(SliceReply::Extents(list.extents))
+    }
+
+    /// The changes since an earlier snapshot. Two snapshots see the same bytes of a page if they see the
+    /// same frame: a frame that a snapshot sees is not changed, and no other page gets it.
+    fn changes(&mut self, from: Epoch, offset: u64, len: u64) -> Result<SliceReply, SliceError> {
+        if from == Epoch(0) {
+            return self.extents(offset, len);
+        }
+        let listed = len.min(LISTED_LEAVES_MAX * LEAF_PAGES * PAGE);
+        if listed < len {
+            self.visit((offset, len), |_, _| Ok(false))?;
+        }
+        let mut list = ExtentList::new(offset, offset.saturating_add(listed));
+        let to = self.snapshot;
+        let pages = offset / PAGE..list.end.div_ceil(PAGE);
+        for leaf in leaves_of(&pages) {
+            // Both leaves come from one generation, or the request starts again.
+            let now = self.leaf(leaf, (offset, listed))?;
+            self.snapshot = from;
+            let before = self.leaf(leaf, (offset, listed));
+            self.snapshot = to;
+            let before = before?;
+            let first = leaf * LEAF_PAGES;
+            for page in first.max(pages.start)..(first + LEAF_PAGES).min(pages.end) {
+                let index = (page - first) as usize;
+                let differs = now.leaf.frame(index) != before.leaf.frame(index);
+                if !list.push(PageNo(page), differs) {
+                    return Ok(SliceReply::Extents(list.extents));
+                }
+            }
+        }
+        Ok(SliceReply::Extents(list.extents))
+    }
+}
+
+/// Extents of consecutive pages of a range, as one answer lists them.
+struct ExtentList {
+    extents: Vec<Extent>,
+    begin: u64,
+    end: u64,
+}
+
+impl ExtentList {
+    fn new(begin: u64, end: u64) -> ExtentList {
+        let extents = Vec::new();
+        ExtentList {
+            extents,
+            begin,
+            end,
+        }
+    }
+
+    /// Adds the next page. False: the list is full, and the page is not in it.
+    fn push(&mut self, page: PageNo, mapped: bool) -> bool {
+        let (from, to) = (page.0 * PAGE, (page.0 + 1) * PAGE);
+        let len = to.min(self.end) - from.max(self.begin);
+        let is_full = self.extents.len() == EXTENTS_MAX;
+        match self.extents.last_mut() {
+            Some(last) if last.mapped == mapped => last.len += len,
+            _ if is_full => return false,
+            _ => self.extents.push(Extent { len, mapped }),
+        }
+        true
     }
 }
 
@@ -238,6 +293,12 @@ impl<M: Media> Brick<M> {
                 offset,
                 len,
             } => self.version_extents(slice, snapshot, (offset, len)),
+            SliceRequest::VersionChanges {
+                from,
+                to,
+                offset,
+                len,
+            } => self.version_changes(slice, (from, to), (offset, len)),
             _ => Err(SliceError::Refused("it reads no snapshot".into())),
         }
     }
@@ -264,6 +325,24 @@ impl<M: Media> Brick<M> {
         (offset, len): (u64, u64),
     ) -> Result<SliceReply, SliceError> {
         self.with_versions(slice, snapshot, |reader| reader.extents(offset, len))
+    }
+
+    /// The parts of a range that differ between two snapshots: at least one extent, unless the range is
+    /// empty.
+    fn version_changes(
+        &self,
+        slice: SliceId,
+        (from, to): (Epoch, Epoch),
+        (offset, len): (u64, u64),
+    ) -> Result<SliceReply, SliceError> {
+        if from >= to {
+            let cause = format!("changes from snapshot {from} to {to}, which is not later");
+            return Err(SliceError::OutOfRange(cause));
+        }
+        if len == 0 {
+            return Ok(SliceReply::Extents(Vec::new()));
+        }
+        self.with_versions(slice, to, |reader| reader.changes(from, offset, len))
     }
 
     fn with_versions(

@@ -198,6 +198,12 @@ fn snapshot_requests() -> Vec<Request> {
             offset: 0x3132_3334_0000,
             len: 0x4142_0000,
         },
+        SliceRequest::VersionChanges {
+            from: Epoch(0x0102_0304),
+            to: snapshot,
+            offset: 0x3132_3334_0000,
+            len: 0x4142_0000,
+        },
     ];
     let control = [
         Control::PrepareSnapshot { slice, snapshot },
@@ -236,6 +242,10 @@ fn snapshot_answers() -> Vec<(MessageKind, Answer)> {
         ),
         (
             MessageKind::VersionExtents,
+            of_slice(SliceReply::Extents(vec![extent])),
+        ),
+        (
+            MessageKind::VersionChanges,
             of_slice(SliceReply::Extents(vec![extent])),
         ),
         (MessageKind::ControlPrepareSnapshot, done()),

@@ -157,6 +157,8 @@ pub enum MessageKind {
     ReadVersion = 17,
     /// List the mapped extents as a snapshot sees them.
     VersionExtents = 18,
+    /// List the parts that differ between two snapshots.
+    VersionChanges = 19,
     /// Create a slice.
     Create = 32,
     /// Grow a slice.
@@ -177,7 +179,7 @@ pub enum MessageKind {
 
 impl MessageKind {
     /// Every kind.
-    pub const ALL: [MessageKind; 26] = [
+    pub const ALL: [MessageKind; 27] = [
         MessageKind::Read,
         MessageKind::Write,
         MessageKind::Clear,
@@ -196,6 +198,7 @@ impl MessageKind {
         MessageKind::Attach,
         MessageKind::ReadVersion,
         MessageKind::VersionExtents,
+        MessageKind::VersionChanges,
         MessageKind::Create,
         MessageKind::Resize,
         MessageKind::Delete,
@@ -231,6 +234,7 @@ impl MessageKind {
             16 => MessageKind::Attach,
             17 => MessageKind::ReadVersion,
             18 => MessageKind::VersionExtents,
+            19 => MessageKind::VersionChanges,
             32 => MessageKind::Create,
             33 => MessageKind::Resize,
             34 => MessageKind::Delete,
@@ -263,7 +267,9 @@ impl MessageKind {
     const fn reply_bytes_max(self) -> u32 {
         let listed = match self {
             MessageKind::Read | MessageKind::ReadVersion => return BODY_BYTES_MAX,
-            MessageKind::Extents | MessageKind::VersionExtents => EXTENTS_MAX * EXTENT_BYTES,
+            MessageKind::Extents | MessageKind::VersionExtents | MessageKind::VersionChanges => {
+                EXTENTS_MAX * EXTENT_BYTES
+            }
             MessageKind::Checksums => LIST_ENTRIES_MAX * CHECKSUM_BYTES,
             MessageKind::Births | MessageKind::Snapshots => LIST_ENTRIES_MAX * BIRTH_BYTES,
             MessageKind::Dirty => LIST_ENTRIES_MAX * RUN_BYTES,

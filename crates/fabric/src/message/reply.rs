@@ -148,7 +148,7 @@ fn encode_reply(
             data.into()
         }
         (
-            MessageKind::Extents | MessageKind::VersionExtents,
+            MessageKind::Extents | MessageKind::VersionExtents | MessageKind::VersionChanges,
             Reply::Slice(SliceReply::Extents(extents)),
         ) => {
             let word = |extent: &Extent| match extent.mapped {
@@ -367,7 +367,7 @@ fn decode_reply(header: &Header, body: Vec<u8>) -> Result<Reply, MalformedMessag
     let fields = FieldReader::new(&body);
     Ok(Reply::Slice(match header.kind {
         MessageKind::Read | MessageKind::ReadVersion => SliceReply::Data(body),
-        MessageKind::Extents | MessageKind::VersionExtents => {
+        MessageKind::Extents | MessageKind::VersionExtents | MessageKind::VersionChanges => {
             SliceReply::Extents(fields.list(extent).ok_or_else(cut)?)
         }
         MessageKind::Checksums => {

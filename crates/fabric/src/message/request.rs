@@ -162,6 +162,7 @@ fn kind_of(request: &SliceRequest) -> MessageKind {
         SliceRequest::PrepareSnapshot { .. } => MessageKind::PrepareSnapshot,
         SliceRequest::ReadVersion { .. } => MessageKind::ReadVersion,
         SliceRequest::VersionExtents { .. } => MessageKind::VersionExtents,
+        SliceRequest::VersionChanges { .. } => MessageKind::VersionChanges,
     }
 }
 
@@ -439,7 +440,8 @@ fn set_header_fields(request: &SliceRequest, header: &mut Header) {
         }
         SliceRequest::PrepareSnapshot { .. }
         | SliceRequest::ReadVersion { .. }
-        | SliceRequest::VersionExtents { .. } => set_snapshot_fields(request, header),
+        | SliceRequest::VersionExtents { .. }
+        | SliceRequest::VersionChanges { .. } => set_snapshot_fields(request, header),
         SliceRequest::Flush
         | SliceRequest::InFlight
         | SliceRequest::ForgetInFlight
@@ -465,6 +467,15 @@ fn set_snapshot_fields(request: &SliceRequest, header: &mut Header) {
         } => {
             (header.offset, header.len) = (*offset, *len);
             header.epoch = snapshot.0;
+        }
+        SliceRequest::VersionChanges {
+            from,
+            to,
+            offset,
+            len,
+        } => {
+            (header.offset, header.len) = (*offset, *len);
+            (header.epoch, header.op) = (to.0, u64::from(from.0));
         }
         _ => {}
     }
@@ -558,6 +569,15 @@ fn snapshot_request(header: &Header) -> Result<SliceRequest, MalformedMessage> {
         },
         MessageKind::VersionExtents => SliceRequest::VersionExtents {
             snapshot: Epoch(header.epoch),
+            offset: header.offset,
+            len: header.len,
+        },
+        MessageKind::VersionChanges => SliceRequest::VersionChanges {
+            from: Epoch(
+                u32::try_from(header.op)
+                    .map_err(|_| header.malformed("an epoch of a snapshot beyond limits"))?,
+            ),
+            to: Epoch(header.epoch),
             offset: header.offset,
             len: header.len,
         },

@@ -66,7 +66,7 @@ fn durable_changes() -> impl Strategy<Value = SliceRequest> {
 
 fn snapshot_requests() -> impl Strategy<Value = SliceRequest> {
     use SliceRequest::*;
-    (any::<u32>().prop_map(Epoch), any::<(u64, u64)>(), 0..3).prop_map(
+    (any::<u32>().prop_map(Epoch), any::<(u64, u64)>(), 0..4).prop_map(
         |(snapshot, (offset, len), kind)| match kind {
             0 => PrepareSnapshot { snapshot },
             1 => ReadVersion {
@@ -74,8 +74,14 @@ fn snapshot_requests() -> impl Strategy<Value = SliceRequest> {
                 offset,
                 len: len as u32,
             },
-            _ => VersionExtents {
+            2 => VersionExtents {
                 snapshot,
+                offset,
+                len,
+            },
+            _ => VersionChanges {
+                from: Epoch(snapshot.0 / 2),
+                to: snapshot,
                 offset,
                 len,
             },
@@ -189,6 +195,8 @@ fn slice_replies() -> impl Strategy<Value = (MessageKind, SliceReply)> {
         vec(any::<u8>(), 0..300).prop_map(|data| (MessageKind::Read, SliceReply::Data(data))),
         vec(extents.clone(), 0..20)
             .prop_map(|list| (MessageKind::Extents, SliceReply::Extents(list))),
+        vec(extents.clone(), 0..20)
+            .prop_map(|list| (MessageKind::VersionChanges, SliceReply::Extents(list))),
         vec(extents, 0..20)
             .prop_map(|list| (MessageKind::VersionExtents, SliceReply::Extents(list))),
         vec(any::<u8>(), 0..300)

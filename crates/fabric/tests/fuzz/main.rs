@@ -140,6 +140,12 @@ fn of_snapshots() -> Vec<Request> {
             offset: 0,
             len: 1 << 20,
         },
+        SliceRequest::VersionChanges {
+            from: Epoch(2),
+            to: snapshot,
+            offset: 0,
+            len: 1 << 20,
+        },
     ];
     let control = [
         Control::PrepareSnapshot { slice, snapshot },

@@ -36,6 +36,7 @@ const EXTENT_PIECES_MAX: u32 = 64;
 const ROUNDS_MAX: u32 = 2;
 
 /// A copy that has the snapshot.
+#[derive(Clone)]
 struct SnapshotLeg {
     leg: pagemesh_base::layout::Leg,
     address: BrickAddress,
@@ -49,6 +50,9 @@ struct SnapshotSource {
     placement: LayoutSnapshot,
     /// By column.
     columns: Vec<Vec<SnapshotLeg>>,
+    /// By column, if extents are the changes since an earlier snapshot: that one, or 0 for a column that it
+    /// does not have.
+    since: Option<Vec<Epoch>>,
 }
 
 /// A snapshot of a volume, for reads and extents. Changes fail with [`SpaceError::Unsupported`].
@@ -91,6 +95,54 @@ impl SnapshotSpace {
             label: format!("of epoch {snapshot} of {}", layout.layout.name),
             placement,
             columns,
+            since: None,
+        })))
+    }
+
+    /// The same snapshot, whose extents are the changes since an earlier one of the volume: a mapped extent
+    /// may differ, and the others are equal. `layout` is the layout that the earlier one was cut under. Only
+    /// copies that are in sync in both are asked: another copy may have got equal bytes by a resync alone.
+    ///
+    /// # Errors
+    /// When it is not earlier, or no copy of a part of the volume has both snapshots.
+    pub fn changes_since(
+        &self,
+        layout: &ResolvedLayout,
+        earlier: Epoch,
+    ) -> Result<SnapshotSpace, SpaceError> {
+        let source = &self.0;
+        if earlier >= source.snapshot || placement_of(layout).size_bytes > self.size_bytes() {
+            let why = format!("snapshot {earlier} is not earlier than {}", source.snapshot);
+            return Err(SpaceError::Unsupported(why));
+        }
+        let segments = layout.layout.segments.iter();
+        let before: Vec<_> = segments.flat_map(|segment| &segment.columns).collect();
+        let (mut columns, mut since) = (Vec::new(), Vec::new());
+        for (at, legs) in source.columns.iter().enumerate() {
+            let had = |leg: &&SnapshotLeg| {
+                before.get(at).is_none_or(|column| {
+                    let slices = column.legs.iter();
+                    let mut in_sync = slices.filter(|it| it.state == LegState::InSync);
+                    in_sync.any(|it| it.slice == leg.leg.slice)
+                })
+            };
+            let both: Vec<_> = legs.iter().filter(had).cloned().collect();
+            if both.is_empty() {
+                return Err(SpaceError::Unavailable(format!(
+                    "no copy of column {at} has both snapshots {earlier} and {}; send the later one in full",
+                    source.snapshot
+                )));
+            }
+            columns.push(both);
+            since.push(before.get(at).map_or(Epoch(0), |_| earlier));
+        }
+        Ok(SnapshotSpace(Arc::new(SnapshotSource {
+            connector: Arc::clone(&source.connector),
+            snapshot: source.snapshot,
+            label: source.label.clone(),
+            placement: source.placement.clone(),
+            columns,
+            since: Some(since),
         })))
     }
 
@@ -348,10 +400,18 @@ impl SnapshotChannel {
                 offset,
                 len: len as u32,
             },
-            false => SliceRequest::VersionExtents {
-                snapshot,
-                offset,
-                len,
+            false => match &self.source.since {
+                None => SliceRequest::VersionExtents {
+                    snapshot,
+                    offset,
+                    len,
+                },
+                Some(since) => SliceRequest::VersionChanges {
+                    from: since[column],
+                    to: snapshot,
+                    offset,
+                    len,
+                },
             },
         };
         let leg = piece.leg;

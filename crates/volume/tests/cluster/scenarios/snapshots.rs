@@ -3,6 +3,7 @@
 use crate::world::cluster::{PAGE, TestCluster, write};
 use crate::world::manager::{brick, segment};
 use crate::world::oracle::value_of;
+use pagemesh_base::authority::ResolvedLayout;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{LegState, STRIPE_BYTES, SliceId};
 use pagemesh_base::poison;
@@ -390,12 +391,16 @@ fn ask(world: &TestCluster, channel: &mut dyn Channel, request: Request) -> Comp
     }
 }
 
-fn snapshot_space(world: &TestCluster, snapshot: Epoch) -> SnapshotSpace {
+fn resolved_layout(world: &TestCluster) -> ResolvedLayout {
     let name = world.manager.layout().name;
     let attachment = world.client.shared.attachment();
     let report = CopyReport::default();
     let layout = world.manager.clone();
-    let layout = Authority::layout(&layout, &name, attachment, &report).expect("a layout");
+    Authority::layout(&layout, &name, attachment, &report).expect("a layout")
+}
+
+fn snapshot_space(world: &TestCluster, snapshot: Epoch) -> SnapshotSpace {
+    let layout = resolved_layout(world);
     let connector = Arc::new(world.fabric.clone());
     SnapshotSpace::new(connector, &layout, snapshot).expect("copies")
 }
@@ -439,6 +444,52 @@ fn snapshot_space_reads_the_time_of_its_cut() {
     assert!(matches!(refused.result, Err(SpaceError::Unsupported(_))));
     // The client of the volume is not fenced.
     world.write(0, PAGE, 4);
+}
+
+/// The changed ranges of a whole space, by their offsets.
+fn listed_changes(world: &TestCluster, space: &SnapshotSpace) -> Vec<(u64, u64)> {
+    let mut channel = space.open().expect("a channel");
+    let (offset, len) = (0, space.size_bytes());
+    let listed = ask(world, &mut *channel, Request::Extents { offset, len });
+    let Ok(Reply::Extents(extents)) = listed.result else {
+        panic!("no extents");
+    };
+    let (mut at, mut found) = (0, vec![]);
+    for extent in extents {
+        if extent.mapped {
+            found.push((at, extent.len));
+        }
+        at += extent.len;
+    }
+    assert_eq!(at, len);
+    found
+}
+
+#[test]
+fn changes_between_snapshots_are_listed_across_columns() {
+    let mut world = TestCluster::new(vec![segment(0, 2, 2, 4 * STRIPE_BYTES)]);
+    world.write(0, 4 * PAGE, 1);
+    let first = cut(&mut world);
+    world.write(STRIPE_BYTES - PAGE, 2 * PAGE, 2);
+    world.discard(PAGE, PAGE);
+    let second = cut(&mut world);
+    world.write(2 * PAGE, PAGE, 3);
+    let layout = resolved_layout(&world);
+    let space = snapshot_space(&world, second);
+    let changes = space.changes_since(&layout, first).expect("copies");
+    let expected = [(PAGE, PAGE), (STRIPE_BYTES - PAGE, 2 * PAGE)];
+    assert_eq!(listed_changes(&world, &changes), expected);
+    let refused = space.changes_since(&layout, second).err();
+    assert!(matches!(refused, Some(SpaceError::Unsupported(_))));
+    // A copy that was not in sync in the earlier snapshot is not asked.
+    let mut other = layout.clone();
+    for column in &mut other.layout.segments[0].columns {
+        for leg in &mut column.legs {
+            leg.state = LegState::Syncing;
+        }
+    }
+    let refused = space.changes_since(&other, first).err();
+    assert!(matches!(refused, Some(SpaceError::Unavailable(_))));
 }
 
 #[test]

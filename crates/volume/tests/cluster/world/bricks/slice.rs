@@ -261,6 +261,12 @@ impl Slice {
                 offset,
                 len,
             } => self.version_extents(snapshot, offset, len),
+            SliceRequest::VersionChanges {
+                from,
+                to,
+                offset,
+                len,
+            } => self.version_changes(from, to, offset, len),
         }
     }
 
@@ -473,6 +479,26 @@ impl Slice {
         let extents = (offset / PAGE..end.div_ceil(PAGE)).map(|page| Extent {
             len: end.min((page + 1) * PAGE) - offset.max(page * PAGE),
             mapped: self.current.version(page, snapshot.0).is_some(),
+        });
+        Ok(SliceReply::Extents(extents.collect()))
+    }
+
+    fn version_changes(
+        &self,
+        from: Epoch,
+        to: Epoch,
+        offset: u64,
+        len: u64,
+    ) -> Result<SliceReply, SliceError> {
+        if from == Epoch(0) {
+            return self.version_extents(to, offset, len);
+        }
+        self.check_snapshot(from)?;
+        self.check_snapshot(to)?;
+        let end = offset + len;
+        let extents = (offset / PAGE..end.div_ceil(PAGE)).map(|page| Extent {
+            len: end.min((page + 1) * PAGE) - offset.max(page * PAGE),
+            mapped: self.current.version(page, from.0) != self.current.version(page, to.0),
         });
         Ok(SliceReply::Extents(extents.collect()))
     }

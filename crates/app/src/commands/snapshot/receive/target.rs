@@ -1,0 +1,175 @@
+//! The volume that a stream is written to: which one may get it.
+
+use super::ReceiveArgs;
+use anyhow::{Context, bail, ensure};
+use pagemesh_base::layout::VolumeName;
+use pagemesh_manage::snapshots::SnapshotName;
+use pagemesh_manage::wire::{CreateVolume, SnapshotInfo, VolumeContent, VolumeInfo};
+use pagemesh_manage::{LayoutKind, ManagerClient, TierPolicy};
+use pagemesh_stream::{Header, SnapshotIdentity, StreamContent};
+use uuid::Uuid;
+
+/// The label of a received snapshot. It names the snapshot at its sender.
+pub fn label(sent: &SnapshotIdentity) -> String {
+    format!("received={sent}")
+}
+
+/// A volume that may get the stream.
+#[derive(Debug, PartialEq)]
+pub struct Target {
+    /// The identity of the volume.
+    pub id: Uuid,
+    /// The name of the snapshot to make.
+    pub name: SnapshotName,
+    /// The volume's snapshot at which the changes begin.
+    pub from: Option<SnapshotName>,
+    /// Whether this command has made the volume.
+    pub is_new: bool,
+}
+
+impl Target {
+    /// Makes the volume, or checks that the stream may be written to it.
+    pub fn prepare(
+        args: &ReceiveArgs,
+        manager: &ManagerClient,
+        header: &Header,
+    ) -> anyhow::Result<Target> {
+        let name: SnapshotName = header
+            .to_name
+            .parse()
+            .with_context(|| format!("the stream's snapshot has the name '{}'", header.to_name))?;
+        let volumes = manager.volumes()?;
+        let existing = volumes.iter().find(|it| it.name == args.volume);
+        let Some(volume) = existing else {
+            check_without_volume(&args.volume, header)?;
+            let created = manager.create(&create_request(args, header)?)?;
+            return Ok(Target {
+                id: created.volume.info.id,
+                name,
+                from: None,
+                is_new: true,
+            });
+        };
+        let snapshots = manager.snapshots(Some(&args.volume), None)?;
+        let from = check(volume, &snapshots, header, &name)?;
+        if volume.size_bytes < header.limit_bytes {
+            manager.grow(&args.volume, header.limit_bytes)?;
+        }
+        Ok(Target {
+            id: volume.id,
+            name,
+            from,
+            is_new: false,
+        })
+    }
+}
+
+fn check_without_volume(name: &VolumeName, header: &Header) -> anyhow::Result<()> {
+    ensure!(
+        header.start.target_epoch == 0,
+        "there is no volume {name} that the rest of a stream could be written to; send the stream from its start"
+    );
+    ensure!(
+        header.from_epoch.is_none(),
+        "there is no volume {name}, and the stream has only the changes since the snapshot {}; receive that one first",
+        header.from_name
+    );
+    Ok(())
+}
+
+fn create_request(args: &ReceiveArgs, header: &Header) -> anyhow::Result<CreateVolume> {
+    Ok(CreateVolume {
+        name: args.volume.clone(),
+        size_bytes: header.limit_bytes,
+        layout: match args.copies {
+            1 => LayoutKind::Concat,
+            _ => LayoutKind::Mirror,
+        },
+        columns: None,
+        copies: Some(args.copies),
+        durability: args.class.as_deref().map(str::parse).transpose()?,
+        content: content_of(header),
+        tier: TierPolicy::Auto,
+    })
+}
+
+fn content_of(header: &Header) -> VolumeContent {
+    match header.content {
+        StreamContent::Blocks => VolumeContent::Blocks,
+        StreamContent::Files => VolumeContent::Files,
+    }
+}
+
+/// The snapshot at which the changes of the stream begin, after a check that the volume may get them. `snapshots` are
+/// those of the volume, the newest first.
+fn check(
+    volume: &VolumeInfo,
+    snapshots: &[SnapshotInfo],
+    header: &Header,
+    name: &SnapshotName,
+) -> anyhow::Result<Option<SnapshotName>> {
+    let at = &volume.name;
+    ensure!(
+        volume.content == content_of(header),
+        "the volume {at} has other content than the stream, files or blocks; receive it into a new volume"
+    );
+    if let Some(holder) = &volume.attached {
+        bail!(
+            "{} has attached the volume {at}; end that first",
+            holder.client
+        );
+    }
+    let received = snapshots.iter().find(|it| is_same(volume, it, &header.to));
+    if let Some(received) = received {
+        bail!(
+            "the volume {at} has this snapshot already, as {at}@{}",
+            received.name
+        );
+    }
+    ensure!(
+        snapshots.iter().all(|it| it.name != *name),
+        "the volume {at} has another snapshot {name}; delete it, or receive the stream into another volume"
+    );
+    let newest = snapshots.first();
+    let from = match (header.from(), newest) {
+        (None, None) => None,
+        (None, Some(newest)) => bail!(
+            "the volume {at} has a snapshot, {}, and the stream has all of a volume; receive it into a new volume",
+            newest.name
+        ),
+        (Some(from), Some(newest)) if is_same(volume, newest, &from) => Some(newest),
+        (Some(from), newest) => bail!(
+            "the stream begins at the snapshot {} ({from}), and the newest snapshot of {at} is {}; send the changes since that one",
+            header.from_name,
+            newest.map_or("none".into(), |it| it.name.to_string())
+        ),
+    };
+    let start = &header.start;
+    if start.target_epoch != 0 {
+        ensure!(
+            (volume.id, volume.epoch.0) == (start.target, start.target_epoch),
+            "the volume {at} is not as the cut stream left it: it is another one, or it was attached since; send the stream \
+             from its start into a new volume"
+        );
+    } else if let Some(from) = from {
+        ensure!(
+            volume.epoch < from.epoch,
+            "the volume {at} was attached, and may have been written, since its snapshot {}; receive into a volume that nobody writes",
+            from.name
+        );
+    } else {
+        bail!(
+            "the volume {at} exists; a stream of all of a snapshot makes its volume, so name another one"
+        );
+    }
+    Ok(from.map(|it| it.name.clone()))
+}
+
+/// Whether a snapshot of the volume has this identity, or was received from the one with it.
+fn is_same(volume: &VolumeInfo, snapshot: &SnapshotInfo, identity: &SnapshotIdentity) -> bool {
+    let own = SnapshotIdentity {
+        volume: volume.id,
+        epoch: snapshot.epoch.0,
+    };
+    own == *identity || snapshot.labels.contains(&label(identity))
+}

@@ -1,0 +1,314 @@
+//! `pagemesh snapshot send`: writes a snapshot, or the changes between two, as a stream.
+
+use super::SnapshotPath;
+use super::source::{ChangedPart, Changes, SnapshotSource};
+use crate::args::{ManagerArgs, Transport};
+use crate::client::manager_client;
+use crate::output::{self, bytes};
+use anyhow::{Context, bail, ensure};
+use clap::Args;
+use pagemesh_base::units::Size;
+use pagemesh_manage::ManagerClient;
+use pagemesh_manage::wire::VolumeContent;
+use pagemesh_stream::{
+    Header, PAGE_BYTES, ResumeToken, StreamContent, StreamStart, StreamWriter, Totals,
+};
+use serde::Serialize;
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufWriter, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use uuid::Uuid;
+
+/// Bytes of changed pages between two checkpoints: a cut costs that many again.
+const CHECKPOINT_BYTES: u64 = 64 << 20;
+/// Level of zstd: the library's default.
+const LEVEL: i32 = 3;
+
+/// Write a snapshot as a stream to standard output or a file, for `snapshot receive`.
+///
+/// With `--from`, the stream has the changes since that snapshot. Hold both snapshots while the stream is on its way, so that
+/// it can be resumed.
+#[derive(Args)]
+pub struct SendArgs {
+    /// Snapshot.
+    #[arg(value_name = "VOLUME@NAME")]
+    pub snapshot: SnapshotPath,
+    /// Send only the changes since this earlier snapshot of the volume, which the receiver has.
+    #[arg(long, value_name = "VOLUME@EARLIER")]
+    pub from: Option<SnapshotPath>,
+    /// File for the stream, which must not exist; `-` is standard output. The file has the suffix `.partial` until it is whole.
+    #[arg(long, value_name = "FILE", default_value = "-")]
+    pub to: PathBuf,
+    /// Compress each record by zstd, if that makes it shorter.
+    #[arg(long)]
+    pub compress: bool,
+    /// Bytes of the stream per second, at most.
+    #[arg(long, value_name = "BYTES")]
+    pub rate: Option<Size>,
+    /// Send the rest of a stream that was cut: the token that `receive` printed, or stored in its `--resume-file`.
+    #[arg(long, value_name = "TOKEN")]
+    pub resume: Option<ResumeToken>,
+    /// Write no stream, but print the bytes of the changed pages: the most that a stream without compression has, but for its records' headers.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Transport to the bricks.
+    #[arg(long, value_enum, default_value = "auto")]
+    pub transport: Transport,
+    #[command(flatten)]
+    pub client: ManagerArgs,
+}
+
+/// The result, for programs.
+#[derive(Serialize)]
+struct Sent {
+    snapshot: String,
+    from: Option<String>,
+    /// The byte of the volume at which the stream begins.
+    start: u64,
+    /// Bytes of the pages that may differ.
+    changed_bytes: u64,
+    /// None at a dry run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stream: Option<SentStream>,
+}
+
+#[derive(Serialize)]
+struct SentStream {
+    stream_bytes: u64,
+    data_bytes: u64,
+    zero_bytes: u64,
+    summary: String,
+}
+
+/// Sends a snapshot.
+pub fn run(args: &SendArgs) -> anyhow::Result<()> {
+    let is_piped = args.to == Path::new("-");
+    ensure!(
+        args.dry_run || !is_piped || !io::stdout().is_terminal(),
+        "standard output is a terminal; send to a pipe, or to a file with --to FILE"
+    );
+    let manager = manager_client(&args.client)?;
+    let open = |path| SnapshotSource::open(&args.client, args.transport, &manager, path);
+    let source = open(&args.snapshot)?;
+    let from = args.from.as_ref().map(open).transpose()?;
+    let mut changes = Changes::new(&source, from.as_ref())?;
+    let header = header_of(&manager, args, &source, from.as_ref())?;
+    let start = header.start.position;
+    let changed_bytes = changes.count_bytes(start)?;
+    let mut sent = Sent {
+        snapshot: args.snapshot.to_string(),
+        from: args.from.as_ref().map(ToString::to_string),
+        start,
+        changed_bytes,
+        stream: None,
+    };
+    if args.dry_run {
+        return output::print(args.client.output, &sent, || {
+            let changed = bytes(changed_bytes);
+            format!("{} has {changed} of pages to send", args.snapshot)
+        });
+    }
+    if is_piped {
+        let out = io::stdout().lock();
+        let (_, done) = write_stream(args, out, &header, &mut changes, changed_bytes)?;
+        eprintln!("sent {}", text(&args.snapshot, &done));
+        return Ok(());
+    }
+    let done = write_file(args, |file| {
+        write_stream(args, file, &header, &mut changes, changed_bytes)
+    })?;
+    let shown = text(&args.snapshot, &done);
+    sent.stream = Some(done);
+    output::print(args.client.output, &sent, || format!("sent {shown}"))
+}
+
+fn text(path: &SnapshotPath, done: &SentStream) -> String {
+    let (data, stream) = (bytes(done.data_bytes), bytes(done.stream_bytes));
+    format!("{path}: {data} of pages in a stream of {stream}")
+}
+
+fn header_of(
+    manager: &ManagerClient,
+    args: &SendArgs,
+    source: &SnapshotSource,
+    from: Option<&SnapshotSource>,
+) -> anyhow::Result<Header> {
+    let from_epoch = from.map(|from| from.identity.epoch);
+    let start = match &args.resume {
+        None => StreamStart::default(),
+        Some(token) => {
+            ensure!(
+                token.to == source.identity && token.from_epoch == from_epoch,
+                "the token is of another stream; name the snapshots of that one, {} to send and {} for --from",
+                token.to,
+                token
+                    .from_epoch
+                    .map_or("none".into(), |it| format!("epoch {it}"))
+            );
+            token.start.clone()
+        }
+    };
+    let content = match manager.volume(&args.snapshot.volume)?.info.content {
+        VolumeContent::Blocks => StreamContent::Blocks,
+        VolumeContent::Files => StreamContent::Files,
+    };
+    Ok(Header {
+        stream: Uuid::new_v4(),
+        to: source.identity.clone(),
+        to_name: source.info.name.to_string(),
+        from_epoch,
+        from_name: from.map_or_else(String::new, |from| from.info.name.to_string()),
+        size_bytes: source.size_bytes(),
+        limit_bytes: source.info.size_bytes,
+        content,
+        created_unix_ms: source.info.created_unix_ms,
+        start,
+    })
+}
+
+/// Writes a file that has its name only once it is whole and durable.
+fn write_file(
+    args: &SendArgs,
+    write: impl FnOnce(File) -> anyhow::Result<(File, SentStream)>,
+) -> anyhow::Result<SentStream> {
+    let path = &args.to;
+    let mut partial = path.clone().into_os_string();
+    partial.push(".partial");
+    let partial = PathBuf::from(partial);
+    if path.exists() {
+        bail!("{} exists; name another file with --to", path.display());
+    }
+    let file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .open(&partial);
+    let file = file.with_context(|| {
+        format!(
+            "cannot make {}; remove it if it is a rest of another stream",
+            partial.display()
+        )
+    })?;
+    let (file, sent) =
+        write(file).with_context(|| format!("{} has a stream that was cut", partial.display()))?;
+    file.sync_all()
+        .with_context(|| format!("cannot store {}", partial.display()))?;
+    std::fs::rename(&partial, path)
+        .with_context(|| format!("cannot rename {}", partial.display()))?;
+    Ok(sent)
+}
+
+fn write_stream<W: Write>(
+    args: &SendArgs,
+    out: W,
+    header: &Header,
+    changes: &mut Changes,
+    changed_bytes: u64,
+) -> anyhow::Result<(W, SentStream)> {
+    let out = BufWriter::with_capacity(1 << 20, PacedWriter::new(out, args.rate));
+    let level = args.compress.then_some(LEVEL);
+    let mut stream = StreamWriter::new(out, header, level)?;
+    let mut summary = header.start.summary;
+    let bar = output::progress("sending");
+    bar.set_length(changed_bytes);
+    let mut unchecked = 0;
+    changes.visit(header.start.position, |part| {
+        part.add_to(&mut summary);
+        write_part(&mut stream, &part)?;
+        let len = part.new.len() as u64;
+        bar.inc(len);
+        unchecked += len;
+        if unchecked >= CHECKPOINT_BYTES {
+            unchecked = 0;
+            stream.checkpoint(part.offset + len, summary)?;
+        }
+        Ok(())
+    })?;
+    bar.finish_and_clear();
+    let before_end = stream.stored_bytes();
+    let (out, totals) = stream.end(summary)?;
+    let out = out.into_inner().map_err(io::IntoInnerError::into_error)?;
+    let Totals {
+        data_bytes,
+        zero_bytes,
+        ..
+    } = totals;
+    let sent = SentStream {
+        stream_bytes: out.written.max(before_end),
+        data_bytes,
+        zero_bytes,
+        summary: summary.to_string(),
+    };
+    Ok((out.out, sent))
+}
+
+/// Writes the pages that differ, as runs of data and of zeroes.
+fn write_part<W: Write>(stream: &mut StreamWriter<W>, part: &ChangedPart) -> anyhow::Result<()> {
+    #[derive(PartialEq)]
+    enum Page {
+        Same,
+        Zero,
+        Data,
+    }
+    let pages: Vec<Page> = part
+        .new
+        .chunks(PAGE_BYTES)
+        .zip(part.old.chunks(PAGE_BYTES))
+        .map(|(new, old)| match new == old {
+            true => Page::Same,
+            false if new.iter().all(|byte| *byte == 0) => Page::Zero,
+            false => Page::Data,
+        })
+        .collect();
+    let mut at = 0;
+    for run in pages.chunk_by(|a, b| a == b) {
+        let len = run.len() * PAGE_BYTES;
+        let offset = part.offset + at as u64;
+        match run[0] {
+            Page::Same => {}
+            Page::Zero => stream.zeroes(offset, len as u64)?,
+            Page::Data => stream.data(offset, &part.new[at..at + len])?,
+        }
+        at += len;
+    }
+    Ok(())
+}
+
+/// A writer that sleeps, so that it does not exceed its rate on average.
+struct PacedWriter<W> {
+    out: W,
+    rate: Option<u64>,
+    began: Instant,
+    written: u64,
+}
+
+impl<W> PacedWriter<W> {
+    fn new(out: W, rate: Option<Size>) -> PacedWriter<W> {
+        PacedWriter {
+            out,
+            rate: rate.map(|rate| rate.0.max(1)),
+            began: Instant::now(),
+            written: 0,
+        }
+    }
+}
+
+impl<W: Write> Write for PacedWriter<W> {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        // Slow streams flow in small pieces.
+        let most = self
+            .rate
+            .map_or(usize::MAX, |rate| (rate / 8).max(4096) as usize);
+        let count = self.out.write(&data[..data.len().min(most)])?;
+        self.written += count as u64;
+        if let Some(rate) = self.rate {
+            let due = Duration::from_secs_f64(self.written as f64 / rate as f64);
+            std::thread::sleep(due.saturating_sub(self.began.elapsed()));
+        }
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}

@@ -1,0 +1,194 @@
+//! A snapshot that this process reads, and its changes since an earlier one.
+
+use super::SnapshotPath;
+use super::space_io::SpaceIo;
+use crate::args::{ManagerArgs, Transport as TransportArg};
+use crate::key;
+use anyhow::{Context, ensure};
+use pagemesh_base::authority::ResolvedLayout;
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::space::Space;
+use pagemesh_fabric::limits::Timeouts;
+use pagemesh_manage::ManagerClient;
+use pagemesh_manage::authority::resolved_layout;
+use pagemesh_manage::wire::SnapshotInfo;
+use pagemesh_stream::{ContentSummary, PAGE_BYTES, SnapshotIdentity};
+use pagemesh_volume::{SnapshotSpace, Transport, Transports};
+use std::sync::Arc;
+
+/// Bytes of one read. Bricks get it in pieces.
+const READ_BYTES: u64 = 4 << 20;
+
+/// A snapshot, and the copies to read it from.
+pub struct SnapshotSource {
+    pub info: SnapshotInfo,
+    pub identity: SnapshotIdentity,
+    space: SnapshotSpace,
+    layout: ResolvedLayout,
+}
+
+impl SnapshotSource {
+    /// Finds a snapshot at the manager. It connects to bricks at the first read.
+    pub fn open(
+        args: &ManagerArgs,
+        transport: TransportArg,
+        manager: &ManagerClient,
+        path: &SnapshotPath,
+    ) -> anyhow::Result<SnapshotSource> {
+        let detail = manager.snapshot(&path.volume, &path.name)?;
+        let key = key::find(args.key.as_deref(), &args.manager)?;
+        let transport = match transport {
+            TransportArg::Auto => Transport::Auto,
+            TransportArg::Map => Transport::Map,
+            TransportArg::Tcp => Transport::Tcp,
+        };
+        let connector = Arc::new(Transports::new(key, transport, Timeouts::default()));
+        let layout = resolved_layout(detail.layout, detail.bricks);
+        let epoch = detail.info.epoch.0;
+        let space = SnapshotSpace::new(connector, &layout, Epoch(epoch))
+            .with_context(|| format!("cannot read {path}"))?;
+        Ok(SnapshotSource {
+            identity: SnapshotIdentity {
+                volume: layout.layout.volume,
+                epoch,
+            },
+            info: detail.info,
+            space,
+            layout,
+        })
+    }
+
+    /// Bytes of the volume.
+    pub fn size_bytes(&self) -> u64 {
+        self.space.size_bytes()
+    }
+}
+
+/// The differences between two snapshots, or all of one.
+pub struct Changes {
+    lister: SpaceIo,
+    new: SpaceIo,
+    old: Option<(SpaceIo, u64)>,
+    size_bytes: u64,
+}
+
+/// A part of a volume as it was, and as it is.
+pub struct ChangedPart {
+    pub offset: u64,
+    pub new: Vec<u8>,
+    pub old: Vec<u8>,
+}
+
+impl ChangedPart {
+    /// Adds the difference of its pages.
+    pub fn add_to(&self, summary: &mut ContentSummary) {
+        let pages = self.new.chunks(PAGE_BYTES).zip(self.old.chunks(PAGE_BYTES));
+        let mut offset = self.offset;
+        for (new, old) in pages {
+            if new != old {
+                summary.subtract(offset, old);
+                summary.add(offset, new);
+            }
+            offset += PAGE_BYTES as u64;
+        }
+    }
+}
+
+impl Changes {
+    /// The changes of a snapshot since an earlier one of its volume; all of it if there is none.
+    pub fn new(source: &SnapshotSource, from: Option<&SnapshotSource>) -> anyhow::Result<Changes> {
+        let Some(from) = from else {
+            return Ok(Changes {
+                lister: SpaceIo::open(&source.space)?,
+                new: SpaceIo::open(&source.space)?,
+                old: None,
+                size_bytes: source.size_bytes(),
+            });
+        };
+        ensure!(
+            from.identity.volume == source.identity.volume,
+            "{}@{} is no snapshot of {}; send the changes between snapshots of one volume",
+            from.info.volume,
+            from.info.name,
+            source.info.volume
+        );
+        ensure!(
+            from.identity.epoch < source.identity.epoch,
+            "{}@{} is not earlier than {}@{}; name the earlier one with --from",
+            from.info.volume,
+            from.info.name,
+            source.info.volume,
+            source.info.name
+        );
+        let changed = source
+            .space
+            .changes_since(&from.layout, Epoch(from.identity.epoch))?;
+        Ok(Changes {
+            lister: SpaceIo::open(&changed)?,
+            new: SpaceIo::open(&source.space)?,
+            old: Some((SpaceIo::open(&from.space)?, from.size_bytes())),
+            size_bytes: source.size_bytes(),
+        })
+    }
+
+    /// Calls `visit` with each changed range from this byte on, in order.
+    fn visit_ranges(
+        &mut self,
+        start: u64,
+        mut visit: impl FnMut(&mut Changes, u64, u64) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let mut at = start;
+        while at < self.size_bytes {
+            let extents = self.lister.extents(at, self.size_bytes - at)?;
+            for extent in extents {
+                if extent.mapped {
+                    visit(self, at, extent.len)?;
+                }
+                at += extent.len;
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes of the changed pages from this byte on. It reads none of them.
+    pub fn count_bytes(&mut self, start: u64) -> anyhow::Result<u64> {
+        let mut count = 0;
+        self.visit_ranges(start, |_, _, len| {
+            count += len;
+            Ok(())
+        })?;
+        Ok(count)
+    }
+
+    /// Calls `visit` with each changed part from this byte on, in order. It holds one part in memory.
+    pub fn visit(
+        &mut self,
+        start: u64,
+        mut visit: impl FnMut(ChangedPart) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        self.visit_ranges(start, |changes, offset, len| {
+            let end = offset + len;
+            let mut offset = offset;
+            while offset < end {
+                let len = READ_BYTES.min(end - offset) as u32;
+                visit(changes.read(offset, len)?)?;
+                offset += u64::from(len);
+            }
+            Ok(())
+        })
+    }
+
+    fn read(&mut self, offset: u64, len: u32) -> anyhow::Result<ChangedPart> {
+        let new = self.new.read(offset, len)?;
+        let mut old = Vec::new();
+        if let Some((earlier, size_bytes)) = &mut self.old
+            && offset < *size_bytes
+        {
+            let len = u64::from(len).min(*size_bytes - offset) as u32;
+            old = earlier.read(offset, len)?;
+        }
+        // Behind its end, the volume had zeroes.
+        old.resize(new.len(), 0);
+        Ok(ChangedPart { offset, new, old })
+    }
+}
