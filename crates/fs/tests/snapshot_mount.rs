@@ -1,6 +1,7 @@
 //! Mounts of snapshots: images of one moment that must not change.
 
-#![allow(clippy::unwrap_used)] // Tests.
+#![allow(clippy::unwrap_used)]
+#![allow(dead_code)] // The support has more.
 
 mod support;
 
