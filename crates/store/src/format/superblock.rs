@@ -318,11 +318,8 @@ impl Superblock {
         {
             return Err(BEYOND_LIMIT);
         }
-        let log = &page[VERSION_LOG_AT..PATHS_AT];
-        let version_log = VersionLogPlace::decode(log, &geometry.frame_numbers())
-            .map_err(BadSuperblock::Inconsistent)?;
         Ok(Superblock {
-            version_log,
+            version_log: decode_version_log(page, &geometry)?,
             pool: Uuid::from_bytes(field(page, 16)),
             generation: get_u64(page, 32),
             incarnation: Incarnation(get_u32(page, 40)),
@@ -397,6 +394,14 @@ fn decode_geometry(page: &[u8; PAGE_BYTES]) -> Result<Geometry, &'static str> {
     let entries = &page[HEADS_END..DEVICES_END];
     geometry.devices = DeviceTable::decode(entries, geometry.pool_bytes / PAGE)?;
     Ok(geometry)
+}
+
+fn decode_version_log(
+    page: &[u8; PAGE_BYTES],
+    geometry: &Geometry,
+) -> Result<VersionLogPlace, BadSuperblock> {
+    let place = VersionLogPlace::decode(&page[VERSION_LOG_AT..PATHS_AT], &geometry.frame_numbers());
+    place.map_err(BadSuperblock::Inconsistent)
 }
 
 fn decode_bitmap_ends(

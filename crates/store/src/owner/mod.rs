@@ -19,4 +19,5 @@ mod reclaim;
 pub mod scrub;
 mod session_retirement;
 pub(crate) mod session_table;
+mod version_store;
 pub mod versions;

@@ -106,10 +106,9 @@ impl<'m, M: Media> Replay<'m, M> {
         }
         if !ordered {
             // The slots that tell which records replaced them may be gone.
-            for version in load_versions(self.media, &self.version_log, self.pool) {
-                if let Some(version) = version {
-                    self.record_kept_frame(version.frame);
-                }
+            let logged = load_versions(self.media, &self.version_log, self.pool);
+            for version in logged.into_iter().flatten() {
+                self.record_kept_frame(version.frame);
             }
         }
         Ok(())

@@ -5,7 +5,8 @@
 use super::super::checkpoint::{CheckpointLimits, CheckpointPass};
 use super::super::error::ObjectError;
 use super::super::pool::Pool;
-use super::{LEAF_PAGES, PendingVersion};
+use super::super::version_store::PendingVersion;
+use super::LEAF_PAGES;
 use crate::defect::{self, Defect};
 use crate::format::geometry::frame_at;
 use crate::format::journal::{JournalChunk, NextEntry};

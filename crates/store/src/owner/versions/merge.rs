@@ -8,8 +8,8 @@
 
 use super::super::error::ObjectError;
 use super::super::pool::Pool;
+use super::super::version_store::{MergeBatch, PendingVersion, SliceVersions};
 use super::blocks::EditedVersions;
-use super::{PendingVersion, SliceVersions};
 use crate::defect::{self, Defect};
 use crate::format::object::Object;
 use crate::format::version_pages::{BlockNo, HEAD_PAGE};
@@ -24,15 +24,6 @@ use std::ops::Bound;
 const STEP_PAGES: usize = 32;
 /// Leaves of one step.
 const STEP_LEAVES: usize = 64;
-
-/// A merge in progress.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct MergeBatch {
-    /// Lines below are merged.
-    end: u64,
-    /// The leaf to continue with.
-    next: (ObjectId, u64),
-}
 
 /// Frames to be linked, by block and entry.
 type Links = BTreeMap<BlockNo, BTreeMap<usize, FrameNo>>;

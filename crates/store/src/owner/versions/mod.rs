@@ -29,6 +29,7 @@ mod view;
 
 use super::error::ObjectError;
 use super::pool::Pool;
+use super::version_store::SliceVersions;
 use crate::defect::{self, Defect};
 use crate::format::object::{Object, ObjectRole, ObjectState};
 use crate::format::record::{Change, Record};
@@ -39,14 +40,11 @@ use crate::format::version_pages::{
 };
 use crate::recovery::PoolError;
 use crate::shared::error::StoreError;
-use merge::MergeBatch;
 use pagemesh_base::ids::{EPOCH_MAX, Epoch, ObjectId, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
 use pages::PageEdits;
-use std::collections::{BTreeMap, HashMap};
-use sweep::Sweep;
 use uuid::Uuid;
 pub use view::VersionLeaf;
 
@@ -54,70 +52,6 @@ pub use view::VersionLeaf;
 const VERSIONS_ID: u128 = 0x7665_7273_696f_6e73_7665_7273_696f_6e73;
 /// Slots of one leaf of a page table.
 const LEAF_PAGES: u64 = crate::format::table::NODE_SLOTS;
-
-/// A line of the version log that is not merged yet.
-#[derive(Clone, Copy, Debug)]
-struct PendingVersion {
-    /// The position of its line.
-    position: u64,
-    version: Version,
-}
-
-/// The versions of one slice.
-struct SliceVersions {
-    /// The object with the versions.
-    object: ObjectId,
-    head: VersionsHead,
-    /// Ascending.
-    snapshots: Vec<Epoch>,
-    sweep: Option<Sweep>,
-    /// A page of the object cannot be used. The snapshots cannot be read, and nothing is freed.
-    is_damaged: bool,
-}
-
-/// The versions of all slices.
-#[derive(Default)]
-pub(crate) struct VersionStore {
-    /// By the object of the slice.
-    slices: HashMap<ObjectId, SliceVersions>,
-    /// Lines of the log that are not merged, by object and leaf.
-    pending: BTreeMap<(ObjectId, u64), Vec<PendingVersion>>,
-    /// The number of all pending lines.
-    pending_lines: u64,
-    /// Lines below this position were in the log when the pool was opened. They may be merged already.
-    recovered_tail: u64,
-    /// Lines below this position are merged.
-    merged_head: u64,
-    batch: Option<MergeBatch>,
-    /// The log had no room for all versions of the last checkpoint.
-    is_checkpoint_limited: bool,
-    /// The last merge found no free frame.
-    is_out_of_room: bool,
-}
-
-impl VersionStore {
-    fn of(&self, object: ObjectId) -> Option<&SliceVersions> {
-        self.slices.get(&object)
-    }
-}
-
-impl SliceVersions {
-    fn has_snapshot(&self, snapshot: Epoch) -> bool {
-        self.snapshots.binary_search(&snapshot).is_ok()
-    }
-
-    /// Whether some snapshot sees a version.
-    fn is_seen(&self, birth: Epoch, death: Epoch) -> bool {
-        let first = self
-            .snapshots
-            .partition_point(|&snapshot| snapshot <= birth);
-        self.snapshots.get(first).is_some_and(|&it| it <= death)
-    }
-
-    fn newest(&self) -> Epoch {
-        self.snapshots.last().copied().unwrap_or(Epoch(0))
-    }
-}
 
 /// The identity of the object with the versions of a slice, and back.
 fn other_id(slice: SliceId) -> SliceId {

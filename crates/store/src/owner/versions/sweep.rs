@@ -4,6 +4,7 @@
 
 use super::super::error::ObjectError;
 use super::super::pool::Pool;
+use super::super::version_store::Sweep;
 use super::blocks::{Block, EditedVersions};
 use crate::defect::{self, Defect};
 use crate::format::version_pages::{BLOCK_ENTRIES, BlockEntries};
@@ -17,14 +18,6 @@ const STEP_LEAVES: u64 = 16;
 const STEP_EMPTY_LEAVES: u64 = 1 << 14;
 /// Blocks that one transaction gives back.
 const FREED_BLOCKS_MAX: usize = 8;
-
-/// The progress of a sweep.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Sweep {
-    /// The tail of the log when the snapshot was dropped.
-    after: u64,
-    next_leaf: u64,
-}
 
 impl<M: Media> Pool<M> {
     /// Begins a sweep, or begins it again.

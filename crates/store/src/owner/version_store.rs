@@ -1,0 +1,87 @@
+//! The owner's memory of versions for snapshots, as `versions` keeps it.
+
+use crate::format::version_log::Version;
+use crate::format::version_pages::VersionsHead;
+use pagemesh_base::ids::{Epoch, ObjectId};
+use std::collections::{BTreeMap, HashMap};
+
+/// A line of the version log that is not merged yet.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PendingVersion {
+    /// The position of its line.
+    pub(super) position: u64,
+    pub(super) version: Version,
+}
+
+/// The versions of one slice.
+pub(super) struct SliceVersions {
+    /// The object with the versions.
+    pub(super) object: ObjectId,
+    pub(super) head: VersionsHead,
+    /// Ascending.
+    pub(super) snapshots: Vec<Epoch>,
+    pub(super) sweep: Option<Sweep>,
+    /// A page of the object cannot be used. The snapshots cannot be read, and nothing is freed.
+    pub(super) is_damaged: bool,
+}
+
+/// The versions of all slices.
+#[derive(Default)]
+pub(crate) struct VersionStore {
+    /// By the object of the slice.
+    pub(super) slices: HashMap<ObjectId, SliceVersions>,
+    /// Lines of the log that are not merged, by object and leaf.
+    pub(super) pending: BTreeMap<(ObjectId, u64), Vec<PendingVersion>>,
+    /// The number of all pending lines.
+    pub(super) pending_lines: u64,
+    /// Lines below this position were in the log when the pool was opened. They may be merged already.
+    pub(super) recovered_tail: u64,
+    /// Lines below this position are merged.
+    pub(super) merged_head: u64,
+    pub(super) batch: Option<MergeBatch>,
+    /// The log had no room for all versions of the last checkpoint.
+    pub(super) is_checkpoint_limited: bool,
+    /// The last merge found no free frame.
+    pub(super) is_out_of_room: bool,
+}
+
+impl VersionStore {
+    pub(super) fn of(&self, object: ObjectId) -> Option<&SliceVersions> {
+        self.slices.get(&object)
+    }
+}
+
+impl SliceVersions {
+    pub(super) fn has_snapshot(&self, snapshot: Epoch) -> bool {
+        self.snapshots.binary_search(&snapshot).is_ok()
+    }
+
+    /// Whether some snapshot sees a version.
+    pub(super) fn is_seen(&self, birth: Epoch, death: Epoch) -> bool {
+        let first = self
+            .snapshots
+            .partition_point(|&snapshot| snapshot <= birth);
+        self.snapshots.get(first).is_some_and(|&it| it <= death)
+    }
+
+    pub(super) fn newest(&self) -> Epoch {
+        self.snapshots.last().copied().unwrap_or(Epoch(0))
+    }
+}
+
+/// A merge in progress.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MergeBatch {
+    /// Lines below are merged.
+    pub(super) end: u64,
+    /// The leaf to continue with.
+    pub(super) next: (ObjectId, u64),
+}
+
+/// The progress of a sweep.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sweep {
+    /// The tail of the log when the snapshot was dropped.
+    pub(super) after: u64,
+    pub(super) next_leaf: u64,
+}
