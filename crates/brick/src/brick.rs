@@ -388,8 +388,7 @@ impl<M: Media> Brick<M> {
     }
 
     pub(crate) fn pool(&self) -> MutexGuard<'_, Pool<M>> {
-        let pool = lock(&self.pool);
-        pool
+        lock(&self.pool)
     }
 
     /// The figures of the disk below the pool. None for a pool in memory.
