@@ -8,7 +8,7 @@ use std::fmt;
 /// first 16 bytes, little endian, of the SHA-256 of the page's offset (8 bytes, little endian) and its bytes.
 ///
 /// A stream of changes has the difference of the summaries of its two snapshots, so neither end reads pages that did
-/// not change. It finds defects and damage; it is no proof against an attacker who writes the stream.
+/// not change. It finds defects and damage; it is no proof against a forged stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ContentSummary(u128);
 

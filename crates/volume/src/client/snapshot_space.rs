@@ -99,7 +99,7 @@ impl SnapshotSpace {
         })))
     }
 
-    /// The same snapshot, whose extents are the changes since an earlier one of the volume: a mapped extent
+    /// The same snapshot. Its extents are the changes since an earlier one of the volume: a mapped extent
     /// may differ, and the others are equal. `layout` is the layout that the earlier one was cut under. Only
     /// copies that are in sync in both are asked: another copy may have got equal bytes by a resync alone.
     ///

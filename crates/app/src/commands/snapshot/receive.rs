@@ -1,6 +1,6 @@
 //! `pagemesh snapshot receive`: writes a stream to a volume, and makes its snapshot there.
 //!
-//! Invariants: the snapshot exists only after the whole stream was intact, and only if the volume has its content then.
+//! Invariants: the snapshot is made only after the whole stream was intact, and deleted if it has other content.
 //! A stream of changes is written only to a volume that has the content of its start.
 
 mod target;
@@ -31,8 +31,8 @@ use target::Target;
 /// Write a stream of `snapshot send` from standard input to a volume, and make its snapshot there.
 ///
 /// A stream of all of a snapshot makes the volume. A stream of changes needs the volume that received the earlier
-/// snapshot, without a write since. The snapshot is made, under its name at the sender, after all of the stream has arrived intact and the
-/// volume has its content.
+/// snapshot, without a write since. The snapshot is made, under its name at the sender, after all of the stream has arrived intact. It is
+/// deleted if its content is not that of the stream.
 #[derive(Args)]
 pub struct ReceiveArgs {
     /// Volume to make, or to write the changes to.

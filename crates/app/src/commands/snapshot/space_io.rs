@@ -10,7 +10,7 @@ const CHANGES_MAX: usize = 16;
 /// Bytes of one request that clears a range.
 const CLEAR_BYTES_MAX: u64 = 256 << 20;
 
-/// A channel of a space, whose caller waits.
+/// A channel of a space. Its caller waits.
 pub struct SpaceIo {
     channel: Box<dyn Channel>,
     completions: Vec<Completion>,
