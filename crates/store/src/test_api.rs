@@ -114,7 +114,7 @@ impl<M: Media> PoolInternals for Pool<M> {
     fn grant_frames(&mut self, number: u32, wanted: u64) {
         let frames = &mut self.frame_allocator;
         let session = self.sessions.session(number);
-        session.refill(&self.mapping, number, frames, (wanted, u64::MAX));
+        session.refill(&self.mapping, number, frames, (wanted, u64::MAX), 0);
     }
 
     fn merge_versions_soon(&mut self) {

@@ -260,3 +260,43 @@ fn snapshot_order_and_unknown_snapshot_are_refused() {
     let grown = bed.pool.resize(SLICE, (PAGES + 600) * PAGE);
     assert!(matches!(grown, Err(ObjectError::HasSnapshots(_))));
 }
+
+#[test]
+fn full_pool_drops_snapshots_and_takes_writes_again() {
+    let mut bed = Bed::new();
+    let mut snapshots = Vec::new();
+    let is_full = 'filling: loop {
+        snapshots.push(bed.snapshot());
+        for page in 0..PAGES {
+            let stamp = bed.stamp();
+            let data = vec![snapshots.len() as u8; PAGE_BYTES];
+            let mut tries = 0;
+            loop {
+                while bed.pool.maintain().expect("sound") {}
+                let (session, handle) = (&mut bed.session, bed.handle);
+                let legs = &mut [LegSession { session, handle }];
+                match write(legs, page * PAGE, &data, stamp).map_err(|failure| failure.cause) {
+                    Ok(()) => break,
+                    Err(StoreError::TimedOut) if tries < 10 => tries += 1,
+                    Err(StoreError::NoSpace | StoreError::TimedOut) => break 'filling true,
+                    Err(cause) => panic!("{cause}"),
+                }
+            }
+            bed.live.insert(page, data);
+        }
+    };
+    assert!(
+        is_full && snapshots.len() > 2,
+        "{} snapshots",
+        snapshots.len()
+    );
+    bed.check();
+    for snapshot in snapshots {
+        bed.drop_snapshot(snapshot);
+    }
+    for _ in 0..2000 {
+        bed.pool.maintain().expect("sound");
+    }
+    bed.check_pool();
+    bed.write(0, &[9; PAGE_BYTES]);
+}

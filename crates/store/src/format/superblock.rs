@@ -296,8 +296,8 @@ impl Superblock {
         };
         features.check()?;
         let geometry = decode_geometry(page).map_err(BadSuperblock::Inconsistent)?;
-        let (used_frames, objects_end) = (get_u64(page, 80), get_u32(page, 88));
-        let lanes_end = get_u32(page, 92);
+        let used_frames = get_u64(page, 80);
+        let [objects_end, lanes_end] = [88, 92].map(|at| get_u32(page, at));
         if used_frames > geometry.frame_bytes() / PAGE
             || objects_end > geometry.object_count()
             || lanes_end > geometry.journals
@@ -311,8 +311,7 @@ impl Superblock {
         let heads = (HEADS_AT..).step_by(8).take(in_page);
         let mut heads: Vec<u64> = heads.map(|at| get_u64(page, at)).collect();
         heads.resize(geometry.journals as usize, 0);
-        let mut counts = [32, 48].map(|at| get_u64(page, at)).into_iter();
-        if counts.any(|count| count > COUNT_MAX)
+        if [32, 48].iter().any(|&at| get_u64(page, at) > COUNT_MAX)
             || heads.iter().any(|&head| head > COUNT_MAX)
             || get_u32(page, 40) == u32::MAX
         {

@@ -64,9 +64,10 @@ impl<M: Media> Pool<M> {
 
     fn refill_wanted(&mut self, number: u32, wanted: u64) {
         let limit = self.grant_limit();
+        let reserved = self.reserved_frames();
         let session_state = self.sessions.session(number);
         let (mapping, frames) = (&self.mapping, &mut self.frame_allocator);
-        session_state.refill(mapping, number, frames, (wanted, limit));
+        session_state.refill(mapping, number, frames, (wanted, limit), reserved);
     }
 
     /// Answers a waiting session.
@@ -105,7 +106,8 @@ impl<M: Media> Pool<M> {
     }
 
     fn lacks_frames(&self, wanted: u64) -> bool {
-        self.frame_allocator.free_of(FrameClass::Memory) < wanted
+        let free = self.frame_allocator.free_of(FrameClass::Memory);
+        free < wanted + self.reserved_frames()
     }
 
     /// Recalls grants from sessions that have no operation in progress.

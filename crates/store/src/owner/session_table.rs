@@ -122,19 +122,29 @@ impl SessionTable {
 }
 
 impl SessionState {
-    /// Grants more frames, up to a target below `limit`, but so many as are wanted.
+    /// Grants more frames, up to a target below `limit`, but so many as are wanted. `reserved` ones stay free.
     pub(crate) fn refill<M: Media>(
         &mut self,
         mapping: &PoolMapping<M>,
         number: u32,
         frames: &mut FrameAllocator,
         (wanted, limit): (u64, u64),
+        reserved: u64,
     ) {
         let target = mapping.geometry().journal_lines().min(GRANT_MAX).min(limit);
+        let free = frames.free_of(FrameClass::Memory).saturating_sub(reserved);
         let target = target
-            .min(frames.free_of(FrameClass::Memory) / GRANT_PART)
-            .max(wanted);
+            .min(free / GRANT_PART)
+            .max(wanted)
+            .min(self.unused_frames(mapping, number) + free);
         self.grant(mapping, number, frames, target);
+    }
+
+    /// Granted frames that the session has not used.
+    fn unused_frames<M: Media>(&self, mapping: &PoolMapping<M>, number: u32) -> u64 {
+        let cells = mapping.control.session_cells(number);
+        let granted = cells.granted().load(Ordering::Relaxed);
+        granted.saturating_sub(cells.consumed().load(Ordering::Acquire))
     }
 
     /// Grants more frames, until `target` are granted and not used.

@@ -21,6 +21,8 @@ pub(super) struct SliceVersions {
     /// Ascending.
     pub(super) snapshots: Vec<Epoch>,
     pub(super) sweep: Option<Sweep>,
+    /// The slice is deleted: the tail of the log at that time.
+    pub(super) retires_after: Option<u64>,
     /// A page of the object cannot be used. The snapshots cannot be read, and nothing is freed.
     pub(super) is_damaged: bool,
 }

@@ -405,37 +405,37 @@ const DEFECTS: &[(Defect, Workload, &str)] = &[
 ];
 
 /// Runs the workload until a check fails.
-fn run_workload(workload: Workload, tally: &mut CheckCounts) -> Result<(), CheckFailure> {
+fn run_workload(workload: Workload, counts: &mut CheckCounts) -> Result<(), CheckFailure> {
     match workload {
         Operations(kind) => {
             for op in fixed::all_ops() {
-                fixed::enumerate(kind, &[op, super::ops::Op::Flush], 0, POINT_BUDGET, tally)?;
+                fixed::enumerate(kind, &[op, super::ops::Op::Flush], 0, POINT_BUDGET, counts)?;
             }
         }
         Pairs(kind) => {
             for (known, mut pair) in fixed::op_pairs() {
                 pair.push(super::ops::Op::Flush);
-                fixed::enumerate(kind, &pair, known, PAIR_BUDGET, tally)?;
-                if tally.images > IMAGES_MAX {
+                fixed::enumerate(kind, &pair, known, PAIR_BUDGET, counts)?;
+                if counts.images > IMAGES_MAX {
                     break;
                 }
             }
         }
-        Deaths(dead) => fixed::deaths(MediumKind::Memory, dead, POINT_BUDGET, tally)?,
-        Laps(kind) => fixed::laps(kind, POINT_BUDGET, tally)?,
-        Devices(kind) => devices(kind, POINT_BUDGET, tally)?,
-        Tier => tier::tier(TIER_SEQUENCES, POINT_BUDGET, tally)?,
-        Snapshots(kind) => snapshots::sequences(kind, IMAGES_MAX, tally)?,
-        SlotOnlyFrame => fixed::slot_only_frame(tally)?,
-        Corrections(kind) => correction::corrections(kind, CORRECTIONS.budget, tally)?,
-        SkippedRecords(kind) => correction::skipped_records(kind, CORRECTIONS.budget, tally)?,
+        Deaths(dead) => fixed::deaths(MediumKind::Memory, dead, POINT_BUDGET, counts)?,
+        Laps(kind) => fixed::laps(kind, POINT_BUDGET, counts)?,
+        Devices(kind) => devices(kind, POINT_BUDGET, counts)?,
+        Tier => tier::tier(TIER_SEQUENCES, POINT_BUDGET, counts)?,
+        Snapshots(kind) => snapshots::sequences(kind, IMAGES_MAX, counts)?,
+        SlotOnlyFrame => fixed::slot_only_frame(counts)?,
+        Corrections(kind) => correction::corrections(kind, CORRECTIONS.budget, counts)?,
+        SkippedRecords(kind) => correction::skipped_records(kind, CORRECTIONS.budget, counts)?,
         Sequences(kind, is_full) => {
             for seed in 1.. {
                 let mut own = CheckCounts::default();
                 let outcome = random::run(plan(kind, is_full), seed, &mut own);
-                tally.add(&own);
+                counts.add(&own);
                 outcome?;
-                if tally.images > IMAGES_MAX {
+                if counts.images > IMAGES_MAX {
                     break;
                 }
             }

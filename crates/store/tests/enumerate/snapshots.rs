@@ -28,7 +28,7 @@ const LEAF: u64 = 512;
 const LIVES: u64 = 3;
 const OPS_PER_LIFE: u64 = 14;
 /// Images that the tests check at least, for each kind of medium.
-const IMAGES_MIN: u64 = 25_000;
+const IMAGES_MIN: u64 = 15_000;
 const BUDGET: Budget = Budget {
     all_max: 12,
     sampled: 5,

@@ -19,14 +19,20 @@ use crate::recovery::PoolError;
 use crate::shared::control::FrameRun;
 use crate::shared::error::StoreError;
 use pagemesh_base::ids::Seq;
+use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
 
 /// The log of a pool has a line for so many frames, and more for its journals.
 const FRAMES_PER_LINE: u64 = 8;
+/// Lines of the longest log, apart from those for journals. Lines that are not merged are in memory.
+const LINES_MAX: u64 = 1 << 21;
 /// Journals full of the records with most pages that the log has room for, besides.
 const JOURNALS_IN_LOG: u64 = 4;
 /// Pages of one line of a journal, at most.
 const PAGES_PER_JOURNAL_LINE: u64 = 3;
+/// Frames for the owner's changes of versions, or this part of a small pool.
+const RESERVED_FRAMES: u64 = 256;
+const RESERVED_PART: u64 = 64;
 /// Frames that a session may hold, however little room the log has: a long record needs half as many.
 const GRANT_MIN: u64 = 512;
 /// Merging begins when this part of the log has lines.
@@ -38,8 +44,10 @@ impl<M: Media> Pool<M> {
         if self.superblock.version_log.is_present() {
             return Ok(());
         }
-        let lines = self.superblock.geometry.frame_bytes() / 4096 / FRAMES_PER_LINE
-            + self.mapping.geometry().journal_lines() * PAGES_PER_JOURNAL_LINE * JOURNALS_IN_LOG;
+        let frames = self.superblock.geometry.frame_bytes() / PAGE_BYTES as u64;
+        let journal_lines = self.mapping.geometry().journal_lines();
+        let of_journals = journal_lines * PAGES_PER_JOURNAL_LINE * JOURNALS_IN_LOG;
+        let lines = (frames / FRAMES_PER_LINE).min(LINES_MAX) + of_journals;
         let runs = self.allocate_log_frames(lines.div_ceil(FRAME_LINES))?;
         // The superblock names the frames before their bits are stored: a crash in between loses none.
         self.superblock.features.incompatible |= Features::VERSIONS;
@@ -190,6 +198,15 @@ impl<M: Media> Pool<M> {
             rest -= pages;
         }
         Ok(CheckpointLimits::full(reach.checkpoint))
+    }
+
+    /// Free frames that no session gets: a full pool must still drop snapshots.
+    pub(in crate::owner) fn reserved_frames(&self) -> u64 {
+        let frames = self.superblock.geometry.frame_bytes() / PAGE_BYTES as u64;
+        match self.superblock.version_log.is_present() {
+            true => RESERVED_FRAMES.min(frames / RESERVED_PART),
+            false => 0,
+        }
     }
 
     /// The frames that one session may hold: each may replace a version, and a recovery logs all that are not logged yet.

@@ -215,6 +215,7 @@ impl<M: Media> Pool<M> {
             head,
             snapshots: Vec::new(),
             sweep: None,
+            retires_after: None,
             is_damaged: false,
         };
         self.versions.slices.insert(object, versions);
@@ -269,6 +270,7 @@ impl<M: Media> Pool<M> {
                 head: VersionsHead::default(),
                 snapshots: seen_last.into_iter().collect(),
                 sweep: None,
+                retires_after: None,
                 is_damaged: true,
             };
             self.versions.slices.insert(origin, versions);
@@ -304,6 +306,7 @@ impl<M: Media> Pool<M> {
             head,
             snapshots,
             sweep: None,
+            retires_after: None,
             is_damaged: false,
         })
     }
@@ -385,7 +388,8 @@ impl<M: Media> Pool<M> {
         versions.sweep = None;
         let of_versions = versions.object;
         // A line that a crash brings back must still find the object.
-        if !self.is_log_merged() {
+        let log = &self.superblock.version_log;
+        if log.head < *versions.retires_after.get_or_insert(log.tail) {
             self.merge_all_soon();
             return Ok(false);
         }
