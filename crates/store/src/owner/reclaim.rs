@@ -33,7 +33,9 @@ impl<M: Media> Pool<M> {
             "a deleted object"
         );
         if !self.retire_versions(object)? {
-            return Ok(false);
+            // Others need not wait for its versions.
+            self.deleting.rotate_left(1);
+            return Ok(self.is_merging());
         }
         let handle = self.mapping.handle(object, self.objects[&object].slice)?;
         for _ in 0..RECLAIM_STEPS {

@@ -204,9 +204,15 @@ impl<M: Media> Pool<M> {
     pub(in crate::owner) fn reserved_frames(&self) -> u64 {
         let frames = self.superblock.geometry.frame_bytes() / PAGE_BYTES as u64;
         match self.superblock.version_log.is_present() {
-            true => RESERVED_FRAMES.min(frames / RESERVED_PART),
+            true => RESERVED_FRAMES.min(frames / RESERVED_PART) + self.merge_frames(),
             false => 0,
         }
+    }
+
+    /// Frames that a merge of all pending lines may take: entries and nodes of new blocks, and pages of the directory.
+    fn merge_frames(&self) -> u64 {
+        let leaves = self.versions.pending.len() as u64;
+        leaves / 4 + leaves / 1024 + self.versions.pending_lines / 250
     }
 
     /// The frames that one session may hold: each may replace a version, and a recovery logs all that are not logged yet.

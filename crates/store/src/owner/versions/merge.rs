@@ -22,6 +22,8 @@ use std::ops::Bound;
 
 /// Pages that one step changes, at most: those of one transaction, less those of the last leaf.
 const STEP_PAGES: usize = 32;
+/// Lines of one leaf in one step: those of eight blocks. So the leaf adds ten pages at most.
+const LEAF_LINES: usize = 8 * 63;
 /// Leaves of one step.
 const STEP_LEAVES: usize = 64;
 
@@ -39,9 +41,9 @@ impl<M: Media> Pool<M> {
         }
     }
 
-    /// Whether a merge is in progress.
-    pub(super) fn is_merging(&self) -> bool {
-        self.versions.batch.is_some()
+    /// Whether a merge is in progress, and has room.
+    pub(in crate::owner) fn is_merging(&self) -> bool {
+        self.versions.batch.is_some() && !self.versions.is_out_of_room
     }
 
     /// Does one step of the owner's work for snapshots. True when there is more to do at once.
@@ -56,8 +58,13 @@ impl<M: Media> Pool<M> {
             Some(batch) => self.merge_step(batch).map(|()| true),
             None => self.sweep_step(),
         };
-        let is_full =
-            |cause: &ObjectError| matches!(cause, ObjectError::Store(StoreError::NoSpace));
+        // Without room in the pool or in the journal, or while a client holds a lock word: the next call tries again.
+        let is_full = |cause: &ObjectError| {
+            matches!(
+                cause,
+                ObjectError::Store(StoreError::NoSpace | StoreError::TimedOut)
+            )
+        };
         self.versions.is_out_of_room = stepped.as_ref().is_err_and(is_full);
         match stepped {
             // Snapshots must be dropped, or pages. Until then the lines wait.
@@ -88,18 +95,23 @@ impl<M: Media> Pool<M> {
                 return Ok(());
             }
             placed?;
-            merged.push((of, leaf));
-            if versions.edits.len() >= pages_max {
+            let end = lines.last().map_or(batch.end, |line| line.position + 1);
+            merged.push(((of, leaf), end));
+            if versions.edits.len() >= pages_max || lines.len() == LEAF_LINES {
                 break;
             }
         }
-        self.commit_merge(origin, versions, &links)?;
-        for &key in &merged {
-            self.remove_merged(key, batch.end);
+        if let Err(cause) = self.commit_merge(origin, versions, &links) {
+            // Some of the frames may be linked.
+            self.versions.recovered_tail = self.versions.recovered_tail.max(batch.end);
+            return Err(cause);
         }
-        let last = merged.last().copied();
-        if let (Some(batch), Some((of, leaf))) = (&mut self.versions.batch, last) {
-            batch.next = (of, leaf + 1);
+        for &(key, end) in &merged {
+            self.remove_merged(key, end);
+        }
+        // The last leaf may have more lines.
+        if let (Some(batch), Some((key, _))) = (&mut self.versions.batch, merged.last()) {
+            batch.next = *key;
         }
         Ok(())
     }
@@ -124,10 +136,14 @@ impl<M: Media> Pool<M> {
         of_batch.map(|(&key, _)| key).take(STEP_LEAVES).collect()
     }
 
+    /// The first lines of a leaf, in the order of their positions.
     fn lines_of(&self, key: (ObjectId, u64), end: u64) -> Vec<PendingVersion> {
         let lines = self.versions.pending.get(&key);
         let lines = lines.into_iter().flatten().copied();
-        lines.filter(|line| line.position < end).collect()
+        lines
+            .filter(|line| line.position < end)
+            .take(LEAF_LINES)
+            .collect()
     }
 
     fn remove_merged(&mut self, key: (ObjectId, u64), end: u64) {

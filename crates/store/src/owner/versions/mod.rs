@@ -50,6 +50,8 @@ pub use view::VersionLeaf;
 
 /// The identity of an object of versions differs from its slice's in these bits.
 const VERSIONS_ID: u128 = 0x7665_7273_696f_6e73_7665_7273_696f_6e73;
+/// Leaves of the largest slice. Pages of the directory that are not written take no space.
+const LEAVES_MAX: u32 = 1 << 25;
 /// Slots of one leaf of a page table.
 const LEAF_PAGES: u64 = crate::format::table::NODE_SLOTS;
 
@@ -75,7 +77,8 @@ impl<M: Media> Pool<M> {
         self.check_versions(object)?;
         let present = self.versions.of(object);
         if present.is_some_and(|versions| versions.has_snapshot(snapshot)) {
-            return Ok(());
+            // An earlier call may have failed after it had listed the snapshot.
+            return self.update_shared_below(object);
         }
         if entry.epoch > snapshot {
             let (current, wanted) = (entry.epoch, snapshot);
@@ -90,7 +93,7 @@ impl<M: Media> Pool<M> {
             return Err(ObjectError::SnapshotsFull(SNAPSHOTS_MAX));
         }
         self.ensure_version_log()?;
-        self.ensure_versions_object(object, &entry)?;
+        self.ensure_versions_object(object, entry.slice)?;
         let mut snapshots = self.versions.slices[&object].snapshots.clone();
         snapshots.push(snapshot);
         self.store_snapshots(object, snapshots, false)?;
@@ -119,7 +122,7 @@ impl<M: Media> Pool<M> {
         let mut snapshots = versions.snapshots.clone();
         snapshots.retain(|snapshot| !dropped.contains(snapshot));
         if snapshots.len() == versions.snapshots.len() {
-            return Ok(());
+            return self.update_shared_below(object);
         }
         self.store_snapshots(object, snapshots, true)?;
         self.mapping.end_version_generation();
@@ -191,20 +194,19 @@ impl<M: Media> Pool<M> {
     fn ensure_versions_object(
         &mut self,
         object: ObjectId,
-        entry: &Object,
+        slice: SliceId,
     ) -> Result<(), ObjectError> {
         if self.versions.slices.contains_key(&object) {
             return Ok(());
         }
-        let leaves = entry.size_bytes.div_ceil(LEAF_PAGES * PAGE_BYTES as u64);
         let head = VersionsHead {
-            leaves: leaves as u32,
+            leaves: LEAVES_MAX,
             ..VersionsHead::default()
         };
         let of_versions = self.take_free_object()?;
         let entry = Object {
             state: ObjectState::Live,
-            slice: other_id(entry.slice),
+            slice: other_id(slice),
             size_bytes: head.size_bytes(0),
             role: ObjectRole::VersionsOf(object),
             ..Object::FREE
@@ -259,7 +261,7 @@ impl<M: Media> Pool<M> {
         };
         let found: Vec<_> = self.objects.iter().filter_map(role).collect();
         for (origin, object) in found {
-            let loaded = self.load_slice_versions(origin, object);
+            let loaded = self.load_slice_versions(object);
             if !self.is_damage(&loaded) {
                 self.versions.slices.insert(origin, loaded?);
                 continue;
@@ -283,16 +285,15 @@ impl<M: Media> Pool<M> {
         Ok(())
     }
 
-    fn load_slice_versions(
-        &mut self,
-        origin: ObjectId,
-        object: ObjectId,
-    ) -> Result<SliceVersions, ObjectError> {
+    fn load_slice_versions(&mut self, object: ObjectId) -> Result<SliceVersions, ObjectError> {
         let head = VersionsHead::decode(&*self.read_versions_page(object, HEAD_PAGE)?);
         // A crash came between the creation of the object and that of its head.
         let head = match head {
             Ok(head) => head,
-            Err(_) if self.is_unlinked(object)? => self.new_head(origin),
+            Err(_) if self.is_unlinked(object)? => VersionsHead {
+                leaves: LEAVES_MAX,
+                ..VersionsHead::default()
+            },
             Err(damaged) => return Err(damaged.into()),
         };
         let mut snapshots = Vec::new();
@@ -335,18 +336,6 @@ impl<M: Media> Pool<M> {
         }
     }
 
-    fn new_head(&self, origin: ObjectId) -> VersionsHead {
-        let size_bytes = self
-            .objects
-            .get(&origin)
-            .map_or(0, |entry| entry.size_bytes);
-        let leaves = size_bytes.div_ceil(LEAF_PAGES * PAGE_BYTES as u64);
-        VersionsHead {
-            leaves: leaves as u32,
-            ..VersionsHead::default()
-        }
-    }
-
     /// Takes up a drop or a deletion that a crash interrupted.
     fn finish_interrupted_change(&mut self, origin: ObjectId) -> Result<(), ObjectError> {
         let versions = &self.versions.slices[&origin];
@@ -356,18 +345,21 @@ impl<M: Media> Pool<M> {
         if versions.head.needs_sweep {
             self.start_sweep(origin);
         }
-        let newest = self.versions.slices[&origin].newest();
+        self.update_shared_below(origin)
+    }
+
+    /// Stores the epoch of the newest snapshot in the entry of a live slice, if the entry has another one.
+    fn update_shared_below(&mut self, origin: ObjectId) -> Result<(), ObjectError> {
+        let versions = self.versions.of(origin);
+        let shared_below = versions.map_or(Epoch(0), SliceVersions::newest);
         let entry = self.objects.get(&origin).copied();
         let live = entry.filter(|entry| entry.state == ObjectState::Live);
-        if let Some(entry) = live.filter(|entry| entry.shared_below != newest) {
-            let shared_below = newest;
-            self.commit_entry(
-                origin,
-                Object {
-                    shared_below,
-                    ..entry
-                },
-            )?;
+        if let Some(entry) = live.filter(|entry| entry.shared_below != shared_below) {
+            let entry = Object {
+                shared_below,
+                ..entry
+            };
+            self.commit_entry(origin, entry)?;
         }
         Ok(())
     }

@@ -10,6 +10,7 @@ use crate::defect::{self, Defect};
 use crate::format::version_pages::{BLOCK_ENTRIES, BlockEntries};
 use crate::session::version_slots::VersionSlot;
 use pagemesh_base::ids::{Epoch, ObjectId, PageNo};
+use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
 
 /// Leaves of one step.
@@ -44,7 +45,8 @@ impl<M: Media> Pool<M> {
             self.merge_all_soon();
             return Ok(true);
         }
-        let leaves = u64::from(self.versions.slices[&origin].head.leaves);
+        let size_bytes = self.objects.get(&origin).map_or(0, |it| it.size_bytes);
+        let leaves = size_bytes.div_ceil(super::LEAF_PAGES * PAGE_BYTES as u64);
         let mut leaf = sweep.next_leaf;
         let (mut swept, mut passed) = (0, 0);
         while leaf < leaves && swept < STEP_LEAVES && passed < STEP_EMPTY_LEAVES {

@@ -64,6 +64,8 @@ impl<M: Media> Pool<M> {
             let committed = self.mapping.control.seq().load(Ordering::Acquire);
             self.wait_for_ops()?;
             self.checkpoint_versions(Seq(committed))?;
+            // A merge may have found damage, and have given lines up.
+            self.check_versions(object)?;
             self.add_kept_pages(object, snapshot, leaf, &mut frames)?;
         }
         Ok(frames)
@@ -82,7 +84,7 @@ impl<M: Media> Pool<M> {
             }
             // The log has no room for more versions.
             self.merge_all_soon();
-            while self.is_merging() {
+            while self.versions.batch.is_some() {
                 self.maintain_versions()?;
                 if self.versions.is_out_of_room {
                     return Err(StoreError::NoSpace.into());
