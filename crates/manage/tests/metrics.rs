@@ -8,8 +8,8 @@ use pagemesh_manage::store::Store;
 use pagemesh_manage::token::token;
 use pagemesh_manage::wire::{
     AttachReplica, AttachVolume, BrickDevice, BrickDevices, BrickRegistration, BrickScrub,
-    ChangeLegs, DeviceState, DrainProgress, LegChange, ReplicaLag, ReportBrickFigures,
-    ReportFigures, ReportReplication, ResyncProgress, ScrubReport, ScrubState,
+    ChangeLegs, CreateSnapshot, DeviceState, DrainProgress, LegChange, ReplicaLag,
+    ReportBrickFigures, ReportFigures, ReportReplication, ResyncProgress, ScrubReport, ScrubState,
 };
 use pagemesh_manage::{LayoutKind, Manager, ManagerSettings};
 use pagemesh_metrics::catalogue;
@@ -322,6 +322,13 @@ fn page_with_all_metrics(cluster: &Cluster) -> Page {
         .heartbeat(registration_with_damage(0))
         .expect("welcome");
     create(&manager, "v");
+    let snapshot = CreateSnapshot {
+        name: "s".parse().expect("a name"),
+        labels: vec![],
+    };
+    manager
+        .create_snapshot(&name("v"), &snapshot)
+        .expect("the volume is not attached");
     let request = AttachReplica {
         asynchronous: true,
         ..AttachReplica::default()
