@@ -68,9 +68,6 @@ pub enum ObjectError {
     /// The list of snapshots is full.
     #[error("the slice has {0} snapshots, as many as a slice can have; delete some")]
     SnapshotsFull(usize),
-    /// The versions of a slice have places for its pages of the time of the first snapshot.
-    #[error("slice {0} has snapshots, and cannot grow; delete them first")]
-    HasSnapshots(SliceId),
     /// A list of versions does not decode.
     #[error("{0}; delete the volume's snapshots, or replace this copy of the volume")]
     Versions(#[from] DamagedVersions),

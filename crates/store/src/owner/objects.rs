@@ -127,9 +127,6 @@ impl<M: Media> Pool<M> {
                 wanted: size_bytes,
             });
         }
-        if self.is_beyond_versions(object, size_bytes) {
-            return Err(ObjectError::HasSnapshots(slice));
-        }
         self.commit_entry(
             object,
             Object {

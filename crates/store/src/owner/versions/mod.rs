@@ -42,7 +42,6 @@ use crate::recovery::PoolError;
 use crate::shared::error::StoreError;
 use pagemesh_base::ids::{EPOCH_MAX, Epoch, ObjectId, PageNo};
 use pagemesh_base::layout::SliceId;
-use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
 use pages::PageEdits;
 use uuid::Uuid;
@@ -97,15 +96,7 @@ impl<M: Media> Pool<M> {
         let mut snapshots = self.versions.slices[&object].snapshots.clone();
         snapshots.push(snapshot);
         self.store_snapshots(object, snapshots, false)?;
-        let shared_below = snapshot;
-        self.commit_entry(
-            object,
-            Object {
-                shared_below,
-                ..entry
-            },
-        )?;
-        Ok(())
+        self.update_shared_below(object)
     }
 
     /// Drops snapshots of a slice. Durable when it returns; [`Pool::maintain`] frees their versions later. Unknown epochs
@@ -114,7 +105,7 @@ impl<M: Media> Pool<M> {
     /// # Errors
     /// When there is no such slice, or the pool lacks room.
     pub fn drop_snapshots(&mut self, slice: SliceId, dropped: &[Epoch]) -> Result<(), ObjectError> {
-        let (object, entry) = self.find(slice)?;
+        let (object, _) = self.find(slice)?;
         self.check_versions(object)?;
         let Some(versions) = self.versions.of(object) else {
             return Ok(());
@@ -127,14 +118,7 @@ impl<M: Media> Pool<M> {
         self.store_snapshots(object, snapshots, true)?;
         self.mapping.end_version_generation();
         self.start_sweep(object);
-        let shared_below = self.versions.slices[&object].newest();
-        if shared_below != entry.shared_below {
-            let entry = Object {
-                shared_below,
-                ..entry
-            };
-            self.commit_entry(object, entry)?;
-        }
+        self.update_shared_below(object)?;
         self.mapping.data.sync().map_err(PoolError::from)?;
         self.mapping.control.ring_doorbell();
         Ok(())
@@ -362,13 +346,6 @@ impl<M: Media> Pool<M> {
             self.commit_entry(origin, entry)?;
         }
         Ok(())
-    }
-
-    /// Whether the versions of an object have no place for the pages of this size.
-    pub(super) fn is_beyond_versions(&self, object: ObjectId, size_bytes: u64) -> bool {
-        let leaves = size_bytes.div_ceil(LEAF_PAGES * PAGE_BYTES as u64);
-        let versions = self.versions.of(object);
-        versions.is_some_and(|versions| leaves > u64::from(versions.head.leaves))
     }
 
     /// Retires the versions of a deleted slice, once no line of the log names the slice. False: later.
