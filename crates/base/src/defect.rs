@@ -44,6 +44,14 @@ pub enum Defect {
     VersionsUnordered,
     /// A sweep frees versions that the version log still names.
     SweptBeforeLogHead,
+    /// A checkpoint frees frames of an origin that a clone names.
+    OriginFrameFreed,
+    /// Recovery frees frames of an origin that a clone names.
+    OriginFrameFreedByReplay,
+    /// A clone's leaf is linked before its slots are durable.
+    CloneLeafNotFenced,
+    /// Recovery zeroes the leaf that a clone linked.
+    CloneLeafZeroed,
     /// A write is acknowledged without the fence that commits it.
     NoCommitFence,
     /// Slots are swapped before the fence.

@@ -31,6 +31,6 @@ pub use format::{
     device_paths, devices, frame_word, geometry, journal, object, record, slot, superblock, table,
     version_log, version_pages,
 };
-pub use owner::{drain, pool, scrub, versions};
+pub use owner::{clones, drain, pool, scrub, versions};
 pub use session::{consistent_read, patch, requests, transaction};
 pub use shared::{control, pool_mapping, wait};

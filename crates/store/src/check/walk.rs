@@ -25,6 +25,8 @@ pub(super) struct TableWalk<'c, 'p, M> {
     geometry: Geometry,
     used: u64,
     frames_found: FrameSet,
+    /// Frames that clones share with their origins.
+    shared_frames: FrameSet,
     visited: u64,
     object: ObjectId,
     entry: Object,
@@ -56,14 +58,16 @@ impl<'c, 'p, M: Media> TableWalk<'c, 'p, M> {
             geometry: block.geometry,
             used: block.used_frames,
             frames_found: FrameSet::empty(&block.geometry),
+            shared_frames: FrameSet::empty(&block.geometry),
             visited: 0,
             object: ObjectId(0),
             entry: Object::FREE,
         }
     }
 
-    pub(super) fn finish(self) -> FrameSet {
+    pub(super) fn finish(mut self) -> FrameSet {
         (self.options.progress)(self.visited, self.visited);
+        self.frames_found.add_all(&self.shared_frames);
         self.frames_found
     }
 
@@ -93,6 +97,11 @@ impl<'c, 'p, M: Media> TableWalk<'c, 'p, M> {
             self.report_lost(FindingKind::NoSuchFrame { level }, spot, Some(frame));
             return;
         }
+        if level == 0 && self.is_of_origin(frame) {
+            self.shared_frames.add(frame);
+            self.visit_page(spot, frame);
+            return;
+        }
         // Each page below a lost node names the frame of that node.
         if self.frames_found.has(frame) && !self.is_failed(frame) {
             self.report_lost(FindingKind::Shared { level }, spot, Some(frame));
@@ -107,6 +116,13 @@ impl<'c, 'p, M: Media> TableWalk<'c, 'p, M> {
             0 => self.visit_page(spot, frame),
             _ => self.visit_node(spot, frame),
         }
+    }
+
+    /// Whether a frame of a clone belongs to its origin.
+    fn is_of_origin(&self, frame: FrameNo) -> bool {
+        let word = self.media.load(self.geometry.frame_entry_at(frame));
+        let birth = FrameWord::from_bits(word).birth().unwrap_or(Epoch(0));
+        birth < self.entry.base
     }
 
     fn visit_node(&mut self, spot: SlotPosition, frame: FrameNo) {

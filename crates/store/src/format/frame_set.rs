@@ -31,6 +31,13 @@ impl FrameSet {
         self.0[(frame.0 / 64) as usize] |= 1 << (frame.0 % 64);
     }
 
+    /// Adds the frames of another set of the same pool.
+    pub(crate) fn add_all(&mut self, other: &FrameSet) {
+        for (word, other) in self.0.iter_mut().zip(&other.0) {
+            *word |= other;
+        }
+    }
+
     /// Collects the frames of the page tables of the first `objects_end` objects, and those of the version log. The flag is false
     /// if some table could not be read to its end. A root has check bits of its own, so damage in
     /// the rest of an object's entry does not matter. The time grows with the stored data: one page

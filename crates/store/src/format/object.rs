@@ -15,11 +15,14 @@
 //! 16  slice  16   UUID
 //! 32  size    8   bytes, whole pages
 //! 40  tier    1   0 automatic, 1 memory, 2 flash
-//! 41  role    1   0 a slice, 1 the versions that snapshots of a slice keep
+//! 41  role    1   0 a slice, 1 the versions that snapshots of a slice keep, 2 a clone, 3 a clone without all of its leaves
 //! 42  zero    2
-//! 44  shared  4   the epoch of the newest snapshot; 0: none
-//! 48  origin  4   with role 1: the object of the slice
-//! 52  zero   76   for clones and keys
+//! 44  shared  4   pages born before are not changed in place: the epoch of the newest snapshot or `base`
+//! 48  origin  4   with role 1: the object of the slice; with 2 and 3: the object of the origin
+//! 52  zero    4
+//! 56  base    4   frames born before belong to the origin; 0: none. Stays in a free entry
+//! 60  cloned  4   clones may name frames born before; 0: there are none
+//! 64  zero   64   for keys
 //! 128 root    8   slot
 //! 136 zero    8   for a second root
 //! 144 copy  112   of bytes 0..112; the last 16 bytes of the first two lines are zero
@@ -45,6 +48,10 @@ const ROLE_AT: usize = 41;
 pub(crate) const SHARED_WORD_AT: usize = 40;
 const SHARED_AT: usize = 44;
 const ORIGIN_AT: usize = 48;
+/// The word with `base` in its lower half and `cloned` in its upper one.
+pub(crate) const CLONE_WORD_AT: usize = 56;
+const BASE_AT: usize = 56;
+const CLONED_AT: usize = 60;
 pub(crate) const ROOT_AT: usize = HEAD_BYTES;
 /// The bytes that one checksum covers, itself included.
 const HEAD_BYTES: usize = 2 * LINE_BYTES;
@@ -98,6 +105,10 @@ pub enum ObjectRole {
     Slice,
     /// The versions that snapshots of the slice in this object keep. No client attaches it.
     VersionsOf(ObjectId),
+    /// The pages of a slice that was cloned from a snapshot of the slice in this object.
+    CloneOf(ObjectId),
+    /// The same while leaves are missing. No client attaches it.
+    UnfilledCloneOf(ObjectId),
 }
 
 impl ObjectRole {
@@ -105,6 +116,16 @@ impl ObjectRole {
         match self {
             ObjectRole::Slice => (0, 0),
             ObjectRole::VersionsOf(origin) => (1, origin.0),
+            ObjectRole::CloneOf(origin) => (2, origin.0),
+            ObjectRole::UnfilledCloneOf(origin) => (3, origin.0),
+        }
+    }
+
+    /// The object with the origin of a clone.
+    pub(crate) fn origin(self) -> Option<ObjectId> {
+        match self {
+            ObjectRole::CloneOf(origin) | ObjectRole::UnfilledCloneOf(origin) => Some(origin),
+            ObjectRole::Slice | ObjectRole::VersionsOf(_) => None,
         }
     }
 
@@ -112,6 +133,8 @@ impl ObjectRole {
         match (role, origin) {
             (0, 0) => Ok(ObjectRole::Slice),
             (1, origin) => Ok(ObjectRole::VersionsOf(ObjectId(origin))),
+            (2, origin) => Ok(ObjectRole::CloneOf(ObjectId(origin))),
+            (3, origin) => Ok(ObjectRole::UnfilledCloneOf(ObjectId(origin))),
             _ => Err(DamagedObject),
         }
     }
@@ -134,9 +157,49 @@ pub struct Object {
     pub tier: TierPolicy,
     /// Its content.
     pub role: ObjectRole,
-    /// The epoch of its newest snapshot; 0: it has none. A page of an earlier birth is not changed in place, and its
-    /// frame is kept when the page is replaced.
+    /// A page of an earlier birth is not changed in place: a snapshot may see it, or its frame is the origin's.
     pub shared_below: Epoch,
+    /// The epoch of the snapshot that it was cloned from; 0: it is no clone. A frame of an earlier birth belongs to the
+    /// origin, and is not freed.
+    pub base: Epoch,
+    /// Clones may name frames of an earlier birth, so these pages do not move; 0: it has no clones.
+    pub cloned_below: Epoch,
+}
+
+/// The births that tell which frames of an object other objects share.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct CloneBounds {
+    pub(crate) base: Epoch,
+    pub(crate) cloned_below: Epoch,
+}
+
+impl CloneBounds {
+    /// Decodes [`CLONE_WORD_AT`].
+    pub(crate) fn of_word(word: u64) -> CloneBounds {
+        CloneBounds {
+            base: Epoch(word as u32),
+            cloned_below: Epoch((word >> 32) as u32),
+        }
+    }
+
+    /// The bounds of both.
+    pub(crate) fn or(self, other: CloneBounds) -> CloneBounds {
+        CloneBounds {
+            base: self.base.max(other.base),
+            cloned_below: self.cloned_below.max(other.cloned_below),
+        }
+    }
+
+    /// Whether another object shares a frame with this birth, so that its page stays there. An unknown birth is 0.
+    pub(crate) fn is_shared(self, birth: Epoch) -> bool {
+        birth < self.base || birth < self.cloned_below
+    }
+
+    /// Whether a record that replaces a frame with this birth leaves it in use. A frame of an origin is replaced only by a
+    /// record that keeps the birth, if no snapshot keeps it.
+    pub(crate) fn keeps_frame(self, birth: Epoch, record_keeps_birth: bool) -> bool {
+        birth < self.base || (record_keeps_birth && birth < self.cloned_below)
+    }
 }
 
 /// An entry with a wrong checksum or a field out of range.
@@ -169,7 +232,25 @@ impl Object {
         tier: TierPolicy::Automatic,
         role: ObjectRole::Slice,
         shared_below: Epoch(0),
+        base: Epoch(0),
+        cloned_below: Epoch(0),
     };
+
+    /// The epoch of its own newest snapshot; 0: it has none. All of them are later than `base`.
+    pub(crate) fn newest_snapshot(&self) -> Epoch {
+        match self.shared_below > self.base {
+            true => self.shared_below,
+            false => Epoch(0),
+        }
+    }
+
+    /// The births that decide about the frames of its pages.
+    pub(crate) fn clone_bounds(&self) -> CloneBounds {
+        CloneBounds {
+            base: self.base,
+            cloned_below: self.cloned_below,
+        }
+    }
 
     /// The entry as it lies on media, with an empty root slot.
     #[must_use]
@@ -193,6 +274,8 @@ impl Object {
         put(&mut entry, ROLE_AT, [role]);
         put(&mut entry, SHARED_AT, self.shared_below.0.to_le_bytes());
         put(&mut entry, ORIGIN_AT, origin.to_le_bytes());
+        put(&mut entry, BASE_AT, self.base.0.to_le_bytes());
+        put(&mut entry, CLONED_AT, self.cloned_below.0.to_le_bytes());
         let crc = crc32c(&entry[4..HEAD_BYTES]);
         put(&mut entry, 0, crc.to_le_bytes());
         entry.copy_within(..COPY_BYTES, COPY_AT);
@@ -279,6 +362,8 @@ impl Object {
             tier: TierPolicy::decode(entry[TIER_AT])?,
             role: ObjectRole::decode(entry[ROLE_AT], get_u32(entry, ORIGIN_AT))?,
             shared_below: Epoch(get_u32(entry, SHARED_AT)),
+            base: Epoch(get_u32(entry, BASE_AT)),
+            cloned_below: Epoch(get_u32(entry, CLONED_AT)),
         })
     }
 }
@@ -315,8 +400,10 @@ mod tests {
             slice: SliceId(Uuid::from_u128(9)),
             size_bytes: 1 << 30,
             tier: TierPolicy::Flash,
-            role: ObjectRole::VersionsOf(ObjectId(3)),
+            role: ObjectRole::CloneOf(ObjectId(3)),
             shared_below: Epoch(5),
+            base: Epoch(4),
+            cloned_below: Epoch(6),
         };
         let entry = object.encode();
         assert_eq!(Object::decode(&entry), Ok(object));

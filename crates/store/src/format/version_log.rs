@@ -57,10 +57,10 @@ impl Version {
         self.birth < snapshot && snapshot <= self.death
     }
 
-    /// Whether it is kept while `shared_below` is the epoch of the newest snapshot. A move within the pool keeps the birth
-    /// of the page, so the replaced version has not lived.
-    pub(crate) fn is_kept_below(&self, shared_below: Epoch) -> bool {
-        self.birth < shared_below && self.birth < self.death
+    /// Whether it is kept while this is the newest snapshot of an object, which was cloned at `base`. A move within the pool keeps the birth
+    /// of the page, so the replaced version has not lived. No snapshot of a clone is as old as its base.
+    pub(crate) fn is_kept_for(&self, newest: Epoch, base: Epoch) -> bool {
+        self.birth < newest && self.birth < self.death && self.death > base
     }
 
     fn encode(&self, pool: Uuid, position: u64) -> [u8; VERSION_LINE_BYTES] {

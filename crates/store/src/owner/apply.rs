@@ -193,6 +193,7 @@ impl<M: Media> Pool<M> {
             }
             match (old, self.kept_version(record, change, page)) {
                 (_, Some(version)) => pass.kept.push(version),
+                (Some(frame), None) if self.is_frame_kept(record, frame) => {}
                 (Some(frame), None) => {
                     if self.may_be_seen(record) {
                         self.mapping.end_version_generation();

@@ -65,6 +65,19 @@ pub enum ObjectError {
         /// The newest snapshot.
         newest: Epoch,
     },
+    /// A clone shares pages with a snapshot of the slice.
+    #[error(
+        "clone {clone} shares pages with the snapshot at epoch {snapshot}; promote or delete the clone first"
+    )]
+    HasClone {
+        /// The clone.
+        clone: SliceId,
+        /// The snapshot.
+        snapshot: Epoch,
+    },
+    /// A clone cannot be used before all of its leaves are linked.
+    #[error("slice {0} is a clone that is still being created; try again, or delete it")]
+    UnfilledClone(SliceId),
     /// The list of snapshots is full.
     #[error("the slice has {0} snapshots, as many as a slice can have; delete some")]
     SnapshotsFull(usize),

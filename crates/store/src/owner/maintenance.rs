@@ -16,6 +16,7 @@ use super::error::ObjectError;
 use super::frame_allocator::FrameClass;
 use super::pool::{OWNER_SESSION, Pool};
 use crate::defect::{self, Defect};
+use crate::shared::error::StoreError;
 use crate::shared::wait::{Backoff, Deadline};
 use pagemesh_pmem::Media;
 use std::sync::atomic::{Ordering, fence};
@@ -108,6 +109,18 @@ impl<M: Media> Pool<M> {
     fn lacks_frames(&self, wanted: u64) -> bool {
         let free = self.frame_allocator.free_of(FrameClass::Memory);
         free < wanted + self.reserved_frames()
+    }
+
+    /// Makes frames free that sessions hold, if the owner needs them for itself.
+    pub(super) fn ensure_free_frames(&mut self, wanted: u64) -> Result<(), ObjectError> {
+        if self.lacks_frames(wanted) {
+            self.checkpoint()?;
+            self.recall_grants(OWNER_SESSION);
+        }
+        match self.lacks_frames(wanted) {
+            true => Err(StoreError::NoSpace.into()),
+            false => Ok(()),
+        }
     }
 
     /// Recalls grants from sessions that have no operation in progress.

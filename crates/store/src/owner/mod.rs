@@ -3,6 +3,7 @@
 
 mod apply;
 pub(crate) mod checkpoint;
+pub mod clones;
 pub(crate) mod defects;
 mod devices;
 pub mod drain;

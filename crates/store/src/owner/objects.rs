@@ -5,7 +5,7 @@
 
 use super::error::ObjectError;
 use super::pool::Pool;
-use crate::format::object::{HEIGHT, Object, ObjectState, TierPolicy, store_entry};
+use crate::format::object::{HEIGHT, Object, ObjectRole, ObjectState, TierPolicy, store_entry};
 use crate::format::table::reach;
 use crate::recovery::PoolError;
 use crate::shared::pool_mapping::Handle;
@@ -47,7 +47,12 @@ impl<M: Media> Pool<M> {
     /// When there is none.
     pub fn find(&self, slice: SliceId) -> Result<(ObjectId, Object), ObjectError> {
         match self.by_slice.get(&slice) {
-            Some(object) => Ok((*object, self.objects[object])),
+            Some(object) => match self.objects[object] {
+                entry if matches!(entry.role, ObjectRole::UnfilledCloneOf(_)) => {
+                    Err(ObjectError::UnfilledClone(slice))
+                }
+                entry => Ok((*object, entry)),
+            },
             None => Err(self.missing_slice_error(slice)),
         }
     }
@@ -84,6 +89,16 @@ impl<M: Media> Pool<M> {
     /// # Errors
     /// When the slice exists, the size is impossible, or the table is full.
     pub fn create(&mut self, slice: SliceId, size_bytes: u64) -> Result<(), ObjectError> {
+        self.create_object(slice, size_bytes, Object::FREE)
+    }
+
+    /// Creates an object for a slice of this size, like `entry` otherwise.
+    pub(super) fn create_object(
+        &mut self,
+        slice: SliceId,
+        size_bytes: u64,
+        entry: Object,
+    ) -> Result<(), ObjectError> {
         if self.by_slice.contains_key(&slice) || self.pending_deletes.contains_key(&slice) {
             return Err(ObjectError::Exists(slice));
         }
@@ -96,7 +111,7 @@ impl<M: Media> Pool<M> {
             state: ObjectState::Live,
             slice,
             size_bytes,
-            ..Object::FREE
+            ..entry
         };
         self.commit_entry(object, entry)?;
         self.by_slice.insert(slice, object);
@@ -167,7 +182,11 @@ impl<M: Media> Pool<M> {
     }
 
     fn begin_delete(&mut self, slice: SliceId) -> Result<(Seq, ObjectId), ObjectError> {
-        let (object, entry) = self.find(slice)?;
+        // A clone that is not filled can be deleted, too.
+        let found = self.by_slice.get(&slice).copied();
+        let object = found.ok_or_else(|| self.missing_slice_error(slice))?;
+        let entry = self.objects[&object];
+        self.check_clones(object, |_| true)?;
         let seq = self.commit_entry(
             object,
             Object {
@@ -187,10 +206,16 @@ impl<M: Media> Pool<M> {
 
     /// Frees the entry of an object that maps no page any more.
     pub(crate) fn drop_object(&mut self, object: ObjectId) -> Result<(), ObjectError> {
-        let seq = self.commit_entry(object, Object::FREE)?;
+        let entry = self.objects[&object];
+        // A recovery that replays the freeing of its pages must know which were its own.
+        let base = entry.base;
+        let seq = self.commit_entry(object, Object { base, ..Object::FREE })?;
         self.leaf_cache.clear();
         self.freed_objects.push((seq, object));
-        Ok(())
+        match entry.role.origin() {
+            Some(origin) => self.update_cloned_below(origin),
+            None => Ok(()),
+        }
     }
 
     /// Lets entries that were freed below `checkpoint` be used again.

@@ -22,6 +22,7 @@ use crate::format::superblock::{BitmapEnds, Features, Superblock};
 use crate::format::version_log::VersionLogPlace;
 use crate::owner::frame_allocator::FrameAllocator;
 use crate::owner::session_table::SessionTable;
+use crate::owner::clones::CloneWork;
 use crate::owner::version_store::VersionStore;
 use crate::recovery::{
     PoolError, RecoveryResult, RecoverySummary, read_superblock_of_first, recover, write_superblock,
@@ -77,6 +78,7 @@ pub struct Pool<M> {
     pub(crate) has_failed: bool,
     pub(super) tier: TierState,
     pub(super) versions: VersionStore,
+    pub(super) clones: CloneWork,
     /// Bytes that the owner wrote, apart from its journal and the in-flight table.
     pub(super) owner_bytes: MediaBytes,
 }
@@ -246,6 +248,7 @@ impl<M: Media> Pool<M> {
             has_failed: false,
             tier: TierState::default(),
             versions: VersionStore::default(),
+            clones: CloneWork::default(),
             owner_bytes: MediaBytes::default(),
             mapping,
             superblock: block,
@@ -283,10 +286,10 @@ impl<M: Media> Pool<M> {
             match entry.state {
                 ObjectState::Free => self.free_objects.push(object),
                 ObjectState::Deleting => self.deleting.push((Seq(0), object)),
-                ObjectState::Live if entry.role == ObjectRole::Slice => {
+                ObjectState::Live if matches!(entry.role, ObjectRole::VersionsOf(_)) => {}
+                ObjectState::Live => {
                     self.by_slice.insert(entry.slice, object);
                 }
-                ObjectState::Live => {}
             }
             self.objects.insert(object, entry);
         }

@@ -5,7 +5,7 @@ use super::error::PoolError;
 use crate::defect::{self, Defect};
 use crate::format::frame_word::FrameWord;
 use crate::format::geometry::{Geometry, OBJECT_BYTES, frame_at};
-use crate::format::object::{HEIGHT, Object, ROOT_AT, store_entry};
+use crate::format::object::{CloneBounds, HEIGHT, Object, ROOT_AT, store_entry};
 use crate::format::record::{Change, JournalEntry, ObjectRecord, Record};
 use crate::format::slot::Slot;
 use crate::format::superblock::{COUNT_MAX, Superblock};
@@ -39,7 +39,9 @@ pub(super) struct Replay<'m, M> {
     /// The epochs of the newest snapshots by the last record of each object's entry.
     last_entries: HashMap<ObjectId, Epoch>,
     /// The epoch of the newest snapshot of an object, as far as records have needed it.
-    shared_below: HashMap<ObjectId, Epoch>,
+    newest_snapshots: HashMap<ObjectId, Epoch>,
+    /// The bounds of objects that take part in clones: those of the medium, and of all records of their entries.
+    clone_bounds: HashMap<ObjectId, CloneBounds>,
 }
 
 impl<'m, M: Media> Replay<'m, M> {
@@ -57,7 +59,8 @@ impl<'m, M: Media> Replay<'m, M> {
             kept: Vec::new(),
             new_slots: HashSet::new(),
             last_entries: HashMap::new(),
-            shared_below: HashMap::new(),
+            newest_snapshots: HashMap::new(),
+            clone_bounds: HashMap::new(),
         };
         if !block.version_log.is_counted {
             // Their bits may be on the medium or not.
@@ -78,6 +81,7 @@ impl<'m, M: Media> Replay<'m, M> {
     ) -> Result<(), PoolError> {
         let moved = frame_moves(entries);
         self.last_entries = last_entries(entries);
+        self.load_clone_bounds(entries);
         if !ordered && self.version_log.is_present() {
             self.new_slots = new_slots(entries);
         }
@@ -193,7 +197,7 @@ impl<'m, M: Media> Replay<'m, M> {
                     return Err(PoolError::Object(record.object.0));
                 }
                 self.objects_end = self.objects_end.max(record.object.0 + 1);
-                self.shared_below.remove(&record.object);
+                self.newest_snapshots.remove(&record.object);
                 let at = self.geometry.object_at(record.object);
                 self.stores.push(store_entry(self.media, at, &record.entry));
                 Ok(())
@@ -225,7 +229,9 @@ impl<'m, M: Media> Replay<'m, M> {
             // The object was deleted afterwards, and this node with it. Or, on a file, the record
             // that links the node was lost, and this record was never promised either.
             for change in &record.changes {
-                self.record_freed_frame(change.old, ordered, ordered);
+                if !self.is_frame_kept(record, change.old) {
+                    self.record_freed_frame(change.old, ordered, ordered);
+                }
                 self.record_freed_frame(change.new, false, ordered);
             }
             return Ok(());
@@ -265,8 +271,12 @@ impl<'m, M: Media> Replay<'m, M> {
         // is free now, and the frame that this record replaced was never in use.
         let found = Slot::decode(self.media.load(at));
         let follows = ordered || found == Ok(old);
-        self.record_freed_frame(old, follows, ordered);
-        if let (false, Ok(found)) = (follows, found) {
+        if !self.is_frame_kept(record, old) {
+            self.record_freed_frame(old, follows, ordered);
+        }
+        if let (false, Ok(found)) = (follows, found)
+            && !self.is_frame_kept(record, found)
+        {
             self.record_freed_frame(found, true, ordered);
         }
         // Where the slot of some record is stored, the version that it replaced is in the log.
@@ -283,6 +293,7 @@ impl<'m, M: Media> Replay<'m, M> {
         self.record_frame_use(new, false, true);
         if let (1.., false, Some(node)) = (level, ordered, new.frame())
             && old.frame().is_none()
+            && (!record.is_adoption || defect::is(Defect::CloneLeafZeroed))
             && !defect::is(Defect::LostNodeKept)
         {
             // The zeroes of the new node may be lost although its record is not. Later records map
@@ -311,10 +322,11 @@ impl<'m, M: Media> Replay<'m, M> {
             return None;
         }
         let frame = slot.frame().filter(|&frame| new.frame() != Some(frame))?;
-        let shared_below = self.shared_below(record.object);
-        if shared_below == Epoch(0) {
+        let newest = self.newest_snapshot(record.object);
+        if newest == Epoch(0) {
             return None;
         }
+        let base = self.clone_bounds.get(&record.object).map(|it| it.base);
         let word = FrameWord::from_bits(self.media.load(self.geometry.frame_entry_at(frame)));
         let version = Version {
             object: record.object,
@@ -323,23 +335,64 @@ impl<'m, M: Media> Replay<'m, M> {
             birth: word.birth().unwrap_or(Epoch(0)),
             death: record.birth(),
         };
-        version.is_kept_below(shared_below).then_some(version)
+        version
+            .is_kept_for(newest, base.unwrap_or(Epoch(0)))
+            .then_some(version)
+    }
+
+    /// Whether the frame that a record replaces belongs to the origin of a clone, or a clone may name it. The owner decides
+    /// alike.
+    fn is_frame_kept(&self, record: &Record, slot: Slot) -> bool {
+        let bounds = self.clone_bounds.get(&record.object);
+        let (Some(bounds), Some(frame), 0) = (bounds, slot.frame(), record.level) else {
+            return false;
+        };
+        let word = FrameWord::from_bits(self.media.load(self.geometry.frame_entry_at(frame)));
+        let birth = word.birth().unwrap_or(Epoch(0));
+        bounds.keeps_frame(birth, record.kept_birth.is_some())
+            && !defect::is(Defect::OriginFrameFreedByReplay)
+    }
+
+    fn load_clone_bounds(&mut self, entries: &[JournalEntry]) {
+        for entry in entries {
+            let (object, bounds) = match entry {
+                JournalEntry::Map(record) if self.clone_bounds.contains_key(&record.object) => {
+                    continue;
+                }
+                JournalEntry::Map(record) if record.object.0 < self.geometry.object_count() => {
+                    let entry = self.load_entry(record.object);
+                    (record.object, entry.map_or(CloneBounds::default(), |it| it.clone_bounds()))
+                }
+                JournalEntry::Map(_) => continue,
+                JournalEntry::Object(record) => {
+                    let entry = Object::decode(&record.entry);
+                    (record.object, entry.map_or(CloneBounds::default(), |it| it.clone_bounds()))
+                }
+            };
+            let present = self.clone_bounds.entry(object).or_default();
+            *present = present.or(bounds);
+        }
     }
 
     /// The epoch of the newest snapshot of an object; 0: none.
-    fn shared_below(&mut self, object: ObjectId) -> Epoch {
-        let (media, at) = (self.media, self.geometry.object_at(object));
-        let last = self.last_entries.get(&object).copied();
-        let load = || {
-            let mut entry = [0; OBJECT_BYTES as usize];
-            media.read(at, &mut entry);
-            match Object::decode_redundant(&entry) {
-                Ok((entry, _)) => entry.shared_below,
-                // The crash came while the entry of the last record was stored.
-                Err(_) => last.unwrap_or(Epoch(0)),
-            }
+    fn newest_snapshot(&mut self, object: ObjectId) -> Epoch {
+        if let Some(&newest) = self.newest_snapshots.get(&object) {
+            return newest;
+        }
+        let newest = match self.load_entry(object) {
+            Some(entry) => entry.newest_snapshot(),
+            // The crash came while the entry of the last record was stored.
+            None => self.last_entries.get(&object).copied().unwrap_or(Epoch(0)),
         };
-        *self.shared_below.entry(object).or_insert_with(load)
+        self.newest_snapshots.insert(object, newest);
+        newest
+    }
+
+    /// The entry of an object on the medium; none: a crash tore it, or it is damaged.
+    fn load_entry(&self, object: ObjectId) -> Option<Object> {
+        let mut entry = [0; OBJECT_BYTES as usize];
+        self.media.read(self.geometry.object_at(object), &mut entry);
+        Object::decode_redundant(&entry).ok().map(|(entry, _)| entry)
     }
 
     /// As [`Replay::record_frame_use`] for a frame that is free now. An unreadable frame stays in
@@ -388,7 +441,8 @@ fn frame_moves(entries: &[JournalEntry]) -> BTreeMap<u64, Seq> {
     let mut moves = BTreeMap::new();
     for record in records() {
         for change in &record.changes {
-            let new = change.new.frame().filter(|_| !record.is_adoption);
+            let is_filled = !record.is_adoption || record.level > 0;
+            let new = change.new.frame().filter(|_| is_filled);
             let taken = new.filter(|_| change.old.frame() != new);
             moves.extend(taken.map(|frame| (frame.0, record.seq)));
         }
@@ -414,7 +468,7 @@ fn last_entries(entries: &[JournalEntry]) -> HashMap<ObjectId, Epoch> {
     });
     let epoch_of = |record: &ObjectRecord| {
         let entry = Object::decode(&record.entry);
-        (record.object, entry.map_or(Epoch(0), |it| it.shared_below))
+        (record.object, entry.map_or(Epoch(0), |it| it.newest_snapshot()))
     };
     records.map(epoch_of).collect()
 }

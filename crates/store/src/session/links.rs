@@ -24,6 +24,17 @@ impl<M: Media> Session<M> {
         page: PageNo,
         epoch: Epoch,
     ) -> Result<(), StoreError> {
+        self.link_nodes(handle, 0, page, epoch)
+    }
+
+    /// Links the nodes down to that with the page's slot of a level.
+    pub(crate) fn link_nodes(
+        &mut self,
+        handle: &Handle,
+        level: u8,
+        page: PageNo,
+        epoch: Epoch,
+    ) -> Result<(), StoreError> {
         loop {
             self.ensure_resources(1, 1)?;
             match self.begin_op(handle, epoch) {
@@ -31,7 +42,7 @@ impl<M: Media> Session<M> {
                 Err(StoreError::TimedOut) => continue,
                 entered => entered?,
             };
-            let linked = self.link_next_node(handle, page, epoch);
+            let linked = self.link_next_node(handle, level, page, epoch);
             self.end_op();
             if linked? {
                 return Ok(());
@@ -43,10 +54,11 @@ impl<M: Media> Session<M> {
     fn link_next_node(
         &mut self,
         handle: &Handle,
+        above: u8,
         page: PageNo,
         epoch: Epoch,
     ) -> Result<bool, StoreError> {
-        let SlotLocation::Unlinked(level) = self.mapping.locate(handle.object, 0, page)? else {
+        let SlotLocation::Unlinked(level) = self.mapping.locate(handle.object, above, page)? else {
             return Ok(true);
         };
         let range = LockWords::of_node(handle.object, level, page);

@@ -87,7 +87,7 @@ mod partial_write;
 pub mod patch;
 mod prefetch;
 mod read;
-mod relocate;
+pub(crate) mod relocate;
 pub mod requests;
 pub mod tier;
 pub mod transaction;

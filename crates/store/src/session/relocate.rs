@@ -1,7 +1,8 @@
-//! Moves pages to other frames of the same pool: off a device that leaves it.
+//! Moves pages to other frames of the same pool: off a device that leaves it, or off frames that a clone shares with its
+//! origin.
 //!
-//! Invariant: a move keeps the bytes and the birth of a page, so its pages have one birth. Its record has no operation number, because other legs
-//! have nothing to move.
+//! Invariant: a move keeps the bytes and the birth of a page, so its pages have one birth. A page that a clone gets for its own
+//! is born at the base of the clone. Its record has no operation number, because other legs have nothing to move.
 
 use super::commit::RecordStamp;
 use super::operation::{lock_run, unlock_and_end};
@@ -17,7 +18,7 @@ use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{Media, UnfencedStores};
 
 /// Pages of one move: those of one lock word.
-const MOVE_PAGES_MAX: u64 = 16;
+pub(crate) const MOVE_PAGES_MAX: u64 = 16;
 
 /// The progress of [`Session::move_pages`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +29,13 @@ pub struct MovedPages {
     pub moved: u64,
     /// Damaged pages, which stay where they are.
     pub damaged: u64,
+}
+
+/// The pages that a move takes.
+struct MoveFilter<'f> {
+    is_leaving: &'f dyn Fn(FrameNo) -> bool,
+    /// The birth of the moved pages; none: they keep theirs, and shared pages stay.
+    new_birth: Option<Epoch>,
 }
 
 impl<M: Media> Session<M> {
@@ -41,6 +49,37 @@ impl<M: Media> Session<M> {
         handle: &Handle,
         pages: std::ops::Range<u64>,
         is_leaving: impl Fn(FrameNo) -> bool,
+    ) -> Result<MovedPages, StoreError> {
+        let filter = MoveFilter {
+            is_leaving: &is_leaving,
+            new_birth: None,
+        };
+        self.move_filtered(handle, pages, &filter)
+    }
+
+    /// Moves the first run of pages of a clone that were born before its base, as [`Session::move_pages`] does. The pages are
+    /// born at the base from then on.
+    pub(crate) fn own_shared_pages(
+        &mut self,
+        handle: &Handle,
+        pages: std::ops::Range<u64>,
+        base: Epoch,
+    ) -> Result<MovedPages, StoreError> {
+        let mapping = self.mapping.clone();
+        let is_shared =
+            |frame| mapping.frame_word(frame).birth().unwrap_or(Epoch(0)) < base;
+        let filter = MoveFilter {
+            is_leaving: &is_shared,
+            new_birth: Some(base),
+        };
+        self.move_filtered(handle, pages, &filter)
+    }
+
+    fn move_filtered(
+        &mut self,
+        handle: &Handle,
+        pages: std::ops::Range<u64>,
+        filter: &MoveFilter<'_>,
     ) -> Result<MovedPages, StoreError> {
         let page = PageNo(pages.start);
         let in_leaf = (page.0 / NODE_SLOTS + 1) * NODE_SLOTS;
@@ -72,7 +111,7 @@ impl<M: Media> Session<M> {
         lock_run(std::slice::from_mut(&mut leg), page, count).map_err(|failure| failure.cause)?;
         let moved = leg
             .session
-            .move_locked(handle, page, (at, count), is_leaving);
+            .move_locked(handle, page, (at, count), filter);
         unlock_and_end(&mut leg);
         moved
     }
@@ -83,7 +122,7 @@ impl<M: Media> Session<M> {
         handle: &Handle,
         page: PageNo,
         (at, count): (usize, u64),
-        is_leaving: impl Fn(FrameNo) -> bool,
+        filter: &MoveFilter<'_>,
     ) -> Result<MovedPages, StoreError> {
         let mut bytes: Vec<Box<Page>> = Vec::new();
         let (mut skipped, mut damaged) = (0, 0);
@@ -91,7 +130,7 @@ impl<M: Media> Session<M> {
         self.record.changes.clear();
         for index in 0..count {
             let of_page = PageNo(page.0 + index);
-            match self.load_leaving(at + index as usize * 8, of_page, &is_leaving) {
+            match self.load_leaving(handle, at + index as usize * 8, of_page, filter) {
                 Ok(Some((_, of_page, _))) if birth.is_some_and(|birth| birth != of_page) => break,
                 Ok(Some((change, of_page, page))) => {
                     birth = Some(of_page);
@@ -122,23 +161,27 @@ impl<M: Media> Session<M> {
     /// The change, the birth and the bytes of a page on a leaving frame. An unknown birth is 0. None for a page elsewhere.
     fn load_leaving(
         &self,
+        handle: &Handle,
         at: usize,
         page: PageNo,
-        is_leaving: &impl Fn(FrameNo) -> bool,
+        filter: &MoveFilter<'_>,
     ) -> Result<Option<(Change, Epoch, Box<Page>)>, StoreError> {
         let old = self.mapping.slot(at, page)?;
-        let Some(frame) = old.frame().filter(|&frame| is_leaving(frame)) else {
+        let Some(frame) = old.frame().filter(|&frame| (filter.is_leaving)(frame)) else {
             return Ok(None);
         };
+        let birth = self.mapping.frame_word(frame).birth().unwrap_or(Epoch(0));
+        if filter.new_birth.is_none() && self.mapping.clone_bounds(handle).is_shared(birth) {
+            return Ok(None);
+        }
         let mut bytes = Box::new([0; PAGE_BYTES]);
         self.mapping.copy_frame(frame, page, &mut bytes)?;
-        let birth = self.mapping.frame_word(frame).birth();
         let change = Change {
             old,
             new: old,
             sums: NO_SUMS,
         };
-        Ok(Some((change, birth.unwrap_or(Epoch(0)), bytes)))
+        Ok(Some((change, filter.new_birth.unwrap_or(birth), bytes)))
     }
 
     fn commit_move(

@@ -131,17 +131,20 @@ impl<M: Media> Session<M> {
     ) -> Result<Vec<FoundPage>, StoreError> {
         let mut found = Vec::new();
         let mapping = self.mapping.clone();
+        let bounds = mapping.clone_bounds(handle);
         self.visit_slots(handle, pages, Epoch(u32::MAX), |page, _, slot| {
             let slot = slot.filter(|slot| !slot.is_changing());
             let frame = slot.and_then(Slot::frame).filter(|&frame| is_wanted(frame));
             if let (Some(slot), Some(frame)) = (slot, frame) {
                 let word = mapping.frame_word(frame);
-                found.push(FoundPage {
-                    page,
-                    slot,
-                    frame,
-                    word,
-                });
+                if !bounds.is_shared(word.birth().unwrap_or(Epoch(0))) {
+                    found.push(FoundPage {
+                        page,
+                        slot,
+                        frame,
+                        word,
+                    });
+                }
             }
             true
         })?;

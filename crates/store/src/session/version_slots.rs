@@ -1,10 +1,12 @@
-//! Changes of slots that name kept versions. The frames hold their pages already, so nothing is copied.
+//! Changes of slots that name kept versions, and links of filled leaves. The frames hold their pages already, so nothing is copied.
 //!
 //! Invariant: a frame that is linked is in use and durable, and no other slot names it. The owner alone calls this.
 
 use super::Session;
 use crate::format::record::{Change, NO_SUMS, lines};
-use crate::shared::error::StoreError;
+use crate::format::slot::Slot;
+use crate::format::table::SlotLocation;
+use crate::shared::error::{StoreError, damaged_page_error};
 use crate::shared::pool_mapping::Handle;
 use pagemesh_base::ids::{Epoch, FrameNo, PageNo};
 use pagemesh_base::slice::Stamp;
@@ -84,18 +86,50 @@ impl<M: Media> Session<M> {
                 sums: NO_SUMS,
             });
         }
+        self.commit_adoption(handle, 0, first, at)
+    }
+
+    /// Links a leaf whose slots are durable. The nodes above it are linked, and nothing else changes the object.
+    pub(crate) fn link_filled_leaf(
+        &mut self,
+        handle: &Handle,
+        page: PageNo,
+        node: FrameNo,
+    ) -> Result<(), StoreError> {
+        self.ensure_resources(0, 1)?;
+        let SlotLocation::At(at) = self.mapping.locate(handle.object, 1, page)? else {
+            return Err(damaged_page_error(page));
+        };
+        let old = Slot::decode(self.mapping.meta.load(at)).map_err(|_| damaged_page_error(page))?;
+        self.record.changes.clear();
+        self.record.changes.push(Change {
+            old,
+            new: old.map(node),
+            sums: NO_SUMS,
+        });
+        self.commit_adoption(handle, 1, page, at)
+    }
+
+    /// Commits `self.record.changes` as a record that adopts durable pages, or a durable leaf.
+    fn commit_adoption(
+        &mut self,
+        handle: &Handle,
+        level: u8,
+        page: PageNo,
+        at: usize,
+    ) -> Result<(), StoreError> {
         let stamp = Stamp {
             epoch: Epoch(0),
             op: 0,
             open_ops: 0,
         };
-        self.begin_record(handle, 0, first, stamp, false);
+        self.begin_record(handle, level, page, stamp, false);
         self.record.is_adoption = true;
         self.record.encode(&mut self.encoded);
         self.flush_pending_slots(at);
         let stores = self.stream_record();
         let _committed = self.mapping.data.fence(stores);
-        let swapped = self.swap_slots(at, first);
+        let swapped = self.swap_slots(at, page);
         self.publish_record(None);
         swapped
     }

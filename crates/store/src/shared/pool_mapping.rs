@@ -9,7 +9,7 @@ use crate::defect::{self, Defect};
 use crate::format::frame_word::{FrameWord, PageBirth};
 use crate::format::geometry::{Geometry, frame_at, tolerate_unreadable_frames};
 use crate::format::object::{
-    GATE_AT, Gate, HEIGHT, ROOT_AT, SHARED_WORD_AT, SIZE_AT, SLICE_AT, TIER_AT, TierPolicy,
+    CLONE_WORD_AT, CloneBounds, GATE_AT, Gate, HEIGHT, ROOT_AT, SHARED_WORD_AT, SIZE_AT, SLICE_AT, TIER_AT, TierPolicy,
 };
 use crate::format::slot::Slot;
 pub use crate::format::table::NODE_SLOTS;
@@ -284,11 +284,16 @@ impl<M: Media> PoolMapping<M> {
         TierPolicy::decode(word as u8).unwrap_or_default()
     }
 
-    /// The epoch of the newest snapshot of the object; 0: none.
+    /// Pages of the object that were born before this epoch are not changed in place; 0: there are none.
     #[inline]
     pub(crate) fn shared_below(&self, handle: &Handle) -> Epoch {
         let word = self.meta.load(handle.entry_at + SHARED_WORD_AT);
         Epoch((word >> 32) as u32)
+    }
+
+    /// The births that tell which frames of the object other objects share.
+    pub(crate) fn clone_bounds(&self, handle: &Handle) -> CloneBounds {
+        CloneBounds::of_word(self.meta.load(handle.entry_at + CLONE_WORD_AT))
     }
 
     pub(crate) fn check_range(

@@ -48,7 +48,7 @@ impl Record {
         );
         if !is_map
             || level > LEVELS_MAX
-            || kind == KIND_ADOPTION && level > 0
+            || kind == KIND_ADOPTION && level > 1
             || !(1..=PAGES_MAX).contains(&count)
         {
             return Err(InvalidRecord::Malformed);

@@ -39,8 +39,8 @@ impl Record {
         );
         assert!(
             !self.is_adoption
-                || (self.level == 0 && !self.has_second_sum && self.kept_birth.is_none()),
-            "a record that adopts pages has no sums"
+                || (self.level <= 1 && !self.has_second_sum && self.kept_birth.is_none()),
+            "a record that adopts pages or a leaf has no sums"
         );
         assert!(
             (1..=PAGES_MAX).contains(&count),

@@ -31,7 +31,7 @@ use super::error::ObjectError;
 use super::pool::Pool;
 use super::version_store::SliceVersions;
 use crate::defect::{self, Defect};
-use crate::format::object::{Object, ObjectRole, ObjectState};
+use crate::format::object::{CloneBounds, Object, ObjectRole, ObjectState};
 use crate::format::record::{Change, Record};
 use crate::format::version_log::Version;
 use crate::format::version_pages::{
@@ -40,7 +40,7 @@ use crate::format::version_pages::{
 };
 use crate::recovery::PoolError;
 use crate::shared::error::StoreError;
-use pagemesh_base::ids::{EPOCH_MAX, Epoch, ObjectId, PageNo};
+use pagemesh_base::ids::{EPOCH_MAX, Epoch, FrameNo, ObjectId, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_pmem::Media;
 use pages::PageEdits;
@@ -52,7 +52,7 @@ const VERSIONS_ID: u128 = 0x7665_7273_696f_6e73_7665_7273_696f_6e73;
 /// Leaves of the largest slice. Pages of the directory that are not written take no space.
 const LEAVES_MAX: u32 = 1 << 25;
 /// Slots of one leaf of a page table.
-const LEAF_PAGES: u64 = crate::format::table::NODE_SLOTS;
+pub(super) const LEAF_PAGES: u64 = crate::format::table::NODE_SLOTS;
 
 /// The identity of the object with the versions of a slice, and back.
 fn other_id(slice: SliceId) -> SliceId {
@@ -115,6 +115,7 @@ impl<M: Media> Pool<M> {
         if snapshots.len() == versions.snapshots.len() {
             return self.update_shared_below(object);
         }
+        self.check_clones(object, |base| dropped.contains(&base))?;
         self.store_snapshots(object, snapshots, true)?;
         self.mapping.end_version_generation();
         self.start_sweep(object);
@@ -145,9 +146,10 @@ impl<M: Media> Pool<M> {
             return None;
         }
         let frame = change.old.frame()?;
-        let shared_below = self.objects.get(&record.object)?.shared_below;
+        let entry = self.objects.get(&record.object)?;
+        let newest = entry.newest_snapshot();
         if change.new.frame() == Some(frame)
-            || shared_below == Epoch(0)
+            || newest == Epoch(0)
             || defect::is(Defect::SeenVersionFreed)
         {
             return None;
@@ -160,7 +162,19 @@ impl<M: Media> Pool<M> {
             birth: birth.unwrap_or(Epoch(0)),
             death: record.birth(),
         };
-        version.is_kept_below(shared_below).then_some(version)
+        version.is_kept_for(newest, entry.base).then_some(version)
+    }
+
+    /// Whether the frame that a record replaces belongs to the origin of a clone, or a clone may name it.
+    pub(super) fn is_frame_kept(&self, record: &Record, frame: FrameNo) -> bool {
+        let bounds = self.objects.get(&record.object).map(Object::clone_bounds);
+        let Some(bounds) = bounds.filter(|it| record.level == 0 && *it != CloneBounds::default())
+        else {
+            return false;
+        };
+        let birth = self.mapping.frame_word(frame).birth();
+        let keeps = bounds.keeps_frame(birth.unwrap_or(Epoch(0)), record.kept_birth.is_some());
+        keeps && !defect::is(Defect::OriginFrameFreed)
     }
 
     /// Whether a reader of a snapshot may know a frame that the record frees: a page or a version that moved, or a version
@@ -169,7 +183,7 @@ impl<M: Media> Pool<M> {
         let Some(entry) = self.objects.get(&record.object) else {
             return false;
         };
-        let is_of_versions = entry.role != ObjectRole::Slice;
+        let is_of_versions = matches!(entry.role, ObjectRole::VersionsOf(_));
         let is_moved = record.kept_birth.is_some() && entry.shared_below != Epoch(0);
         record.level == 0 && (is_of_versions || is_moved)
     }
@@ -193,6 +207,8 @@ impl<M: Media> Pool<M> {
             slice: other_id(slice),
             size_bytes: head.size_bytes(0),
             role: ObjectRole::VersionsOf(object),
+            base: self.objects[&object].base,
+            cloned_below: self.objects[&object].cloned_below,
             ..Object::FREE
         };
         self.commit_entry(of_versions, entry)?;
@@ -250,11 +266,11 @@ impl<M: Media> Pool<M> {
                 self.versions.slices.insert(origin, loaded?);
                 continue;
             }
-            let seen_last = self.objects.get(&origin).map(|entry| entry.shared_below);
+            let seen_last = self.objects.get(&origin).map(Object::newest_snapshot);
             let versions = SliceVersions {
                 object,
                 head: VersionsHead::default(),
-                snapshots: seen_last.into_iter().collect(),
+                snapshots: seen_last.into_iter().filter(|it| it.0 > 0).collect(),
                 sweep: None,
                 retires_after: None,
                 is_damaged: true,
@@ -266,7 +282,7 @@ impl<M: Media> Pool<M> {
         for origin in origins {
             self.finish_interrupted_change(origin)?;
         }
-        Ok(())
+        self.load_clones()
     }
 
     fn load_slice_versions(&mut self, object: ObjectId) -> Result<SliceVersions, ObjectError> {
@@ -333,12 +349,13 @@ impl<M: Media> Pool<M> {
     }
 
     /// Stores the epoch of the newest snapshot in the entry of a live slice, if the entry has another one.
-    fn update_shared_below(&mut self, origin: ObjectId) -> Result<(), ObjectError> {
+    pub(super) fn update_shared_below(&mut self, origin: ObjectId) -> Result<(), ObjectError> {
         let versions = self.versions.of(origin);
-        let shared_below = versions.map_or(Epoch(0), SliceVersions::newest);
+        let newest = versions.map_or(Epoch(0), SliceVersions::newest);
         let entry = self.objects.get(&origin).copied();
         let live = entry.filter(|entry| entry.state == ObjectState::Live);
-        if let Some(entry) = live.filter(|entry| entry.shared_below != shared_below) {
+        if let Some(entry) = live.filter(|entry| entry.shared_below != newest.max(entry.base)) {
+            let shared_below = newest.max(entry.base);
             let entry = Object {
                 shared_below,
                 ..entry

@@ -11,7 +11,7 @@ use crate::session::version_slots::VersionSlot;
 use crate::session::{LegSession, Session};
 use crate::shared::error::StoreError;
 use crate::shared::pool_mapping::{Handle, Reach};
-use pagemesh_base::ids::{Epoch, ObjectId, PageNo};
+use pagemesh_base::ids::{EPOCH_MAX, Epoch, ObjectId, PageNo};
 use pagemesh_base::slice::{Stamp, TransactionPart};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
@@ -22,9 +22,10 @@ pub(super) type Page = [u8; PAGE_BYTES];
 
 /// Nodes that a change of one page may link.
 const NODES_PER_PAGE: u64 = 4;
-/// Changes of the owner's session: they have no client, and so no order among clients.
+/// Changes of the owner's session: they have no client, and so no order among clients. Their pages are younger than each base,
+/// because they belong to no origin.
 const OWN: Stamp = Stamp {
-    epoch: Epoch(0),
+    epoch: Epoch(EPOCH_MAX),
     op: 0,
     open_ops: 0,
 };
@@ -151,11 +152,11 @@ impl<M: Media> Pool<M> {
     }
 
     /// Runs an operation of the owner's session that takes up to so many frames. Without room it gets those that there are.
-    fn with_owner_frames(
+    pub(in crate::owner) fn with_owner_frames<T>(
         &mut self,
         wanted: u64,
-        run: impl FnMut(&mut Session<M>) -> Result<(), StoreError>,
-    ) -> Result<(), ObjectError> {
+        run: impl FnMut(&mut Session<M>) -> Result<T, StoreError>,
+    ) -> Result<T, ObjectError> {
         let state = self.sessions.session(OWNER_SESSION);
         let (mapping, frames) = (&self.mapping, &mut self.frame_allocator);
         state.grant(mapping, OWNER_SESSION, frames, wanted);

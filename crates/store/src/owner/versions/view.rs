@@ -72,7 +72,7 @@ impl<M: Media> Pool<M> {
     }
 
     /// Applies all records below a seq, so that each version that they replaced is known.
-    fn checkpoint_versions(&mut self, below: Seq) -> Result<(), ObjectError> {
+    pub(in crate::owner) fn checkpoint_versions(&mut self, below: Seq) -> Result<(), ObjectError> {
         loop {
             let before = self.superblock.checkpoint;
             self.checkpoint()?;
