@@ -48,8 +48,6 @@ pub enum Defect {
     OriginFrameFreed,
     /// Recovery frees frames of an origin that a clone names.
     OriginFrameFreedByReplay,
-    /// A clone's leaf is linked before its slots are durable.
-    CloneLeafNotFenced,
     /// Recovery zeroes the leaf that a clone linked.
     CloneLeafZeroed,
     /// A write is acknowledged without the fence that commits it.

@@ -242,9 +242,9 @@ impl Bed {
             let mut live = Contents::new();
             for page in 0..PAGES {
                 let mut bytes = [0; PAGE_BYTES];
-                let read = self
-                    .session
-                    .read(&volume.handle, page * PAGE, &mut bytes, Epoch(u32::MAX));
+                let read =
+                    self.session
+                        .read(&volume.handle, page * PAGE, &mut bytes, Epoch(u32::MAX));
                 read.expect("sound");
                 assert!(bytes.iter().all(|&byte| byte == bytes[0]), "page {page}");
                 live.extend((bytes[0] != 0).then_some((page, bytes[0])));
@@ -282,7 +282,10 @@ impl Bed {
                 bits.map(move |bit| (word as u64 * 64 + bit, named >> bit & 1 != 0))
             })
             .collect();
-        assert!(differing.is_empty(), "frames, and whether tables name them: {differing:?}");
+        assert!(
+            differing.is_empty(),
+            "frames, and whether tables name them: {differing:?}"
+        );
         let options = &mut CheckOptions {
             is_ordered: true,
             reads_data: true,

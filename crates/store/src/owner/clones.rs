@@ -17,7 +17,6 @@
 use super::error::ObjectError;
 use super::pool::Pool;
 use super::versions::LEAF_PAGES;
-use crate::defect::{self, Defect};
 use crate::format::geometry::frame_at;
 use crate::format::object::{Object, ObjectRole, ObjectState};
 use crate::format::slot::Slot;
@@ -162,8 +161,7 @@ impl<M: Media> Pool<M> {
         let linked = self.link_filled_leaves(object, &mut filled);
         for FilledLeaf { node, .. } in filled {
             let (start, len) = (node.0, 1);
-            self.frame_allocator
-                .return_unused(FrameRun { start, len });
+            self.frame_allocator.return_unused(FrameRun { start, len });
         }
         linked?;
         let done = made?;
@@ -205,7 +203,13 @@ impl<M: Media> Pool<M> {
         }
         if let Some(of_versions) = self.versions.of(object).map(|it| it.object) {
             let entry = self.objects[&of_versions];
-            self.commit_entry(of_versions, Object { base: Epoch(0), ..entry })?;
+            self.commit_entry(
+                of_versions,
+                Object {
+                    base: Epoch(0),
+                    ..entry
+                },
+            )?;
         }
         let entry = Object {
             role: ObjectRole::Slice,
@@ -265,11 +269,16 @@ impl<M: Media> Pool<M> {
         let of_versions = self.versions.of(origin).map(|it| it.object);
         for object in of_versions.into_iter().chain([origin]) {
             let entry = self.objects.get(&object).copied();
-            let is_other =
-                |it: &Object| it.state == ObjectState::Live && it.cloned_below != below;
+            let is_other = |it: &Object| it.state == ObjectState::Live && it.cloned_below != below;
             if let Some(entry) = entry.filter(is_other) {
                 let cloned_below = below;
-                self.commit_entry(object, Object { cloned_below, ..entry })?;
+                self.commit_entry(
+                    object,
+                    Object {
+                        cloned_below,
+                        ..entry
+                    },
+                )?;
             }
         }
         Ok(())
@@ -305,7 +314,10 @@ impl<M: Media> Pool<M> {
                 continue;
             }
             let seen = self.version_leaf(source.origin, source.snapshot, leaf)?;
-            let slot = |index| seen.frame(index).map_or(Slot::EMPTY, |it| Slot::EMPTY.map(it));
+            let slot = |index| {
+                seen.frame(index)
+                    .map_or(Slot::EMPTY, |it| Slot::EMPTY.map(it))
+            };
             let slots: Vec<u64> = (0..LEAF_PAGES as usize)
                 .map(|index| slot(index).encode())
                 .collect();
@@ -327,9 +339,7 @@ impl<M: Media> Pool<M> {
             *bytes = slot.to_le_bytes();
         }
         let (_, stores) = M::stream_page(&[(&*mapping.data, frame_at(node))], &page);
-        if !defect::is(Defect::CloneLeafNotFenced) {
-            let _fenced = mapping.data.fence(stores);
-        }
+        let _fenced = mapping.data.fence(stores);
         if mapping.has_overlay() {
             for (index, &slot) in slots.iter().enumerate() {
                 mapping.meta.store(frame_at(node) + index * 8, slot);
@@ -350,17 +360,14 @@ impl<M: Media> Pool<M> {
         if self.mapping.has_overlay() {
             self.mapping.data.sync().map_err(PoolError::from)?;
         }
-        let handle = self
-            .mapping
-            .handle(object, self.objects[&object].slice)?;
+        let handle = self.mapping.handle(object, self.objects[&object].slice)?;
         while let Some(FilledLeaf { leaf, node }) = filled.pop() {
             let page = PageNo(leaf * LEAF_PAGES);
             let above = self.with_owner_frames(NODES_ABOVE, |own| {
                 own.link_nodes(&handle, 1, page, Epoch(u32::MAX))
             });
-            let linked = above.and_then(|()| {
-                self.with_retry(|own| own.link_filled_leaf(&handle, page, node))
-            });
+            let linked = above
+                .and_then(|()| self.with_retry(|own| own.link_filled_leaf(&handle, page, node)));
             if let Err(cause) = linked {
                 filled.push(FilledLeaf { leaf, node });
                 return Err(cause);

@@ -209,7 +209,13 @@ impl<M: Media> Pool<M> {
         let entry = self.objects[&object];
         // A recovery that replays the freeing of its pages must know which were its own.
         let base = entry.base;
-        let seq = self.commit_entry(object, Object { base, ..Object::FREE })?;
+        let seq = self.commit_entry(
+            object,
+            Object {
+                base,
+                ..Object::FREE
+            },
+        )?;
         self.leaf_cache.clear();
         self.freed_objects.push((seq, object));
         match entry.role.origin() {

@@ -361,12 +361,18 @@ impl<'m, M: Media> Replay<'m, M> {
                 }
                 JournalEntry::Map(record) if record.object.0 < self.geometry.object_count() => {
                     let entry = self.load_entry(record.object);
-                    (record.object, entry.map_or(CloneBounds::default(), |it| it.clone_bounds()))
+                    (
+                        record.object,
+                        entry.map_or(CloneBounds::default(), |it| it.clone_bounds()),
+                    )
                 }
                 JournalEntry::Map(_) => continue,
                 JournalEntry::Object(record) => {
                     let entry = Object::decode(&record.entry);
-                    (record.object, entry.map_or(CloneBounds::default(), |it| it.clone_bounds()))
+                    (
+                        record.object,
+                        entry.map_or(CloneBounds::default(), |it| it.clone_bounds()),
+                    )
                 }
             };
             let present = self.clone_bounds.entry(object).or_default();
@@ -392,7 +398,9 @@ impl<'m, M: Media> Replay<'m, M> {
     fn load_entry(&self, object: ObjectId) -> Option<Object> {
         let mut entry = [0; OBJECT_BYTES as usize];
         self.media.read(self.geometry.object_at(object), &mut entry);
-        Object::decode_redundant(&entry).ok().map(|(entry, _)| entry)
+        Object::decode_redundant(&entry)
+            .ok()
+            .map(|(entry, _)| entry)
     }
 
     /// As [`Replay::record_frame_use`] for a frame that is free now. An unreadable frame stays in
@@ -468,7 +476,10 @@ fn last_entries(entries: &[JournalEntry]) -> HashMap<ObjectId, Epoch> {
     });
     let epoch_of = |record: &ObjectRecord| {
         let entry = Object::decode(&record.entry);
-        (record.object, entry.map_or(Epoch(0), |it| it.newest_snapshot()))
+        (
+            record.object,
+            entry.map_or(Epoch(0), |it| it.newest_snapshot()),
+        )
     };
     records.map(epoch_of).collect()
 }

@@ -66,8 +66,7 @@ impl<M: Media> Session<M> {
         base: Epoch,
     ) -> Result<MovedPages, StoreError> {
         let mapping = self.mapping.clone();
-        let is_shared =
-            |frame| mapping.frame_word(frame).birth().unwrap_or(Epoch(0)) < base;
+        let is_shared = |frame| mapping.frame_word(frame).birth().unwrap_or(Epoch(0)) < base;
         let filter = MoveFilter {
             is_leaving: &is_shared,
             new_birth: Some(base),
@@ -109,9 +108,7 @@ impl<M: Media> Session<M> {
             handle: *handle,
         };
         lock_run(std::slice::from_mut(&mut leg), page, count).map_err(|failure| failure.cause)?;
-        let moved = leg
-            .session
-            .move_locked(handle, page, (at, count), filter);
+        let moved = leg.session.move_locked(handle, page, (at, count), filter);
         unlock_and_end(&mut leg);
         moved
     }

@@ -9,7 +9,8 @@ use crate::defect::{self, Defect};
 use crate::format::frame_word::{FrameWord, PageBirth};
 use crate::format::geometry::{Geometry, frame_at, tolerate_unreadable_frames};
 use crate::format::object::{
-    CLONE_WORD_AT, CloneBounds, GATE_AT, Gate, HEIGHT, ROOT_AT, SHARED_WORD_AT, SIZE_AT, SLICE_AT, TIER_AT, TierPolicy,
+    CLONE_WORD_AT, CloneBounds, GATE_AT, Gate, HEIGHT, ROOT_AT, SHARED_WORD_AT, SIZE_AT, SLICE_AT,
+    TIER_AT, TierPolicy,
 };
 use crate::format::slot::Slot;
 pub use crate::format::table::NODE_SLOTS;

@@ -9,9 +9,9 @@ use super::fixed::{self, DeathMode};
 use super::model::{CheckFailure, fail};
 use super::random::{self, plan};
 use super::recover::MediumKind;
-use super::snapshots;
 use super::tier::{self, TIER_SEQUENCES};
 use super::{CheckCounts, catch_panic, set_defect};
+use super::{clones, snapshots};
 use pagemesh_base::defect::Defect;
 use std::sync::mpsc;
 use std::thread;
@@ -43,10 +43,11 @@ enum Workload {
     SkippedRecords(MediumKind),
     Sequences(MediumKind, bool),
     Snapshots(MediumKind),
+    Clones(MediumKind),
 }
 
 use Workload::{
-    Corrections, Deaths, Devices, Laps, Operations, Pairs, Sequences, SkippedRecords,
+    Clones, Corrections, Deaths, Devices, Laps, Operations, Pairs, Sequences, SkippedRecords,
     SlotOnlyFrame, Snapshots, Tier,
 };
 
@@ -97,6 +98,17 @@ const DEFECTS: &[(Defect, Workload, &str)] = &[
         Snapshots(MediumKind::File),
         "maintenance",
     ),
+    (
+        Defect::OriginFrameFreed,
+        Clones(MediumKind::Memory),
+        "maintenance",
+    ),
+    (
+        Defect::OriginFrameFreedByReplay,
+        Clones(MediumKind::Memory),
+        "maintenance",
+    ),
+    (Defect::CloneLeafZeroed, Clones(MediumKind::File), "objects"),
     (
         Defect::NoCommitFence,
         Operations(MediumKind::Memory),
@@ -426,6 +438,7 @@ fn run_workload(workload: Workload, counts: &mut CheckCounts) -> Result<(), Chec
         Devices(kind) => devices(kind, POINT_BUDGET, counts)?,
         Tier => tier::tier(TIER_SEQUENCES, POINT_BUDGET, counts)?,
         Snapshots(kind) => snapshots::sequences(kind, IMAGES_MAX, counts)?,
+        Clones(kind) => clones::sequences(kind, IMAGES_MAX, counts)?,
         SlotOnlyFrame => fixed::slot_only_frame(counts)?,
         Corrections(kind) => correction::corrections(kind, CORRECTIONS.budget, counts)?,
         SkippedRecords(kind) => correction::skipped_records(kind, CORRECTIONS.budget, counts)?,

@@ -130,6 +130,10 @@ impl<'t> CrashHarness<'t> {
                 let contents = pages.iter().filter_map(|(_, content)| content.clone());
                 known.extend(contents.map(|content| (content.0, content)));
             }
+            if let Effect::Clone(_, thing) = &step.effect {
+                let contents = thing.pages.values().cloned();
+                known.extend(contents.map(|content| (content.0, content)));
+            }
         }
         let thing = |thing: &ObjectContents<PageWord>| ObjectContents {
             entry: thing.entry,

@@ -21,6 +21,7 @@
 
 mod budget;
 mod changes;
+mod clones;
 mod correction;
 mod crashes;
 mod defects;

@@ -49,6 +49,8 @@ pub(super) type PoolContents = BTreeMap<SliceId, ObjectContents<Content>>;
 pub(super) enum Effect {
     /// All of these pages change; none is a hole.
     Pages(SliceId, Vec<(u64, Option<Content>)>),
+    /// A clone with these contents appears.
+    Clone(SliceId, ObjectContents<Content>),
     /// An object's entry changes; none deletes the object.
     Put(SliceId, Option<ObjectEntry>),
 }
@@ -66,6 +68,7 @@ pub(super) fn apply(held: &mut PoolContents, effect: &Effect) {
                 };
             }
         }
+        Effect::Clone(slice, contents) => drop(held.insert(*slice, contents.clone())),
         Effect::Put(slice, None) => drop(held.remove(slice)),
         Effect::Put(slice, Some(entry)) => {
             let fresh = || ObjectContents {
@@ -103,6 +106,8 @@ pub(super) struct Oracle {
     pub(super) open: BTreeMap<u64, ExpectedInFlight>,
     /// The checksums of the pages that each snapshot sees.
     pub(super) snapshots: BTreeMap<SnapshotKey, BTreeMap<u64, u32>>,
+    /// The pages that snapshots see, as far as they were created before the last crash.
+    pub(super) snapshot_contents: BTreeMap<SnapshotKey, Arc<BTreeMap<u64, Content>>>,
     /// A snapshot that is being created or dropped: it may be there or not.
     pub(super) uncertain_snapshot: Option<SnapshotKey>,
 }
@@ -160,7 +165,7 @@ impl Oracle {
     /// Compares with the recovered contents; returns the steps that must be present.
     pub(super) fn check(&self, found: &RecoveredContents) -> Result<BTreeSet<usize>, CheckFailure> {
         let puts: Vec<usize> = (0..self.possible.len())
-            .filter(|&i| matches!(self.possible[i].effect, Effect::Put(..)))
+            .filter(|&i| matches!(self.possible[i].effect, Effect::Put(..) | Effect::Clone(..)))
             .collect();
         let mut first = None;
         for count in 0..=puts.len() {
@@ -347,6 +352,7 @@ fn describe(step: &PossibleRecord) -> String {
             let pages: Vec<u64> = pages.iter().map(|(page, _)| *page).collect();
             format!("operation {} on pages {pages:?} of {slice}", step.op)
         }
+        Effect::Clone(slice, contents) => format!("clone {slice} {:?}", contents.entry),
         Effect::Put(slice, entry) => format!("entry {entry:?} of {slice}"),
     }
 }

@@ -2,8 +2,8 @@
 
 use super::harness::{CrashHarness, OpOutcome};
 use super::model::{CheckFailure, Effect, ObjectEntry};
-use super::snapshots;
 use super::tier::TierRange;
+use super::{clones, snapshots};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::TransactionPart;
@@ -84,6 +84,9 @@ pub(super) enum Op {
     Snapshot(SliceId),
     /// Drops the snapshot of this number.
     DropSnapshot(SliceId, u64),
+    /// Clones the snapshot of this number of the main slice.
+    Clone(u64),
+    PromoteClone,
     /// Merges the version log, and sweeps.
     MergeVersions,
 }
@@ -213,6 +216,7 @@ pub(super) fn run(world: &mut CrashHarness<'_>, op: &Op, tag: u64) -> Result<(),
                 put_entry(world, slice, None, |pool| pool.delete(slice))?;
                 world.forget_open(slice);
                 world.forget_leaves();
+                world.oracle.snapshots.retain(|key, _| key.0 != slice);
             }
         }
         Op::RaiseEpoch(slice) => {
@@ -257,6 +261,8 @@ pub(super) fn run(world: &mut CrashHarness<'_>, op: &Op, tag: u64) -> Result<(),
         Op::EndMoves => world.end_moves()?,
         Op::Snapshot(slice) => snapshots::create(world, slice)?,
         Op::DropSnapshot(slice, number) => snapshots::drop_one(world, slice, number)?,
+        Op::Clone(number) => clones::create(world, number)?,
+        Op::PromoteClone => clones::promote(world)?,
         Op::MergeVersions => owner_op(world, true, |pool| {
             pool.merge_versions_soon();
             for _ in 0..4 {

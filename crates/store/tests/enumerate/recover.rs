@@ -6,14 +6,14 @@ use super::model::{
     CheckFailure, ObjectContents, ObjectEntry, PageBytes, PageWord, RecoveredContents, fail,
 };
 use super::owner::{self, SharedPool};
-use super::snapshots;
+use super::{clones, snapshots};
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::Stamp;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{Image, Recorder};
 use pagemesh_store::frame_word::FrameWord;
-use pagemesh_store::pool::Pool;
+use pagemesh_store::pool::{ObjectError, Pool};
 use pagemesh_store::pool_mapping::Handle;
 use pagemesh_store::pool_mapping::StoreError;
 use pagemesh_store::session::{LegSession, Session, write};
@@ -96,6 +96,7 @@ pub(super) fn read_contents(
     unread: &BTreeMap<SliceId, BTreeMap<u64, PageWord>>,
 ) -> Result<RecoveredContents, CheckFailure> {
     let mut found = RecoveredContents::default();
+    clones::fill_all(pool)?;
     let objects: Vec<_> = pool.borrow().list().collect();
     for object in objects {
         let handle = pool.borrow().handle(object.slice).expect("it is listed");
@@ -105,7 +106,7 @@ pub(super) fn read_contents(
         };
         let pages = match unread.get(&object.slice) {
             Some(pages) => pages.clone(),
-            None => read(session, &handle, entry.pages)?,
+            None => read(session, &handle, entry.pages, object.base)?,
         };
         found
             .objects
@@ -121,6 +122,7 @@ fn read(
     session: &mut Session<CrashMedium>,
     handle: &Handle,
     pages: u64,
+    base: Epoch,
 ) -> Result<BTreeMap<u64, PageWord>, CheckFailure> {
     let mut mapped = Vec::new();
     let visited = session.visit_slots(handle, 0..pages, LAST_EPOCH, |page, _, slot| {
@@ -137,7 +139,7 @@ fn read(
         let births = session.births(handle, PageNo(page), 1, LAST_EPOCH);
         let births = births.or_else(|cause| fail("reading", cause.to_string()))?;
         match session.checksums(handle, PageNo(page), 1, LAST_EPOCH) {
-            Ok(sums) => found.insert(page, FrameWord::new(sums[0], births[0]).bits()),
+            Ok(sums) => found.insert(page, FrameWord::new(sums[0], births[0].max(base)).bits()),
             Err(cause) => return fail("reading", cause.to_string()),
         };
     }
@@ -217,9 +219,22 @@ pub(super) fn empty(
         let closed = pool.close_session(session.number());
         closed.or_else(|cause| fail("ending a session", cause.to_string()))?;
     }
-    for slice in slices {
-        let deleted = pool.delete(slice);
-        deleted.or_else(|cause| fail("deleting", cause.to_string()))?;
+    // An origin goes when the entry of its clone is free.
+    let mut left: Vec<SliceId> = slices.collect();
+    for _ in 0..MAINTENANCE_MAX {
+        let mut waiting = Vec::new();
+        for slice in left {
+            match pool.delete(slice) {
+                Err(ObjectError::HasClone { .. }) => waiting.push(slice),
+                deleted => deleted.or_else(|cause| fail("deleting", cause.to_string()))?,
+            }
+        }
+        left = waiting;
+        if left.is_empty() {
+            break;
+        }
+        let kept = pool.maintain();
+        kept.or_else(|cause| fail("maintenance", cause.to_string()))?;
     }
     // A deletion needs one checkpoint, and the freeing of its entry another.
     let (mut quiet, mut tended) = (0, 0);

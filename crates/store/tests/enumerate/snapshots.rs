@@ -122,10 +122,10 @@ pub(super) fn create(world: &mut CrashHarness<'_>, slice: SliceId) -> Result<(),
         let contents = world.oracle.current();
         let pages = contents[&slice].pages.iter();
         let sums = pages.map(|(&page, content)| (page, FrameWord::from_bits(content.0).crc()));
-        world
-            .oracle
-            .snapshots
-            .insert((slice, snapshot), sums.collect());
+        let key = (slice, snapshot);
+        world.oracle.snapshots.insert(key, sums.collect());
+        let pages = std::sync::Arc::new(contents[&slice].pages.clone());
+        world.oracle.snapshot_contents.insert(key, pages);
     }
     // A refused one may be listed.
     world.oracle.uncertain_snapshot = is_refused.then_some((slice, snapshot));
@@ -150,6 +150,18 @@ pub(super) fn drop_one(
 }
 
 fn drop_one_at(world: &mut CrashHarness<'_>, key: SnapshotKey) -> Result<(), CheckFailure> {
+    let clones = world.pool.borrow().clones_of(key.0);
+    let clones = clones.or_else(|cause| fail("clones", cause.to_string()))?;
+    if clones.iter().any(|clone| clone.1.0 == key.1) {
+        let dropped = world
+            .pool
+            .borrow_mut()
+            .drop_snapshots(key.0, &[Epoch(key.1)]);
+        return match dropped {
+            Err(ObjectError::HasClone { .. }) => Ok(()),
+            other => fail("clones", format!("dropping their snapshot: {other:?}")),
+        };
+    }
     world.oracle.uncertain_snapshot = Some(key);
     let mut is_refused = false;
     world.owner_op(true, None, |pool| {
@@ -168,7 +180,7 @@ fn drop_one_at(world: &mut CrashHarness<'_>, key: SnapshotKey) -> Result<(), Che
 
 /// Drops snapshots that a crash left behind before the barrier at their epochs: as the manager does, which has not
 /// committed them.
-fn drop_unfinished(world: &mut CrashHarness<'_>) -> Result<(), CheckFailure> {
+pub(super) fn drop_unfinished(world: &mut CrashHarness<'_>) -> Result<(), CheckFailure> {
     let keys: Vec<_> = world.oracle.snapshots.keys().copied().collect();
     for (slice, snapshot) in keys {
         let epoch = world.entry(slice).map_or(0, |entry| entry.epoch);

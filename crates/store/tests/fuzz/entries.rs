@@ -191,6 +191,8 @@ fn object(state: ObjectState) -> [u8; OBJECT_BYTES as usize] {
         tier: TierPolicy::Memory,
         role: ObjectRole::VersionsOf(ObjectId(4)),
         shared_below: Epoch(3),
+        base: Epoch(2),
+        cloned_below: Epoch(1),
     };
     object.encode()
 }

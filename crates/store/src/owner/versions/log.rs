@@ -183,7 +183,10 @@ impl<M: Media> Pool<M> {
     ) -> Result<CheckpointLimits, PoolError> {
         let room = self.superblock.version_log.room();
         self.versions.is_checkpoint_limited = false;
-        let has_snapshots = self.objects.values().any(|entry| entry.newest_snapshot().0 > 0);
+        let has_snapshots = self
+            .objects
+            .values()
+            .any(|entry| entry.newest_snapshot().0 > 0);
         if !has_snapshots || self.unapplied_pages_max() <= room {
             return Ok(reach);
         }
