@@ -3,6 +3,7 @@
 
 pub mod bench;
 pub mod brick;
+pub mod clone;
 pub mod doctor;
 pub mod down;
 pub mod events;
@@ -65,6 +66,9 @@ pub enum Command {
     /// Make, list, hold, delete, send and receive snapshots of volumes.
     #[command(subcommand)]
     Snapshot(snapshot::SnapshotCommand),
+    /// Make, list and promote clones: writable volumes that begin as a snapshot, and share its pages.
+    #[command(subcommand)]
+    Clone(clone::CloneCommand),
     /// Choose the volumes that stay in memory, in pools with disks behind memory, and show how they are used.
     #[command(subcommand)]
     Tier(tier::TierCommand),
@@ -128,6 +132,7 @@ pub fn run(command: &Command) -> anyhow::Result<Verdict> {
         Command::Volume(command) => return volume::run(command),
         Command::Replica(command) => replica::run(command)?,
         Command::Snapshot(command) => snapshot::run(command)?,
+        Command::Clone(command) => clone::run(command)?,
         Command::Tier(command) => tier::run(command)?,
         Command::Export(command) => export::run(command)?,
         Command::Fs(command) => fs::run(command)?,

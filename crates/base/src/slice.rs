@@ -513,8 +513,36 @@ pub struct BrickStatus {
     pub incarnation: u32,
 }
 
+/// The progress of filling or promoting a clone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CloneProgress {
+    /// Leaves of 512 pages that are done.
+    pub done: u64,
+    /// All leaves.
+    pub all: u64,
+}
+
+impl CloneProgress {
+    /// Whether nothing is left to do.
+    #[must_use]
+    pub fn is_complete(self) -> bool {
+        self.done == self.all
+    }
+}
+
+/// The snapshot that a clone begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CloneSource {
+    /// The slice of the snapshot.
+    pub origin: SliceId,
+    /// The epoch of the snapshot.
+    pub snapshot: Epoch,
+}
+
 /// The refusal of a brick of an earlier release. Such a brick has no snapshot.
 pub const SNAPSHOTS_UNKNOWN: &str = "the brick does not know snapshots; upgrade it first";
+/// The refusal of a brick of an earlier release, for a clone.
+pub const CLONES_UNKNOWN: &str = "the brick does not know clones; upgrade it first";
 
 /// A manager's calls to a brick. They block for a bounded time.
 pub trait BrickControl: Send + Sync {
@@ -576,6 +604,33 @@ pub trait BrickControl: Send + Sync {
     fn snapshots(&self, slice: SliceId) -> Result<Vec<Epoch>, SliceError> {
         let _ = slice;
         Err(SliceError::snapshots_unknown())
+    }
+
+    /// Makes a slice that begins with the pages of a snapshot, and shares them. It takes a bounded time: the caller
+    /// repeats the call until nothing is left to do. No client can attach the slice before.
+    ///
+    /// # Errors
+    /// When another slice has its identity, there is no such snapshot, the size is less than the origin's, the pool is full,
+    /// or the brick does not know clones.
+    fn create_clone(
+        &self,
+        slice: SliceId,
+        source: CloneSource,
+        size_bytes: u64,
+    ) -> Result<CloneProgress, SliceError> {
+        let _ = (slice, source, size_bytes);
+        Err(SliceError::Refused(CLONES_UNKNOWN.into()))
+    }
+
+    /// Copies pages that a clone shares. It takes a bounded time: the caller repeats the call until nothing is left to do.
+    /// Then the origin and its snapshot can be deleted. A slice that is no clone is done.
+    ///
+    /// # Errors
+    /// When there is no such slice, clones depend on it, a page is damaged, the pool is full, or the brick does not know
+    /// clones.
+    fn promote_clone(&self, slice: SliceId) -> Result<CloneProgress, SliceError> {
+        let _ = slice;
+        Err(SliceError::Refused(CLONES_UNKNOWN.into()))
     }
 }
 

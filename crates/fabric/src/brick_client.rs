@@ -15,7 +15,8 @@ use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, SliceId};
 use pagemesh_base::poison::lock;
 use pagemesh_base::slice::{
-    BrickControl, BrickStatus, SliceError, SliceInfo, SliceReply, SliceRequest,
+    BrickControl, BrickStatus, CLONES_UNKNOWN, CloneProgress, CloneSource, SliceError, SliceInfo,
+    SliceReply, SliceRequest,
 };
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -31,6 +32,7 @@ pub struct BrickClient<W = Stream> {
     limit: Duration,
     knows_hints: bool,
     knows_snapshots: bool,
+    knows_clones: bool,
 }
 
 struct CallState {
@@ -75,6 +77,7 @@ impl<W: Wire> BrickClient<W> {
             limit,
             knows_hints: false,
             knows_snapshots: false,
+            knows_clones: false,
         }
     }
 
@@ -109,6 +112,15 @@ impl<W: Wire> BrickClient<W> {
     }
 
     /// Refuses a message that the peer does not know: it would end the connection.
+    /// Sets whether the brick knows the messages of clones. A client refuses them otherwise.
+    #[must_use]
+    pub fn with_clones(self, knows_clones: bool) -> BrickClient<W> {
+        BrickClient {
+            knows_clones,
+            ..self
+        }
+    }
+
     fn check_knows_snapshots(&self) -> Result<(), SliceError> {
         match self.knows_snapshots {
             true => Ok(()),
@@ -153,6 +165,16 @@ impl<W: Wire> BrickClient<W> {
         let expected = ExpectedLen::of(&request);
         match self.call(&Request::Slice { handle, request })? {
             Reply::Slice(reply) if expected.fits(&reply) => Ok(reply),
+            _ => Err(self.unexpected_reply()),
+        }
+    }
+
+    fn call_clone(&self, control: Control) -> Result<CloneProgress, SliceError> {
+        if !self.knows_clones {
+            return Err(SliceError::Refused(CLONES_UNKNOWN.into()));
+        }
+        match self.call(&Request::Control(control))? {
+            Reply::Progress(progress) if progress.done <= progress.all => Ok(progress),
             _ => Err(self.unexpected_reply()),
         }
     }
@@ -307,6 +329,23 @@ impl<W: Wire + Send + Sync> BrickControl for BrickClient<W> {
         }
         let snapshots = dropped.to_vec();
         self.call_control(Control::DropSnapshots { slice, snapshots })
+    }
+
+    fn create_clone(
+        &self,
+        slice: SliceId,
+        source: CloneSource,
+        size_bytes: u64,
+    ) -> Result<CloneProgress, SliceError> {
+        self.call_clone(Control::CreateClone {
+            slice,
+            source,
+            size_bytes,
+        })
+    }
+
+    fn promote_clone(&self, slice: SliceId) -> Result<CloneProgress, SliceError> {
+        self.call_clone(Control::PromoteClone { slice })
     }
 
     fn snapshots(&self, slice: SliceId) -> Result<Vec<Epoch>, SliceError> {

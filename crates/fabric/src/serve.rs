@@ -468,6 +468,15 @@ fn execute_control(brick: &dyn BrickControl, asked: Control) -> Answer {
             brick.drop_snapshots(slice, &snapshots).map(done)
         }
         Control::Snapshots { slice, after } => snapshots(brick, slice, after),
+        Control::CreateClone {
+            slice,
+            source,
+            size_bytes,
+        } => {
+            let created = brick.create_clone(slice, source, size_bytes);
+            created.map(Reply::Progress)
+        }
+        Control::PromoteClone { slice } => brick.promote_clone(slice).map(Reply::Progress),
     }
 }
 

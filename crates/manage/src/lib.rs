@@ -32,6 +32,7 @@ mod call;
 mod call_key;
 pub mod client;
 pub mod clock;
+mod clones;
 mod connection;
 mod connection_slots;
 mod device_book;

@@ -3,10 +3,11 @@
 
 use crate::layout_state::LayoutState;
 use crate::shape::Shape;
+use crate::snapshots::SnapshotName;
 use crate::tier_policy::TierPolicy;
 use pagemesh_base::brick_name::{BrickLabel, BrickName};
 use pagemesh_base::durability::Durability;
-use pagemesh_base::layout::{BrickId, EpochNumber, SliceId};
+use pagemesh_base::layout::{BrickId, EpochNumber, SliceId, VolumeName};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -77,6 +78,23 @@ pub struct VolumeRecord {
     /// Where its pages lie in pools with disks behind memory.
     #[serde(default, skip_serializing_if = "TierPolicy::is_auto")]
     pub tier: TierPolicy,
+    /// The snapshot that it was cloned from, as long as it shares pages with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<CloneOrigin>,
+}
+
+/// The snapshot that a volume was cloned from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CloneOrigin {
+    /// The volume of the snapshot.
+    #[schema(value_type = crate::api::document::Name)]
+    pub volume: VolumeName,
+    /// The name of the snapshot.
+    #[schema(value_type = crate::api::document::Name)]
+    pub snapshot: SnapshotName,
+    /// Its epoch.
+    #[schema(value_type = u32)]
+    pub epoch: EpochNumber,
 }
 
 /// The attachment of a volume to a client.

@@ -365,7 +365,7 @@ impl Manager {
             let entry = of.get(cut.epoch).map(|entry| entry.record.clone());
             let mut record = entry.ok_or_else(|| Fault::NoSuchVolume(cut.volume.clone()))?;
             (record.state, record.uncertain) = (SnapshotState::Committed, false);
-            infos.push(snapshot_info(&cut.volume, of, &record));
+            infos.push(snapshot_info(&book, (&cut.volume, of), &record));
             drafts.push(EventDraft::snapshot_created(
                 &cut.volume,
                 &record.name,

@@ -4,6 +4,7 @@
 //! prepare it that is still on its way would bring it back. So an uncertain one is dropped again when no such request
 //! can be left.
 
+use crate::clones::check_no_clone;
 use crate::events::EventDraft;
 use crate::fault::Fault;
 use crate::manager::{Manager, ManagerState};
@@ -42,7 +43,7 @@ impl Manager {
             let mut book = self.state();
             let mut record = live_snapshot(&book, volume, name)?.clone();
             self.check_snapshot_unchanged(volume, &record)?;
-            check_deletable(volume, &record)?;
+            check_deletable(&book, volume, &record)?;
             record.state = SnapshotState::Deleting;
             let deleted = EventDraft::snapshot_deleted(volume, name, &self.actor());
             self.commit(
@@ -193,7 +194,7 @@ impl Manager {
             return Err(SnapshotFault::VolumeHasSnapshots { volume, count }.into());
         }
         of.live()
-            .try_for_each(|record| check_deletable(volume, record))?;
+            .try_for_each(|record| check_deletable(book, volume, record))?;
         let all = of.entries();
         Ok(all
             .map(|entry| (volume.clone(), entry.record.epoch))
@@ -291,7 +292,11 @@ fn is_final(entry: &SnapshotEntry, dropped_at: Duration) -> bool {
 }
 
 /// Refuses to delete a snapshot that a hold or a clone keeps.
-fn check_deletable(volume: &VolumeName, record: &SnapshotRecord) -> Result<(), Fault> {
+fn check_deletable(
+    book: &ManagerState,
+    volume: &VolumeName,
+    record: &SnapshotRecord,
+) -> Result<(), Fault> {
     if !record.holds.is_empty() {
         let fault = SnapshotFault::Held {
             volume: volume.clone(),
@@ -300,18 +305,5 @@ fn check_deletable(volume: &VolumeName, record: &SnapshotRecord) -> Result<(), F
         };
         return Err(fault.into());
     }
-    if let Some(clone) = first_clone(record) {
-        let fault = SnapshotFault::HasClone {
-            volume: volume.clone(),
-            name: record.name.clone(),
-            clone,
-        };
-        return Err(fault.into());
-    }
-    Ok(())
-}
-
-/// The first clone of a snapshot. No release makes clones yet; this is the place for their check.
-fn first_clone(_snapshot: &SnapshotRecord) -> Option<VolumeName> {
-    None
+    check_no_clone(book, volume, record)
 }

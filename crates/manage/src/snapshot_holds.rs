@@ -75,7 +75,7 @@ impl Manager {
             book.snapshots.put(volume, record.clone(), now);
         }
         let of = book.snapshots.of(volume);
-        let info = of.map(|of| snapshot_info(volume, of, &record));
+        let info = of.map(|of| snapshot_info(&book, (volume, of), &record));
         info.ok_or_else(|| Fault::NoSuchVolume(volume.clone()))
     }
 }

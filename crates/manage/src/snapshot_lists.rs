@@ -26,7 +26,7 @@ impl Manager {
         book.volume(volume)?;
         let below = asked.after.map(EpochNumber);
         let of = book.snapshots.of(volume).into_iter();
-        let matching = of.flat_map(|of| matching_infos(volume, of, asked, below));
+        let matching = of.flat_map(|of| matching_infos(&book, (volume, of), asked, below));
         Ok(take_page(matching, limit))
     }
 
@@ -43,7 +43,7 @@ impl Manager {
         let matching = volumes.flat_map(|(volume, of)| {
             let is_first = from == Some(volume);
             let below = asked.after.filter(|_| is_first).map(EpochNumber);
-            matching_infos(volume, of, asked, below)
+            matching_infos(&book, (volume, of), asked, below)
         });
         take_page(matching, limit)
     }
@@ -66,7 +66,7 @@ impl Manager {
         let layout = of.layout(record).ok_or_else(no_such)?;
         let layout = layout.for_readers(volume, record.epoch, |slice| present.contains(&slice));
         let detail = SnapshotDetail {
-            info: snapshot_info(volume, of, record),
+            info: snapshot_info(&book, (volume, of), record),
             bricks: book.addresses(&layout.segments),
             layout,
         };
@@ -98,7 +98,7 @@ pub(crate) fn live_snapshot<'b>(
     found.ok_or_else(|| no_such_snapshot(volume, name))
 }
 
-fn no_such_snapshot(volume: &VolumeName, name: &SnapshotName) -> Fault {
+pub(crate) fn no_such_snapshot(volume: &VolumeName, name: &SnapshotName) -> Fault {
     SnapshotFault::NoSuchSnapshot {
         volume: volume.clone(),
         name: name.clone(),
@@ -108,8 +108,8 @@ fn no_such_snapshot(volume: &VolumeName, name: &SnapshotName) -> Fault {
 
 /// The snapshots of a volume that a list shows, newest first.
 fn matching_infos<'a>(
-    volume: &'a VolumeName,
-    of: &'a VolumeSnapshots,
+    book: &'a ManagerState,
+    (volume, of): (&'a VolumeName, &'a VolumeSnapshots),
     asked: &'a ListSnapshots,
     below: Option<EpochNumber>,
 ) -> impl Iterator<Item = SnapshotInfo> + 'a {
@@ -128,7 +128,7 @@ fn matching_infos<'a>(
                 .held
                 .is_none_or(|held| held != record.holds.is_empty())
     });
-    matching.map(move |record| snapshot_info(volume, of, record))
+    matching.map(move |record| snapshot_info(book, (volume, of), record))
 }
 
 fn take_page(
@@ -141,8 +141,8 @@ fn take_page(
 
 /// A snapshot in a list.
 pub(crate) fn snapshot_info(
-    volume: &VolumeName,
-    of: &VolumeSnapshots,
+    book: &ManagerState,
+    (volume, of): (&VolumeName, &VolumeSnapshots),
     record: &SnapshotRecord,
 ) -> SnapshotInfo {
     SnapshotInfo {
@@ -159,5 +159,6 @@ pub(crate) fn snapshot_info(
         holds: record.holds.clone(),
         labels: record.labels.clone(),
         made_by: record.made_by.clone(),
+        clones: book.volumes.clones_of(volume, record.epoch),
     }
 }

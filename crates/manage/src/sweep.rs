@@ -12,10 +12,10 @@ use crate::slices::{SliceLocation, slice_locations};
 use crate::store::StoreWrite;
 use pagemesh_base::brick_name::BrickLabel;
 use pagemesh_base::layout::{BrickId, Column, LegState, Segment, SliceId};
-use pagemesh_base::slice::{BrickControl, SliceError};
+use pagemesh_base::slice::{BrickControl, CloneSource, SliceError};
 use std::collections::BTreeMap;
 use std::ops::Bound;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Interval between attempts to delete the remaining slices. A brick that returns is tried at once.
 pub const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
@@ -26,6 +26,9 @@ const SWEEP_SLICES_MAX: usize = 1024;
 /// The period counts from an answer, not from the request: a stalled brick finds old requests in
 /// its sockets when it resumes. It is far longer than the time-outs of connections.
 pub(crate) const UNCERTAIN_PERIOD: Duration = Duration::from_secs(120);
+
+/// The time in which a brick must fill a clone: its caller waits.
+const FILL_TIME_MAX: Duration = Duration::from_secs(14);
 
 /// Connections to bricks, opened on first use.
 pub(crate) struct BrickConnections<'a> {
@@ -87,10 +90,23 @@ impl Manager {
     /// # Errors
     /// The error of the brick.
     pub(crate) fn create_slices(&self, segments: &[Segment]) -> Result<(), Fault> {
+        self.create_slices_from(segments, &BTreeMap::new())
+    }
+
+    /// The same. Some slices are clones of these snapshots.
+    ///
+    /// # Errors
+    /// The error of the brick.
+    pub(crate) fn create_slices_from(
+        &self,
+        segments: &[Segment],
+        sources: &BTreeMap<SliceId, CloneSource>,
+    ) -> Result<(), Fault> {
         let places: Vec<SliceLocation> = slice_locations(segments).collect();
         let mut controls = self.brick_connections();
         for (at, place) in places.iter().enumerate() {
-            let Err((trace, cause)) = create_slice(&mut controls, place) else {
+            let source = sources.get(&place.slice).copied();
+            let Err((trace, cause)) = create_slice(&mut controls, place, source) else {
                 continue;
             };
             let brick = self.brick_label(place.brick);
@@ -353,11 +369,16 @@ fn log_liveness(brick: &BrickState, alive: bool) {
 fn create_slice(
     controls: &mut BrickConnections<'_>,
     place: &SliceLocation,
+    source: Option<CloneSource>,
 ) -> Result<(), (LeftoverSlice, SliceError)> {
     let control = controls
         .get(place.brick)
         .map_err(|cause| (LeftoverSlice::None, cause))?;
-    control.create(place.slice, place.bytes).map_err(|cause| {
+    let created = match source {
+        Some(source) => fill_clone(control, place, source),
+        None => control.create(place.slice, place.bytes),
+    };
+    created.map_err(|cause| {
         let trace = match cause {
             SliceError::Lost(_) => LeftoverSlice::Uncertain,
             SliceError::SliceExists(_) => LeftoverSlice::None,
@@ -366,4 +387,25 @@ fn create_slice(
         };
         (trace, cause)
     })
+}
+
+/// Creates a clone, and lets the brick fill it.
+fn fill_clone(
+    control: &dyn BrickControl,
+    place: &SliceLocation,
+    source: CloneSource,
+) -> Result<(), SliceError> {
+    let begin = Instant::now();
+    while !control
+        .create_clone(place.slice, source, place.bytes)?
+        .is_complete()
+    {
+        if begin.elapsed() > FILL_TIME_MAX {
+            return Err(SliceError::Refused(format!(
+                "the clone was not filled within {} seconds; the volume has too many pages",
+                FILL_TIME_MAX.as_secs()
+            )));
+        }
+    }
+    Ok(())
 }

@@ -8,7 +8,7 @@ use crate::records::VolumeRecord;
 use crate::slices::{promised_slices, slice_locations};
 use crate::tier_policy::TierPolicy;
 use crate::wire::VolumeHealth;
-use pagemesh_base::layout::{BrickId, Column, Layout, LegState, SliceId, VolumeName};
+use pagemesh_base::layout::{BrickId, Column, EpochNumber, Layout, LegState, SliceId, VolumeName};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The state of a volume that its legs decide.
@@ -40,6 +40,8 @@ pub(crate) struct VolumeTable {
     tiers: BTreeMap<BrickId, BTreeMap<SliceId, TierPolicy>>,
     /// Bytes and slices that volumes have on a brick.
     promised: BTreeMap<BrickId, (u128, usize)>,
+    /// The clones of each snapshot.
+    clones: BTreeMap<(VolumeName, EpochNumber), BTreeSet<VolumeName>>,
     /// The bricks that count as living in summaries.
     living: BTreeSet<BrickId>,
 }
@@ -114,6 +116,12 @@ impl VolumeTable {
             .flat_map(BTreeMap::keys)
     }
 
+    /// The volumes that were cloned from a snapshot.
+    pub(crate) fn clones_of(&self, volume: &VolumeName, snapshot: EpochNumber) -> Vec<VolumeName> {
+        let clones = self.clones.get(&(volume.clone(), snapshot));
+        clones.into_iter().flatten().cloned().collect()
+    }
+
     /// The slices on a brick with a policy other than the automatic one.
     pub(crate) fn tier_policies(
         &self,
@@ -150,6 +158,10 @@ impl VolumeTable {
             *bytes += u128::from(place.bytes);
             *slices += 1;
         }
+        if let Some(origin) = &record.origin {
+            let key = (origin.volume.clone(), origin.epoch);
+            self.clones.entry(key).or_default().insert(name.clone());
+        }
         let summary = VolumeSummary::new(&record, |brick| self.living.contains(&brick));
         self.volumes.insert(name, VolumeEntry { record, summary });
     }
@@ -169,6 +181,15 @@ impl VolumeTable {
             }
             if let Some(slices) = self.tiers.get_mut(&place.brick) {
                 slices.remove(&place.slice);
+            }
+        }
+        if let Some(origin) = record.origin {
+            let key = (origin.volume, origin.epoch);
+            if let Some(clones) = self.clones.get_mut(&key) {
+                clones.remove(name);
+                if clones.is_empty() {
+                    self.clones.remove(&key);
+                }
             }
         }
         self.tiers.retain(|_, slices| !slices.is_empty());

@@ -101,6 +101,7 @@ impl Manager {
             files_bytes,
             auto_promote: false,
             tier: request.tier,
+            origin: None,
         };
         let created = EventDraft::volume_created(&request.name, &self.actor(), bytes);
         let reply = |volume| size_reply(volume, request.size_bytes, bytes);
@@ -514,7 +515,7 @@ fn to_segment(placed: &PlacedSegment, new_id: fn() -> Uuid) -> Segment {
     }
 }
 
-fn check_name_free(book: &ManagerState, name: &VolumeName) -> Result<(), Fault> {
+pub(crate) fn check_name_free(book: &ManagerState, name: &VolumeName) -> Result<(), Fault> {
     if book.volumes.contains_key(name) {
         return Err(Fault::VolumeExists(name.clone()));
     }

@@ -13,7 +13,7 @@ pub use crate::error_code::ErrorCode;
 pub use crate::events::{
     Acknowledgement, EventFilter, EventKind, EventRecord, Severity, Subject, SubjectKind,
 };
-pub use crate::records::{Attachment, LegNote};
+pub use crate::records::{Attachment, CloneOrigin, LegNote};
 pub use access::{CreateToken, CreatedToken, LoginRequest, TokenInfo, WhoAmI};
 pub use bricks::{
     BrickInfo, BrickRegistration, BrickScrub, HeartbeatReply, ScrubBrick, ScrubReport,
@@ -27,8 +27,9 @@ pub use devices::{
 pub use holders::{HolderSign, HolderStatus, ReportHolder};
 pub use problem::{ErrorBody, PROBLEM_JSON};
 pub use snapshots::{
-    AnswerCut, CreateSnapshot, CreateSnapshots, CreatedSnapshots, CutOrder, CutResult,
-    DeleteSnapshotReply, DeleteVolumeParams, ListSnapshots, PollCut, SnapshotDetail, SnapshotInfo,
+    AnswerCut, CloneProgressReply, CreateClone, CreateSnapshot, CreateSnapshots, CreatedSnapshots,
+    CutOrder, CutResult, DeleteSnapshotReply, DeleteVolumeParams, ListSnapshots, PollCut,
+    SnapshotDetail, SnapshotInfo,
 };
 pub use tier::{
     BrickTier, COUNTED_SLICES_MAX, NamedVolumeTier, SetTier, SlicePages, SliceTier, TierBytes,
@@ -329,6 +330,9 @@ pub struct VolumeInfo {
     pub tier: TierPolicy,
     /// Seconds since 1970.
     pub created_unix_s: u64,
+    /// The snapshot that it was cloned from, as long as it shares pages with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<CloneOrigin>,
 }
 
 /// The details of a volume.

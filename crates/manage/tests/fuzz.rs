@@ -12,7 +12,7 @@ use pagemesh_manage::access::{TokenRecord, TokenRole};
 use pagemesh_manage::durability::Durability;
 use pagemesh_manage::idempotency::{KEY_BYTES_MAX, KeptAnswer};
 use pagemesh_manage::layout_state::LayoutState;
-use pagemesh_manage::records::{BrickRecord, PendingDelete, VolumeRecord};
+use pagemesh_manage::records::{BrickRecord, CloneOrigin, PendingDelete, VolumeRecord};
 use pagemesh_manage::shape::{LayoutKind, Shape};
 use pagemesh_manage::wire::*;
 use pagemesh_manage::{Role, TierPolicy};
@@ -432,6 +432,7 @@ fn answers() -> Vec<Vec<u8>> {
         auto_promote: true,
         tier: TierPolicy::Memory,
         created_unix_s: 5,
+        origin: None,
     };
     let detail = VolumeDetail {
         info,
@@ -592,6 +593,11 @@ fn fuzz_store_record() {
         files_bytes: Some(1 << 20),
         auto_promote: true,
         tier: TierPolicy::Memory,
+        origin: Some(CloneOrigin {
+            volume: "o".parse().expect("a name"),
+            snapshot: "s".parse().expect("a name"),
+            epoch: EpochNumber(3),
+        }),
     };
     let pending = PendingDelete {
         brick: BRICK,

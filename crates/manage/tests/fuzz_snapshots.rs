@@ -32,6 +32,7 @@ fn info() -> SnapshotInfo {
         holds: vec!["backup".parse().expect("a name")],
         labels: vec!["nightly".into()],
         made_by: "cluster key".into(),
+        clones: vec!["c".parse().expect("a name")],
     }
 }
 

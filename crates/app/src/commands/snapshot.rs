@@ -296,10 +296,11 @@ fn snapshot_table(snapshots: &[SnapshotInfo]) -> String {
             bytes(it.size_bytes),
             dash(words(&it.holds)),
             dash(words(&it.labels)),
+            dash(words(&it.clones)),
         ]
     });
     table(
-        &["SNAPSHOT", "CREATED", ">VOLUME SIZE", "HOLDS", "LABELS"],
+        &["SNAPSHOT", "CREATED", ">VOLUME SIZE", "HOLDS", "LABELS", "CLONES"],
         rows,
     )
 }

@@ -9,14 +9,15 @@ use pagemesh_base::ids::{EPOCH_MAX, Epoch, ObjectId};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::poison::lock;
 use pagemesh_base::slice::{
-    BrickControl, BrickStatus, DROPPED_SNAPSHOTS_MAX, LIST_ENTRIES_MAX, SliceError, SliceInfo,
-    SliceReply, SliceRequest,
+    BrickControl, BrickStatus, CloneProgress, CloneSource, DROPPED_SNAPSHOTS_MAX, LIST_ENTRIES_MAX,
+    SliceError, SliceInfo, SliceReply, SliceRequest,
 };
 use pagemesh_pmem::Media;
 use pagemesh_store::pool::{ObjectError, Pool};
 use pagemesh_store::pool_mapping::StoreError;
 use pagemesh_store::recovery::PoolError;
 use std::sync::MutexGuard;
+use std::time::{Duration, Instant};
 
 impl<M: Media> Brick<M> {
     /// A pool's error as the client's error. An error of the medium ends the brick.
@@ -188,6 +189,9 @@ fn check_epoch(epoch: Epoch) -> Result<(), SliceError> {
     }
 }
 
+/// The time of one call for a clone.
+const CLONE_CALL_TIME: Duration = Duration::from_millis(200);
+
 /// A size in whole pages. One beyond `u64` stays beyond every limit.
 fn whole_pages(size_bytes: u64) -> u64 {
     size_bytes
@@ -268,9 +272,44 @@ impl<M: Media + Send + Sync> BrickControl for Brick<M> {
         result.map_err(|cause| self.report_error(cause))
     }
 
+    fn create_clone(
+        &self,
+        slice: SliceId,
+        source: CloneSource,
+        size_bytes: u64,
+    ) -> Result<CloneProgress, SliceError> {
+        let bytes = whole_pages(size_bytes);
+        let created = self.retry_while_stuck(|pool| pool.create_clone(slice, source, bytes));
+        created.map_err(|cause| self.report_error(cause))?;
+        self.reset_reported_policies();
+        self.repeat_clone_step(|pool| pool.fill_clone(slice))
+    }
+
+    fn promote_clone(&self, slice: SliceId) -> Result<CloneProgress, SliceError> {
+        self.repeat_clone_step(|pool| pool.promote_clone(slice))
+    }
+
     fn snapshots(&self, slice: SliceId) -> Result<Vec<Epoch>, SliceError> {
         let found = self.pool().snapshots_of(slice);
         found.map_err(|cause| self.report_error(cause))
+    }
+}
+
+impl<M: Media + Send + Sync> Brick<M> {
+    /// Repeats a step of the work for a clone for a bounded time. Other requests get the pool between two steps.
+    fn repeat_clone_step(
+        &self,
+        mut step: impl FnMut(&mut Pool<M>) -> Result<CloneProgress, ObjectError>,
+    ) -> Result<CloneProgress, SliceError> {
+        let begin = Instant::now();
+        loop {
+            let progress = self.retry_while_stuck(&mut step);
+            let progress = progress.map_err(|cause| self.report_error(cause))?;
+            if progress.is_complete() || begin.elapsed() >= CLONE_CALL_TIME {
+                self.mapping.control().ring_doorbell();
+                return Ok(progress);
+            }
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use super::{BIRTH_BYTES, Header, ID_BYTES, MalformedMessage, PART_BYTES};
 use bytes::Bytes;
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
-use pagemesh_base::slice::{COPY_PAGES_MAX, SliceRequest, Stamp, TransactionPart};
+use pagemesh_base::slice::{COPY_PAGES_MAX, CloneSource, SliceRequest, Stamp, TransactionPart};
 use pagemesh_base::space::TRANSACTION_PAGES_MAX;
 use pagemesh_base::units::PAGE_BYTES;
 use uuid::Uuid;
@@ -30,6 +30,21 @@ pub(super) fn decode_dropped(header: &Header, body: &Bytes) -> Result<Control, M
     Ok(Control::DropSnapshots {
         slice: SliceId(Uuid::from_bytes(*slice)),
         snapshots: snapshots.collect(),
+    })
+}
+
+pub(super) fn decode_clone(header: &Header, body: &Bytes) -> Result<Control, MalformedMessage> {
+    let (ids, left) = body.as_chunks::<ID_BYTES>();
+    let ([slice, origin], []) = (ids, left) else {
+        return Err(header.malformed("a clone does not name two slices"));
+    };
+    Ok(Control::CreateClone {
+        slice: SliceId(Uuid::from_bytes(*slice)),
+        source: CloneSource {
+            origin: SliceId(Uuid::from_bytes(*origin)),
+            snapshot: Epoch(header.epoch),
+        },
+        size_bytes: header.len,
     })
 }
 

@@ -305,3 +305,26 @@ fn every_snapshot_message_has_its_frozen_bytes() {
     let lines = lines(snapshot_requests(), snapshot_answers());
     check_frozen("protocol-2-snapshots.txt", &lines);
 }
+
+#[test]
+fn every_clone_message_has_its_frozen_bytes() {
+    let slice = slice();
+    let control = [
+        Control::CreateClone {
+            slice,
+            source: CloneSource {
+                origin: SliceId(Uuid::from_u128(0x7777)),
+                snapshot: Epoch(0x0a0b_0c0d),
+            },
+            size_bytes: 0x5000,
+        },
+        Control::PromoteClone { slice },
+    ];
+    let progress = |done| Ok(Reply::Progress(CloneProgress { done, all: 5 }));
+    let answers = vec![
+        (MessageKind::CreateClone, progress(3)),
+        (MessageKind::PromoteClone, progress(5)),
+    ];
+    let lines = lines(control.map(Request::Control).to_vec(), answers);
+    check_frozen("protocol-2-clones.txt", &lines);
+}

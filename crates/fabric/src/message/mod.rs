@@ -71,6 +71,8 @@ pub(crate) const BIRTH_BYTES: usize = 4;
 const RUN_BYTES: usize = 16;
 const IN_FLIGHT_BYTES: usize = 24;
 const INFO_BYTES: usize = 32;
+/// Bytes of the progress of a clone.
+const PROGRESS_BYTES: usize = 16;
 
 /// Why bytes are no message. The connection that carried them ends.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -175,11 +177,15 @@ pub enum MessageKind {
     DropSnapshots = 38,
     /// List the snapshots of a slice.
     Snapshots = 39,
+    /// Make a slice from a snapshot of another one.
+    CreateClone = 40,
+    /// Copy the pages that a clone shares.
+    PromoteClone = 41,
 }
 
 impl MessageKind {
     /// Every kind.
-    pub const ALL: [MessageKind; 27] = [
+    pub const ALL: [MessageKind; 29] = [
         MessageKind::Read,
         MessageKind::Write,
         MessageKind::Clear,
@@ -207,6 +213,8 @@ impl MessageKind {
         MessageKind::ControlPrepareSnapshot,
         MessageKind::DropSnapshots,
         MessageKind::Snapshots,
+        MessageKind::CreateClone,
+        MessageKind::PromoteClone,
     ];
 
     /// Whether it is a request of an attached slice.
@@ -243,6 +251,8 @@ impl MessageKind {
             37 => MessageKind::ControlPrepareSnapshot,
             38 => MessageKind::DropSnapshots,
             39 => MessageKind::Snapshots,
+            40 => MessageKind::CreateClone,
+            41 => MessageKind::PromoteClone,
             _ => return None,
         })
     }
@@ -258,7 +268,9 @@ impl MessageKind {
             | MessageKind::Delete
             | MessageKind::List
             | MessageKind::ControlPrepareSnapshot
-            | MessageKind::Snapshots => ID_BYTES as u32,
+            | MessageKind::Snapshots
+            | MessageKind::PromoteClone => ID_BYTES as u32,
+            MessageKind::CreateClone => 2 * ID_BYTES as u32,
             MessageKind::DropSnapshots => (ID_BYTES + DROPPED_SNAPSHOTS_MAX * BIRTH_BYTES) as u32,
             _ => 0,
         }
@@ -275,6 +287,7 @@ impl MessageKind {
             MessageKind::Dirty => LIST_ENTRIES_MAX * RUN_BYTES,
             MessageKind::InFlight => LIST_ENTRIES_MAX * IN_FLIGHT_BYTES,
             MessageKind::List => LIST_ENTRIES_MAX * INFO_BYTES,
+            MessageKind::CreateClone | MessageKind::PromoteClone => PROGRESS_BYTES,
             MessageKind::Status => STATUS_BYTES + TEXT_BYTES_MAX,
             _ => 0,
         };

@@ -13,6 +13,7 @@
 //! | list | more: ask again after the last | per slice 32: slice 16, bytes, epoch 4, zero 4 |
 //! | status | | brick 16, capacity, used, sessions 4, incarnation 4, durability as text |
 //! | snapshots | more: ask again after the last | per snapshot 4: its epoch |
+//! | create clone, promote clone | | leaves that are done, all leaves |
 //! | others | | |
 //!
 //! An error has its flag and a code in place of the handle:
@@ -41,7 +42,8 @@ use bytes::Bytes;
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::{BrickId, SliceId};
 use pagemesh_base::slice::{
-    BrickStatus, InFlightOp, PageRun, SliceError, SliceInfo, SliceReply, SliceRequest,
+    BrickStatus, CloneProgress, InFlightOp, PageRun, SliceError, SliceInfo, SliceReply,
+    SliceRequest,
 };
 use pagemesh_base::space::Extent;
 use uuid::Uuid;
@@ -81,6 +83,8 @@ pub enum Reply {
         /// Whether there are more after the last.
         more: bool,
     },
+    /// To create clone and promote clone.
+    Progress(CloneProgress),
 }
 
 /// Bytes or entries that the reply must have, if the request fixes the number.
@@ -194,6 +198,10 @@ fn encode_reply(
                 body.extend_from_slice(&snapshot.0.to_le_bytes());
             })
         }
+        (
+            MessageKind::CreateClone | MessageKind::PromoteClone,
+            Reply::Progress(CloneProgress { done, all }),
+        ) => list(&[done, all], |&leaves, body| put(body, leaves)),
         (kind, Reply::Slice(SliceReply::Done)) if is_answered_by_done(kind) => Bytes::new(),
         _ => return Err("the brick's answer does not fit the request"),
     })
@@ -403,6 +411,13 @@ fn decode_reply(header: &Header, body: Vec<u8>) -> Result<Reply, MalformedMessag
             let snapshots = fields.list(|fields| fields.u32().map(Epoch));
             let snapshots = snapshots.ok_or_else(cut)?;
             return Ok(Reply::Snapshots { snapshots, more });
+        }
+        MessageKind::CreateClone | MessageKind::PromoteClone => {
+            let leaves = fields.list(FieldReader::u64).ok_or_else(cut)?;
+            let [done, all] = leaves[..] else {
+                return Err(header.malformed("a progress that has not two numbers"));
+            };
+            return Ok(Reply::Progress(CloneProgress { done, all }));
         }
         _ => SliceReply::Done,
     }))

@@ -23,6 +23,8 @@
 //! | 37 prepare snapshot | | | | epoch: the snapshot | slice |
 //! | 38 drop snapshots | | | count | | slice; per snapshot 4: its epoch |
 //! | 39 snapshots | | | | epoch: the last snapshot of the previous answer, or 0 | slice |
+//! | 40 create clone | | | bytes | epoch: the snapshot | slice; the slice of the snapshot |
+//! | 41 promote clone | | | | | slice |
 //!
 //! A write, a clear or a transaction with the flag *durable* is answered after a flush that covers it.
 //!
@@ -40,7 +42,8 @@
 //! ```
 
 use super::bodies::{
-    decode_copy, decode_dropped, decode_parts, encode_copy, encode_dropped, encode_parts,
+    decode_clone, decode_copy, decode_dropped, decode_parts, encode_copy, encode_dropped,
+    encode_parts,
 };
 use super::{Direction, FLAG_DURABLE, HINT_SHIFT, Header, ID_BYTES, MalformedMessage, MessageKind};
 use crate::limits::CLEAR_BYTES_MAX;
@@ -48,8 +51,8 @@ use bytes::Bytes;
 use pagemesh_base::ids::{EPOCH_MAX, Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{
-    COPY_PAGES_MAX, DROPPED_SNAPSHOTS_MAX, LIST_ENTRIES_MAX, SLICE_IO_BYTES_MAX, SliceError,
-    SliceRequest, Stamp, check_parts,
+    COPY_PAGES_MAX, CloneSource, DROPPED_SNAPSHOTS_MAX, LIST_ENTRIES_MAX, SLICE_IO_BYTES_MAX,
+    SliceError, SliceRequest, Stamp, check_parts,
 };
 use pagemesh_base::tier_hint::TierHint;
 use uuid::Uuid;
@@ -125,6 +128,20 @@ pub enum Control {
         /// The last snapshot of the previous answer, or 0.
         after: Epoch,
     },
+    /// Make a slice from a snapshot of another one, as far as a bounded time allows.
+    CreateClone {
+        /// The slice.
+        slice: SliceId,
+        /// The snapshot.
+        source: CloneSource,
+        /// Its size.
+        size_bytes: u64,
+    },
+    /// Copy pages that a clone shares.
+    PromoteClone {
+        /// The slice.
+        slice: SliceId,
+    },
 }
 
 impl Control {
@@ -138,6 +155,8 @@ impl Control {
             Control::PrepareSnapshot { .. } => MessageKind::ControlPrepareSnapshot,
             Control::DropSnapshots { .. } => MessageKind::DropSnapshots,
             Control::Snapshots { .. } => MessageKind::Snapshots,
+            Control::CreateClone { .. } => MessageKind::CreateClone,
+            Control::PromoteClone { .. } => MessageKind::PromoteClone,
         }
     }
 }
@@ -231,7 +250,11 @@ impl Request {
                 | Control::Resize { slice, .. }
                 | Control::Delete { slice }
                 | Control::PrepareSnapshot { slice, .. }
-                | Control::Snapshots { slice, .. } => id(slice),
+                | Control::Snapshots { slice, .. }
+                | Control::PromoteClone { slice } => id(slice),
+                Control::CreateClone { slice, source, .. } => {
+                    [id(slice), id(source.origin)].concat().into()
+                }
                 Control::DropSnapshots {
                     slice,
                     ref snapshots,
@@ -260,6 +283,9 @@ impl Request {
                 }
                 | Control::Snapshots { after: epoch, .. },
             ) => header.epoch = epoch.0,
+            Request::Control(Control::CreateClone {
+                source, size_bytes, ..
+            }) => (header.epoch, header.len) = (source.snapshot.0, *size_bytes),
             Request::Control(Control::DropSnapshots { snapshots, .. }) => {
                 header.len = snapshots.len() as u64;
             }
@@ -303,6 +329,10 @@ impl Request {
                 snapshot: Epoch(header.epoch),
             }),
             MessageKind::DropSnapshots => Request::Control(decode_dropped(header, &body)?),
+            MessageKind::CreateClone => Request::Control(decode_clone(header, &body)?),
+            MessageKind::PromoteClone => {
+                Request::Control(Control::PromoteClone { slice: named()? })
+            }
             MessageKind::Snapshots => Request::Control(Control::Snapshots {
                 slice: named()?,
                 after: Epoch(header.epoch),

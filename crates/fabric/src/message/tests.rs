@@ -151,6 +151,14 @@ fn requests() -> impl Strategy<Value = Request> {
                 slice,
                 after: Epoch(after),
             }),
+            (slices(), slices(), any::<(u32, u64)>()).prop_map(
+                |(slice, origin, (snapshot, size_bytes))| Control::CreateClone {
+                    slice,
+                    source: CloneSource { origin, snapshot: Epoch(snapshot) },
+                    size_bytes,
+                }
+            ),
+            slices().prop_map(|slice| Control::PromoteClone { slice }),
         ].prop_map(Request::Control),
     ]
 }
@@ -245,6 +253,13 @@ fn answers() -> impl Strategy<Value = (MessageKind, Answer)> {
             .prop_map(|(slices, more)| (MessageKind::List, Ok(Reply::List { slices, more }))),
         1 => (births(), any::<bool>()).prop_map(|(snapshots, more)| {
             (MessageKind::Snapshots, Ok(Reply::Snapshots { snapshots, more }))
+        }),
+        1 => any::<(bool, u64, u64)>().prop_map(|(is_promotion, done, all)| {
+            let kind = match is_promotion {
+                true => MessageKind::PromoteClone,
+                false => MessageKind::CreateClone,
+            };
+            (kind, Ok(Reply::Progress(CloneProgress { done, all })))
         }),
         1 => statuses().prop_map(|status| (MessageKind::Status, Ok(Reply::Status(status)))),
         2 => (kinds, errors()).prop_map(|(kind, error)| (kind, Err(error))),

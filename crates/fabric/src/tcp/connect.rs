@@ -85,7 +85,8 @@ pub(super) fn connect(
             let client = BrickClient::new(stream, BrickId(agreed.identity), limit);
             Ok(client
                 .with_hints(agreed.knows_hints)
-                .with_snapshots(agreed.knows_snapshots))
+                .with_snapshots(agreed.knows_snapshots)
+                .with_clones(agreed.knows_clones))
         }
         Err(ConnectError::Auth(cause)) => {
             let told = format!("the brick at {endpoint}: {cause}");

@@ -4,6 +4,7 @@
 
 use super::record::{EventKind, Severity, Subject, SubjectKind, TEXT_BYTES_MAX};
 use crate::records::BrickRecord;
+use crate::records::CloneOrigin;
 use crate::snapshots::SnapshotName;
 use crate::tier_policy::TierPolicy;
 use crate::wire::{BrickDevice, DeviceChange, ErrorBody};
@@ -455,6 +456,35 @@ impl EventDraft {
         };
         let text = format!("The volume {volume} was deleted{rest}.");
         EventDraft::of_volume(EventKind::VolumeDeleted, severity, volume, actor, text)
+    }
+
+    pub(crate) fn volume_cloned(
+        volume: &VolumeName,
+        actor: &str,
+        (origin, snapshot): (&VolumeName, &SnapshotName),
+        bytes: u64,
+    ) -> EventDraft {
+        let text = format!(
+            "The volume {volume} of {bytes} bytes was cloned from the snapshot {origin}@{snapshot}."
+        );
+        let kind = EventKind::VolumeCloned;
+        EventDraft::of_volume(kind, Severity::Info, volume, actor, text)
+    }
+
+    pub(crate) fn clone_promoted(
+        volume: &VolumeName,
+        actor: &str,
+        origin: &CloneOrigin,
+    ) -> EventDraft {
+        let CloneOrigin {
+            volume: of,
+            snapshot,
+            ..
+        } = origin;
+        let text =
+            format!("The volume {volume} does not share pages with {of}@{snapshot} any more.");
+        let kind = EventKind::ClonePromoted;
+        EventDraft::of_volume(kind, Severity::Info, volume, actor, text)
     }
 
     pub(crate) fn snapshot_created(

@@ -41,6 +41,10 @@ pub enum EventKind {
     TierChanged,
     /// A volume was deleted.
     VolumeDeleted,
+    /// A snapshot was cloned.
+    VolumeCloned,
+    /// A clone does not share pages any more.
+    ClonePromoted,
     /// A snapshot was made.
     SnapshotCreated,
     /// A snapshot was deleted.

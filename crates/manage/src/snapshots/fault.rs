@@ -47,14 +47,22 @@ pub enum SnapshotFault {
         tag: HoldTag,
     },
     /// Clones depend on it.
-    #[error("the volume {clone} is a clone of the snapshot {volume}@{name}")]
-    HasClone {
+    #[error("clones of the snapshot {volume}@{name} share pages with it: {}", name_list(.clones))]
+    HasClones {
         /// The volume.
         volume: VolumeName,
         /// The name.
         name: SnapshotName,
-        /// The first of its clones.
-        clone: VolumeName,
+        /// Its clones.
+        clones: Vec<VolumeName>,
+    },
+    /// No copy of the volume has all of it.
+    #[error("no copy of the volume {volume} has all of the snapshot {name} any more")]
+    NoCopy {
+        /// The volume.
+        volume: VolumeName,
+        /// The name.
+        name: SnapshotName,
     },
     /// The volume to delete has snapshots.
     #[error("the volume {volume} has {count} snapshots")]
@@ -141,7 +149,10 @@ impl SnapshotFault {
             SnapshotFault::NoSuchHold { .. } => {
                 "see its holds with: pagemesh snapshot show VOLUME@NAME"
             }
-            SnapshotFault::HasClone { .. } => "delete the clone first",
+            SnapshotFault::HasClones { .. } => {
+                "delete them first, or let them copy these pages with: pagemesh clone promote NAME"
+            }
+            SnapshotFault::NoCopy { .. } => "take another snapshot",
             SnapshotFault::VolumeHasSnapshots { .. } => {
                 "delete them first, or delete the volume with all of them: pagemesh volume delete --snapshots"
             }
@@ -169,6 +180,11 @@ impl SnapshotFault {
                 | SnapshotFault::Unsteady { .. }
         )
     }
+}
+
+fn name_list(names: &[VolumeName]) -> String {
+    let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+    names.join(", ")
 }
 
 fn tag_list(tags: &[HoldTag]) -> String {

@@ -70,6 +70,10 @@ pub struct SnapshotInfo {
     pub labels: Vec<String>,
     /// Its maker: the name of a token, or `cluster key`.
     pub made_by: String,
+    /// The volumes that were cloned from it, and share pages with it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<crate::api::document::Name>)]
+    pub clones: Vec<VolumeName>,
 }
 
 /// A snapshot, and the legs to read it from.
@@ -133,6 +137,27 @@ pub struct DeleteVolumeParams {
     /// `true` deletes its snapshots with it. Otherwise a volume with snapshots is refused.
     #[serde(default)]
     pub snapshots: bool,
+}
+
+/// A clone to make.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CreateClone {
+    /// The name of the new volume.
+    #[schema(value_type = crate::api::document::Name)]
+    pub name: VolumeName,
+}
+
+/// The progress of a promotion.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CloneProgressReply {
+    /// The clone.
+    #[schema(value_type = crate::api::document::Name)]
+    pub name: VolumeName,
+    /// Parts of 2 MiB, over all copies, that it does not share any more.
+    pub done: u64,
+    /// All parts. When both are equal, the volume depends on nothing.
+    pub all: u64,
 }
 
 /// A client's question for an order to cut.

@@ -7,7 +7,8 @@ use pagemesh_base::ids::Epoch;
 use pagemesh_base::key::Key;
 use pagemesh_base::layout::{BrickId, Layout, Leg, SliceId, VolumeName};
 use pagemesh_base::slice::{
-    BrickControl, BrickStatus, DROPPED_SNAPSHOTS_MAX, SNAPSHOTS_UNKNOWN, SliceError, SliceInfo,
+    BrickControl, BrickStatus, CloneProgress, CloneSource, DROPPED_SNAPSHOTS_MAX,
+    SNAPSHOTS_UNKNOWN, SliceError, SliceInfo,
 };
 use pagemesh_manage::AdminTokenOutput;
 use pagemesh_manage::clock::Clock;
@@ -98,6 +99,8 @@ pub struct FakeBrick {
     pub snapshots: Mutex<BTreeSet<(SliceId, Epoch)>>,
     /// The number of epochs in each call that drops snapshots.
     pub drops: Mutex<Vec<usize>>,
+    /// The source of each clone, and the steps that are done of the two of its creation and the two of its promotion.
+    pub clones: Mutex<BTreeMap<SliceId, (CloneSource, u64)>>,
 }
 
 impl FakeBrick {
@@ -255,6 +258,48 @@ impl BrickControl for FakeControl {
         Ok(of_slice.map(|(_, epoch)| *epoch).collect())
     }
 
+    fn create_clone(
+        &self,
+        slice: SliceId,
+        source: CloneSource,
+        size_bytes: u64,
+    ) -> Result<CloneProgress, SliceError> {
+        let fake = &self.0;
+        fake.run_hook();
+        fake.check_snapshot_call(source.origin)?;
+        if fake.behavior() == BrickBehavior::Full {
+            return Err(SliceError::NoSpace);
+        }
+        let key = (source.origin, source.snapshot);
+        assert!(fake.snapshots.lock().expect("no panic").contains(&key));
+        fake.slices
+            .lock()
+            .expect("no panic")
+            .insert(slice, size_bytes);
+        let mut clones = fake.clones.lock().expect("no panic");
+        let (known, done) = clones.entry(slice).or_insert((source, 0));
+        assert_eq!(*known, source);
+        *done += 1;
+        Ok(CloneProgress {
+            done: *done,
+            all: 2,
+        })
+    }
+
+    fn promote_clone(&self, slice: SliceId) -> Result<CloneProgress, SliceError> {
+        let fake = &self.0;
+        fake.check_snapshot_call(slice)?;
+        let mut clones = fake.clones.lock().expect("no panic");
+        let Some((_, done)) = clones.get_mut(&slice) else {
+            return Ok(CloneProgress { done: 1, all: 1 });
+        };
+        *done = (*done + 1).min(4);
+        Ok(CloneProgress {
+            done: *done - 2,
+            all: 2,
+        })
+    }
+
     fn status(&self) -> Result<BrickStatus, SliceError> {
         self.0.run_hook();
         let brick = match self.0.behavior() {
@@ -376,6 +421,7 @@ impl Cluster {
                 deletes: Mutex::default(),
                 snapshots: Mutex::default(),
                 drops: Mutex::default(),
+                clones: Mutex::default(),
             })
         };
         let fakes: Vec<_> = (0..bricks).map(fake).collect();

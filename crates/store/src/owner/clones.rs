@@ -27,6 +27,7 @@ use crate::shared::control::FrameRun;
 use crate::shared::error::StoreError;
 use pagemesh_base::ids::{Epoch, FrameNo, ObjectId, PageNo, Seq};
 use pagemesh_base::layout::SliceId;
+pub use pagemesh_base::slice::{CloneProgress, CloneSource};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
 use std::collections::HashMap;
@@ -42,32 +43,6 @@ const PROMOTE_PAGES: u64 = 256;
 const PROMOTE_LEAVES: u64 = 256;
 /// Nodes above a leaf, and a frame that a session needs to find that none is missing.
 const NODES_ABOVE: u64 = 4;
-
-/// The snapshot that a clone begins with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CloneSource {
-    /// The slice of the snapshot.
-    pub origin: SliceId,
-    /// The epoch of the snapshot.
-    pub snapshot: Epoch,
-}
-
-/// The progress of filling or promoting a clone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CloneProgress {
-    /// Leaves of 512 pages that are done.
-    pub done: u64,
-    /// All leaves.
-    pub all: u64,
-}
-
-impl CloneProgress {
-    /// Whether nothing is left to do.
-    #[must_use]
-    pub fn is_complete(self) -> bool {
-        self.done == self.all
-    }
-}
 
 /// The owner's memory of clones in progress. A restart begins again, and passes what is done.
 #[derive(Default)]

@@ -12,8 +12,8 @@ use crate::client::{CALL_TIMEOUT, LONG_CALL_TIMEOUT, ManagerClient, ManagerError
 use crate::fault::Fault;
 use crate::snapshots::{HoldTag, SNAPSHOTS_MAX, SnapshotName};
 use crate::wire::{
-    CreateSnapshot, CreateSnapshots, CreatedSnapshots, DeleteSnapshotReply, ErrorBody,
-    ListSnapshots, SnapshotDetail, SnapshotInfo,
+    CloneProgressReply, CreateClone, CreateSnapshot, CreateSnapshots, CreatedSnapshots,
+    DeleteSnapshotReply, ErrorBody, ListSnapshots, SnapshotDetail, SnapshotInfo, VolumeSizeReply,
 };
 use axum::Json;
 use axum::extract::State;
@@ -34,6 +34,8 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
         .routes(routes!(list_snapshots, create_snapshot))
         .routes(routes!(show_snapshot, delete_snapshot))
         .routes(routes!(hold_snapshot, release_snapshot))
+        .routes(routes!(create_clone))
+        .routes(routes!(promote_clone))
 }
 
 /// The snapshots of all volumes: by the name of the volume, newest first.
@@ -65,6 +67,40 @@ async fn create_snapshots(
 ) -> Result<Response, Refusal> {
     let create = api.run_brick_work(move |manager| manager.create_snapshots_keyed(&request));
     Ok(created(create.await?))
+}
+
+/// Clones a snapshot: a new volume that begins with its contents, and shares its pages. A repetition with the same
+/// `Idempotency-Key` gets the first answer again.
+#[utoipa::path(post, path = "/api/v1/volumes/{name}/snapshots/{snapshot}/clones", tag = "snapshots",
+    security(("token" = ["operator"])),
+    params(("name" = document::Name, Path, description = "The volume"),
+        ("snapshot" = document::Name, Path, description = "The snapshot"), KeyHeader),
+    request_body = CreateClone,
+    responses((status = 201, body = VolumeSizeReply), (status = 400, body = ErrorBody),
+        (status = 404, body = ErrorBody), (status = 409, body = ErrorBody), (status = 422, body = ErrorBody),
+        (status = 502, body = ErrorBody), (status = 507, body = ErrorBody)))]
+async fn create_clone(
+    CreatorApi(api): CreatorApi,
+    PathParam((name, snapshot)): PathParam<(VolumeName, SnapshotName)>,
+    JsonBody(request): JsonBody<CreateClone>,
+) -> Result<Response, Refusal> {
+    let create = move |manager: &Manager| manager.create_clone_keyed(&name, &snapshot, &request);
+    Ok(created(api.run_brick_work(create).await?))
+}
+
+/// Copies pages that a clone shares with its snapshot, for a bounded time. Repeat it until nothing is left to do.
+#[utoipa::path(post, path = "/api/v1/volumes/{name}/promote-clone", tag = "snapshots",
+    security(("token" = ["operator"])),
+    params(("name" = document::Name, Path, description = "The clone")),
+    responses((status = 200, body = CloneProgressReply), (status = 400, body = ErrorBody),
+        (status = 404, body = ErrorBody), (status = 409, body = ErrorBody), (status = 502, body = ErrorBody),
+        (status = 507, body = ErrorBody)))]
+async fn promote_clone(
+    CallerApi(api): CallerApi,
+    PathParam(name): PathParam<VolumeName>,
+) -> JsonResult<CloneProgressReply> {
+    let promote = move |manager: &Manager| manager.promote_clone(&name);
+    api.run_brick_work(promote).await.map(Json)
 }
 
 /// The snapshots of a volume, newest first.
@@ -247,6 +283,28 @@ impl ManagerClient {
         request: &CreateSnapshots,
     ) -> Result<CreatedSnapshots, ManagerError> {
         self.create_with_key("snapshots", request)
+    }
+
+    /// Clones a snapshot, once.
+    #[allow(clippy::missing_errors_doc)]
+    pub fn create_clone(
+        &self,
+        volume: &VolumeName,
+        name: &SnapshotName,
+        request: &CreateClone,
+    ) -> Result<VolumeSizeReply, ManagerError> {
+        self.create_with_key(
+            &format!("volumes/{volume}/snapshots/{name}/clones"),
+            request,
+        )
+    }
+
+    /// Does a part of the promotion of a clone.
+    #[allow(clippy::missing_errors_doc)]
+    pub fn promote_clone(&self, name: &VolumeName) -> Result<CloneProgressReply, ManagerError> {
+        let path = format!("volumes/{name}/promote-clone");
+        let answer = self.send(Method::POST, &path, LONG_CALL_TIMEOUT, String::new())?;
+        self.read(answer)
     }
 
     /// A snapshot, and the legs to read it from.
