@@ -2,6 +2,7 @@
 //! stand in its module; their doc comments are the help texts.
 
 pub mod bench;
+pub mod bookmark;
 pub mod brick;
 pub mod doctor;
 pub mod down;
@@ -13,6 +14,7 @@ pub mod manager;
 pub mod mount;
 pub mod pool;
 pub mod replica;
+pub mod schedule;
 pub mod snapshot;
 pub mod status;
 pub mod support_bundle;
@@ -65,6 +67,12 @@ pub enum Command {
     /// Make, list, hold, delete, send and receive snapshots of volumes.
     #[command(subcommand)]
     Snapshot(snapshot::SnapshotCommand),
+    /// Make, list and delete bookmarks: starts of `snapshot send --from` that keep no data.
+    #[command(subcommand)]
+    Bookmark(bookmark::BookmarkCommand),
+    /// Make, show, change and delete schedules of snapshots, and send their snapshots to other clusters.
+    #[command(subcommand)]
+    Schedule(schedule::ScheduleCommand),
     /// Choose the volumes that stay in memory, in pools with disks behind memory, and show how they are used.
     #[command(subcommand)]
     Tier(tier::TierCommand),
@@ -128,6 +136,8 @@ pub fn run(command: &Command) -> anyhow::Result<Verdict> {
         Command::Volume(command) => return volume::run(command),
         Command::Replica(command) => replica::run(command)?,
         Command::Snapshot(command) => snapshot::run(command)?,
+        Command::Bookmark(command) => bookmark::run(command)?,
+        Command::Schedule(command) => schedule::run(command)?,
         Command::Tier(command) => tier::run(command)?,
         Command::Export(command) => export::run(command)?,
         Command::Fs(command) => fs::run(command)?,

@@ -77,6 +77,10 @@ pub struct VolumeRecord {
     /// Where its pages lie in pools with disks behind memory.
     #[serde(default, skip_serializing_if = "TierPolicy::is_auto")]
     pub tier: TierPolicy,
+    /// Of a volume that receives snapshots of another one: the epoch of the last attachment of a receiver, or 0. It is read-only for all
+    /// others until it is promoted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub received: Option<EpochNumber>,
 }
 
 /// The attachment of a volume to a client.

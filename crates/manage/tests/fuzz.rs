@@ -167,6 +167,7 @@ fn bodies() -> Vec<Vec<u8>> {
         durability: Some(Durability::Process),
         content: VolumeContent::Blocks,
         tier: TierPolicy::Flash,
+        received: false,
     };
     let change = LegChange {
         segment: 0,
@@ -193,6 +194,7 @@ fn bodies() -> Vec<Vec<u8>> {
             unreachable: true,
             process: Some("boot pid:[1] 7 5".into()),
             replaces: attachment,
+            receive: false,
         }),
         json(&ReportHolder {
             attachment: EpochNumber(3),
@@ -431,6 +433,7 @@ fn answers() -> Vec<Vec<u8>> {
         attached: None,
         auto_promote: true,
         tier: TierPolicy::Memory,
+        received: Some(EpochNumber(2)),
         created_unix_s: 5,
     };
     let detail = VolumeDetail {
@@ -592,6 +595,7 @@ fn fuzz_store_record() {
         files_bytes: Some(1 << 20),
         auto_promote: true,
         tier: TierPolicy::Memory,
+        received: Some(EpochNumber(2)),
     };
     let pending = PendingDelete {
         brick: BRICK,

@@ -41,12 +41,18 @@ pub enum EventKind {
     TierChanged,
     /// A volume was deleted.
     VolumeDeleted,
+    /// A volume that received snapshots may be written.
+    VolumePromoted,
     /// A snapshot was made.
     SnapshotCreated,
     /// A snapshot was deleted.
     SnapshotDeleted,
     /// A snapshot could not be made.
     SnapshotFailed,
+    /// The newest snapshot of a schedule is too old.
+    ScheduleLate,
+    /// The snapshots of a schedule are on time again.
+    ScheduleOnTime,
     /// A volume has a further copy.
     ReplicaAttached,
     /// A volume has a copy less.
