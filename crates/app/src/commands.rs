@@ -1,6 +1,7 @@
 //! The commands: one module for each, with a folder where it has parts. The arguments of a command
 //! stand in its module; their doc comments are the help texts.
 
+pub mod backup;
 pub mod bench;
 pub mod bookmark;
 pub mod brick;
@@ -70,6 +71,9 @@ pub enum Command {
     /// Make, list and delete bookmarks: starts of `snapshot send --from` that keep no data.
     #[command(subcommand)]
     Bookmark(bookmark::BookmarkCommand),
+    /// Store snapshots in a directory of compressed chunks, verify, prune and restore them.
+    #[command(subcommand)]
+    Backup(backup::BackupCommand),
     /// Make, show, change and delete schedules of snapshots, and send their snapshots to other clusters.
     #[command(subcommand)]
     Schedule(schedule::ScheduleCommand),
@@ -137,6 +141,7 @@ pub fn run(command: &Command) -> anyhow::Result<Verdict> {
         Command::Replica(command) => replica::run(command)?,
         Command::Snapshot(command) => snapshot::run(command)?,
         Command::Bookmark(command) => bookmark::run(command)?,
+        Command::Backup(command) => return backup::run(command),
         Command::Schedule(command) => schedule::run(command)?,
         Command::Tier(command) => tier::run(command)?,
         Command::Export(command) => export::run(command)?,

@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Output, Stdio};
-use support::{Cluster, Pools};
+use std::process::{Command, Output, Stdio};
+use support::{Cluster, PAGEMESH, Pools, program};
 
 fn write(cluster: &Cluster, volume: &str, commands: &[&str]) {
     let export = cluster.export(&[volume], "map");
@@ -165,12 +165,12 @@ fn received_volume_is_read_only_until_promoted() {
     assert!(shown["info"]["received"].is_u64(), "{shown}");
     // A reader of a snapshot does not keep the next changes away.
     let export = cluster.export(&["w@one"], "map");
-    export.io(&["read -P 1 0 4M"]);
+    program::qemu_io_read_only(&export.uri, &["read -P 1 0 4M"]);
     write(&cluster, "v", &CHANGES);
     cluster.ok(&["snapshot", "create", "v@two"]);
     let (changes, _) = send(&cluster, "changes", &["v@two", "--from", "v@one"]);
     received(&cluster, &changes, &["w"]);
-    export.io(&["read -P 1 0 4M"]);
+    program::qemu_io_read_only(&export.uri, &["read -P 1 0 4M"]);
     export.stop();
     for _ in 0..2 {
         cluster.ok(&["volume", "promote", "w"]);
@@ -187,8 +187,15 @@ fn received_volume_is_read_only_until_promoted() {
 /// Kills a receiver that waits for the rest of its stream.
 fn kill_receiver(cluster: &Cluster, stream: &Path, volume: &str) {
     let bytes = std::fs::read(stream).unwrap();
-    let mut command = cluster.command(&["snapshot", "receive", volume]);
-    let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
+    // The process itself, and not one that limits its time.
+    let limited = cluster.command(&[]);
+    let mut command = Command::new(PAGEMESH);
+    command.args(["snapshot", "receive", volume]);
+    let envs = limited
+        .get_envs()
+        .filter_map(|(key, value)| Some((key, value?)));
+    command.envs(envs).stdin(Stdio::piped());
+    let mut child = command.spawn().unwrap();
     let mut input = child.stdin.take().unwrap();
     input.write_all(&bytes[..bytes.len() - 100]).unwrap();
     support::until("the volume is attached", || {

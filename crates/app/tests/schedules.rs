@@ -85,7 +85,7 @@ fn manager_carries_a_schedule_out() {
 /// Two clusters, and a schedule of the first with the second as its target.
 fn pair() -> (Cluster, Cluster) {
     let (from, to) = (cluster(), Cluster::new(Pools::Memory, 2));
-    let target = format!("backup={}/copy-", to.manager_url());
+    let target = format!("backup=http://{}/copy-", to.manager_address());
     let create = [
         "schedule",
         "create",

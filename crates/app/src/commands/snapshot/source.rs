@@ -178,7 +178,7 @@ impl Changes {
     }
 
     /// Calls `visit` with the changed ranges from this byte on, in order.
-    fn visit_ranges(
+    pub fn visit_ranges(
         &mut self,
         start: u64,
         mut visit: impl FnMut(&mut Changes, u64, u64) -> anyhow::Result<()>,
@@ -222,6 +222,11 @@ impl Changes {
             }
             Ok(())
         })
+    }
+
+    /// Bytes of the snapshot, changed or not.
+    pub fn read_new(&mut self, offset: u64, len: u32) -> anyhow::Result<Vec<u8>> {
+        self.new.read(offset, len)
     }
 
     fn read(&mut self, offset: u64, len: u32) -> anyhow::Result<ChangedPart> {
