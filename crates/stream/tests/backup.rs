@@ -63,7 +63,7 @@ proptest! {
         let bytes = manifest(&chunks);
         prop_assert_eq!(read(&bytes).unwrap(), chunks);
         let mut damaged = bytes.clone();
-        damaged[flipped.index(bytes.len())] ^= 1 << bit;
+        damaged[flipped.index(bytes.len())] ^= 1u8 << bit;
         prop_assert!(read(&damaged).is_err());
         prop_assert!(read(&bytes[..cut.index(bytes.len())]).is_err());
         prop_assert!(read(&[&bytes[..], &[0]].concat()).is_err());
@@ -81,7 +81,7 @@ proptest! {
         prop_assert_eq!(decode_chunk(id, &file).unwrap(), data.clone());
         prop_assert_eq!(id.to_string().parse::<ChunkId>().unwrap(), id);
         let mut damaged = file.clone();
-        damaged[flipped.index(file.len())] ^= 1 << bit;
+        damaged[flipped.index(file.len())] ^= 1u8 << bit;
         // Bits of a zstd frame may have no meaning; the content is checked.
         let found = decode_chunk(id, &damaged);
         prop_assert!(found.is_err() || found.unwrap() == data);
