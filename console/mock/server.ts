@@ -2,12 +2,12 @@
 
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from "node:http";
 import type { AddressInfo } from "node:net";
-import type { BrickInfo, CreateVolume, DeviceRequestInfo, Problem, Role, Span, TierPolicy, VolumeDetail, VolumeTier } from "../src/api/types.ts";
+import type { BrickInfo, CreateVolume, DeviceRequestInfo, Problem, Role, SchedulePolicy, Span, TierPolicy, VolumeDetail, VolumeTier } from "../src/api/types.ts";
 import { includes } from "../src/text/words.ts";
 import * as figures from "./figures.ts";
 import { serveFile } from "./files.ts";
 import { randomFrom } from "./random.ts";
-import { addEvent, brickNow, countSlices, makeVolume, makeWorld, statusOf, type Scenario, type StoredToken, type World } from "./world.ts";
+import { addEvent, addSnapshot, brickNow, countSlices, makeVolume, makeWorld, statusOf, type Scenario, type StoredToken, type World } from "./world.ts";
 
 class Refused extends Error {
   constructor(readonly status: number, readonly code: string, detail: string, readonly hint: string) {
@@ -237,6 +237,70 @@ const forget: Handler = (call) => {
   return { status: 204 };
 };
 
+function snapshotOf(call: Call) {
+  const found = call.world.snapshots.find((it) => it.volume === call.names[0] && it.name === call.names[1]);
+  if (!found) throw new Refused(404, "not-found", `there is no snapshot ${call.names.slice(0, 2).join("@")}`, "list what there is with: pagemesh snapshot list");
+  return found;
+}
+
+function aboutSnapshot(call: Call, kind: string, name: string, verb: string): void {
+  const volume = volumeOf(call).info.name;
+  call.publish("event", addEvent(call.world, kind, "info", { kind: "volume", name: volume }, `The snapshot ${volume}@${name} was ${verb}.`, call.caller.name));
+}
+
+const createSnapshot: Handler = (call) => {
+  const { info } = volumeOf(call);
+  const name = String(call.body["name"]);
+  if (call.world.snapshots.some((it) => it.volume === info.name && it.name === name)) throw new Refused(409, "exists", `there already is a snapshot ${info.name}@${name}`, "choose another name");
+  const made = addSnapshot(call.world, info.name, name, 0, { made_by: call.caller.name });
+  aboutSnapshot(call, "snapshot-created", name, "made");
+  return { status: 201, body: made };
+};
+
+const deleteSnapshot: Handler = (call) => {
+  const gone = snapshotOf(call);
+  if (gone.holds.length > 0) throw new Refused(409, "in-use", `the snapshot is held by ${gone.holds.join(", ")}`, "release it first");
+  call.world.snapshots = call.world.snapshots.filter((it) => it !== gone);
+  aboutSnapshot(call, "snapshot-deleted", gone.name, "deleted");
+  return { body: { pending_slices: 0 } };
+};
+
+const hold: Handler = (call) => {
+  const held = snapshotOf(call);
+  held.holds = [...new Set([...held.holds, call.names[2]!])];
+  return { body: held };
+};
+
+const release: Handler = (call) => {
+  const held = snapshotOf(call);
+  held.holds = held.holds.filter((it) => it !== call.names[2]);
+  return { body: held };
+};
+
+const promoteVolume: Handler = (call) => {
+  volumeOf(call).info.received = null;
+  published(call, "volume-promoted", `The volume ${call.names[0]} was promoted.`);
+  return { body: volumeOf(call) };
+};
+
+function scheduleOf(call: Call) {
+  const found = call.world.schedules.find((it) => it.info.name === call.names[0]);
+  if (!found) throw new Refused(404, "not-found", `there is no schedule ${call.names[0]}`, "list what there is with: pagemesh schedule list");
+  return found;
+}
+
+const updateSchedule: Handler = (call) => {
+  const found = scheduleOf(call);
+  found.info = { ...found.info, policy: call.body as unknown as SchedulePolicy };
+  return { body: found.info };
+};
+
+const deleteSchedule: Handler = (call) => {
+  const gone = scheduleOf(call);
+  call.world.schedules = call.world.schedules.filter((it) => it !== gone);
+  return { status: 204 };
+};
+
 const RANK = { info: 0, warning: 1, critical: 2 };
 const listEvents: Handler = ({ world, query }) => {
   const least = RANK[(query.get("severity") ?? "info") as keyof typeof RANK];
@@ -294,6 +358,17 @@ const ROUTES: [string, string, Role, Handler][] = [
   ["POST", "volumes/*/replicas", "operator", replicas],
   ["POST", "volumes/*/replicas/detach", "operator", dropCopy],
   ["POST", "volumes/*/replicas/promote", "operator", promote],
+  ["POST", "volumes/*/promote", "operator", promoteVolume],
+  ["GET", "volumes/*/snapshots", "viewer", (call) => ({ body: call.world.snapshots.filter((it) => it.volume === volumeOf(call).info.name) })],
+  ["POST", "volumes/*/snapshots", "operator", createSnapshot],
+  ["DELETE", "volumes/*/snapshots/*", "operator", deleteSnapshot],
+  ["PUT", "volumes/*/snapshots/*/holds/*", "operator", hold],
+  ["DELETE", "volumes/*/snapshots/*/holds/*", "operator", release],
+  ["GET", "volumes/*/bookmarks", "viewer", (call) => ({ body: call.world.bookmarks.filter((it) => it.volume === call.names[0]) })],
+  ["GET", "schedules", "viewer", ({ world }) => ({ body: world.schedules.map((it) => it.info) })],
+  ["GET", "schedules/*", "viewer", (call) => ({ body: scheduleOf(call) })],
+  ["PUT", "schedules/*", "operator", updateSchedule],
+  ["DELETE", "schedules/*", "operator", deleteSchedule],
   ["GET", "events", "viewer", listEvents],
   ["POST", "events/*/acknowledge", "operator", acknowledge],
   ["GET", "figures", "viewer", ({ world }) => ({ body: figures.recent(world) })],

@@ -1,7 +1,7 @@
 // An invented cluster with everything that a page can show: lost bricks, resyncs, replicas, damage, names with markup.
 
 import type {
-  BrickInfo, ClusterStatus, Column, EventRecord, Layout, Leg, LegState, Severity, TokenInfo, VolumeDetail, VolumeInfo,
+  BookmarkInfo, BrickInfo, ClusterStatus, Column, EventRecord, Layout, Leg, LegState, ScheduleDetail, Severity, SnapshotInfo, TokenInfo, VolumeDetail, VolumeInfo,
 } from "../src/api/types.ts";
 import { randomFrom, uuidFrom } from "./random.ts";
 
@@ -22,6 +22,10 @@ export interface World {
   volumes: VolumeDetail[];
   events: EventRecord[];
   tokens: StoredToken[];
+  /** The newest first. */
+  snapshots: SnapshotInfo[];
+  bookmarks: BookmarkInfo[];
+  schedules: ScheduleDetail[];
   startedMs: number;
   /** When this world was made: ages count on from then. */
   madeMs: number;
@@ -137,6 +141,7 @@ export function statusOf(world: World): ClusterStatus {
     volumes_degraded: world.volumes.filter((it) => it.info.health !== "in-sync").length, pending_deletions: 0,
     bricks_scrubbing: world.bricks.filter((it) => it.scrub?.state === "running").length, scrubs_corrected: world.bricks.length * 7,
     scrubs_damaged: world.bricks.reduce((total, it) => total + (it.scrub?.last?.damaged ?? 0), 0),
+    schedules: world.schedules.length, schedules_warning: 0, schedules_critical: world.schedules.filter((it) => it.info.health === "critical").length,
   };
 }
 
@@ -181,9 +186,41 @@ function addBusyEvents(world: World): void {
   addEvent(world, "leg-returned", "info", { kind: "volume", name: "mail" }, "The legs of the volume mail on node-2 are up to date again.", "mx-1:88", 3 * minute);
 }
 
+/** A snapshot of a volume, made so many seconds ago. */
+export function addSnapshot(world: World, volume: string, name: string, agoS: number, more: Partial<SnapshotInfo> = {}): SnapshotInfo {
+  const size = world.volumes.find((it) => it.info.name === volume)?.info.size_bytes ?? 0;
+  const epoch = 2 + world.snapshots.length;
+  const made: SnapshotInfo = { volume, name, epoch, created_unix_ms: Date.now() - agoS * 1000, state: "committed", size_bytes: size, holds: [], labels: [], made_by: "cluster key", ...more };
+  world.snapshots.unshift(made);
+  return made;
+}
+
+function addSnapshots(world: World): void {
+  const hour = 3600;
+  addSnapshot(world, "mail", "before-migration", 16 * 24 * hour, { holds: ["audit-2026", "legal"], made_by: "on-call" });
+  for (let index = 30; index >= 0; index -= 1) {
+    const agoS = index < 12 ? index * hour + 900 : (index - 11) * 12 * hour;
+    const time = new Date(Date.now() - agoS * 1000).toISOString().replace(/[-:]/g, "").slice(0, 15).replace("T", "-");
+    addSnapshot(world, "mail", `auto-${time}-${index % 12 === 0 ? "hd" : "h"}`, agoS, { labels: ["schedule=auto"], made_by: "schedule auto" });
+  }
+  world.bookmarks.push({ volume: "mail", name: "auto.backup", snapshot: "auto", epoch: 20, created_unix_ms: Date.now() });
+  const retention = { frequent: 0, hourly: 24, daily: 7, weekly: 4, monthly: 0, yearly: 0 };
+  const policy = { prefix: "auto", volumes: ["mail", "pg-*"], retention, frequent_minutes: 15, warn_after_s: 2 * hour, critical_after_s: 4 * hour, enabled: true, prune: true };
+  const info = { name: "auto", policy: { ...policy, targets: [{ name: "backup", manager: "http://10.0.9.1:7070" }] }, volumes: 2, health: "ok" as const, created_unix_s: world.startedMs / 1000, made_by: "on-call" };
+  const newest = world.snapshots[0]!.name;
+  world.schedules.push({ info, volumes: [
+    { volume: "mail", snapshots: 31, newest, age_s: 900, health: "ok", received: false, sent: { backup: { snapshot: newest, epoch: 30, sent_unix_ms: Date.now() } } },
+    { volume: "pg-orders", snapshots: 30, newest, age_s: 1000, health: "ok", received: false },
+  ] });
+  const nightly = { ...policy, prefix: "nightly", volumes: ["home", "gone-*"], retention: { ...retention, hourly: 0 }, warn_after_s: 48 * hour, critical_after_s: 96 * hour, targets: [] };
+  world.schedules.push({ info: { ...info, name: "nightly", policy: nightly, volumes: 1, health: "critical" }, volumes: [
+    { volume: "home", snapshots: 3, newest: "nightly-20261120-000001-d", age_s: 130 * hour, health: "critical", received: false, error: `the client nas-1:7 of the volume home does not answer: it has ended ${MARKUP}` },
+  ] });
+}
+
 export function makeWorld(scenario: Scenario): World {
   const random = randomFrom(7);
-  const world: World = { bricks: [], volumes: [], events: [], tokens: [], startedMs: Date.now() - 86_400_000 * 3, madeMs: Date.now(), silentVolumes: new Set() };
+  const world: World = { bricks: [], volumes: [], events: [], tokens: [], snapshots: [], bookmarks: [], schedules: [], startedMs: Date.now() - 86_400_000 * 3, madeMs: Date.now(), silentVolumes: new Set() };
   addTokens(world);
   if (scenario === "empty") {
     addEvent(world, "manager-started", "info", { kind: "manager", name: "manager" }, "The manager has started, version 0.0.1.");
@@ -224,6 +261,7 @@ export function makeWorld(scenario: Scenario): World {
     }
   }
   world.volumes.sort((a, b) => (a.info.name < b.info.name ? -1 : 1));
+  addSnapshots(world);
   addBusyEvents(world);
   return world;
 }

@@ -2,8 +2,8 @@
 
 import { ApiError, newKey, send, type Answer } from "./client.ts";
 import type {
-  AttachReplica, BrickInfo, ChooseReplica, ClusterStatus, CreatedToken, CreateToken, CreateVolume, DeviceList, DeviceRequestInfo, EventRecord,
-  FigureSeries, RecentFigures, Severity, Span, StageFigures, TierPolicy, TokenInfo, VolumeContent, VolumeDetail, VolumeHealth,
+  AttachReplica, BookmarkInfo, BrickInfo, ChooseReplica, ClusterStatus, CreatedToken, CreateToken, CreateVolume, DeviceList, DeviceRequestInfo, EventRecord,
+  FigureSeries, RecentFigures, ScheduleDetail, ScheduleInfo, SchedulePolicy, Severity, SnapshotInfo, Span, StageFigures, TierPolicy, TokenInfo, VolumeContent, VolumeDetail, VolumeHealth,
   VolumeInfo, VolumeSizeReply, VolumeTier, WhoAmI,
 } from "./types.ts";
 import { queryText } from "../text/route.ts";
@@ -106,6 +106,31 @@ export const detachVolume = (of: string, attachment: number) => post<{ detached:
 export const attachReplica = (of: string, asked: AttachReplica, key: string) => post<VolumeDetail>(`/volumes/${name(of)}/replicas`, asked, key);
 export const detachReplica = (of: string, asked: ChooseReplica) => post<VolumeDetail>(`/volumes/${name(of)}/replicas/detach`, asked);
 export const promoteReplica = (of: string, asked: ChooseReplica) => post<VolumeDetail>(`/volumes/${name(of)}/replicas/promote`, asked);
+
+export const promoteVolume = (of: string) => post<VolumeDetail>(`/volumes/${name(of)}/promote`, {});
+
+export interface SnapshotPage {
+  /** The newest first. */
+  snapshots: SnapshotInfo[];
+  hasMore: boolean;
+}
+
+/** The newest snapshots of a volume, a page of them. */
+export async function snapshots(of: string, signal?: AbortSignal): Promise<SnapshotPage> {
+  const answer = await send<SnapshotInfo[]>(`${V1}/volumes/${name(of)}/snapshots?limit=${PAGE_MAX}`, signal ? { signal } : {});
+  return { snapshots: answer.body, hasMore: answer.next !== null };
+}
+const snapshotPath = (of: string, snapshot: string) => `/volumes/${name(of)}/snapshots/${name(snapshot)}`;
+export const createSnapshot = (of: string, snapshot: string, key: string) => post<SnapshotInfo>(`/volumes/${name(of)}/snapshots`, { name: snapshot }, key);
+export const deleteSnapshot = (of: string, snapshot: string) => remove<{ pending_slices: number }>(snapshotPath(of, snapshot));
+export const holdSnapshot = (of: string, snapshot: string, tag: string) => put<SnapshotInfo>(`${snapshotPath(of, snapshot)}/holds/${name(tag)}`, {});
+export const releaseSnapshot = (of: string, snapshot: string, tag: string) => remove<SnapshotInfo>(`${snapshotPath(of, snapshot)}/holds/${name(tag)}`);
+export const bookmarks = (of: string, signal?: AbortSignal) => get<BookmarkInfo[]>(`/volumes/${name(of)}/bookmarks`, signal);
+
+export const schedules = (signal?: AbortSignal) => get<ScheduleInfo[]>("/schedules", signal);
+export const schedule = (of: string, signal?: AbortSignal) => get<ScheduleDetail>(`/schedules/${name(of)}`, signal);
+export const updateSchedule = (of: string, policy: SchedulePolicy) => put<ScheduleInfo>(`/schedules/${name(of)}`, policy);
+export const deleteSchedule = (of: string) => remove<null>(`/schedules/${name(of)}`);
 
 export interface EventQuery {
   severity?: Severity | "";

@@ -41,6 +41,9 @@ export interface ClusterStatus {
   bricks_scrubbing: number;
   scrubs_corrected: number;
   scrubs_damaged: number;
+  schedules?: number;
+  schedules_warning?: number;
+  schedules_critical?: number;
 }
 
 export interface ScrubReport {
@@ -160,7 +163,77 @@ export interface VolumeInfo {
   attached?: Attachment | null;
   auto_promote: boolean;
   tier?: TierPolicy;
+  /** Of a volume that receives snapshots: the epoch of the last attachment of a receiver. */
+  received?: number | null;
   created_unix_s: number;
+}
+
+export interface SnapshotInfo {
+  volume: string;
+  name: string;
+  epoch: number;
+  created_unix_ms: number;
+  state: "committed" | "deleting";
+  size_bytes: number;
+  holds: string[];
+  labels: string[];
+  made_by: string;
+}
+
+export interface BookmarkInfo {
+  volume: string;
+  name: string;
+  snapshot: string;
+  epoch: number;
+  created_unix_ms: number;
+}
+
+export type ScheduleHealth = "ok" | "warning" | "critical";
+
+export interface Retention {
+  frequent: number;
+  hourly: number;
+  daily: number;
+  weekly: number;
+  monthly: number;
+  yearly: number;
+}
+
+export interface SchedulePolicy {
+  prefix?: string | null;
+  volumes: string[];
+  retention: Retention;
+  frequent_minutes?: number | null;
+  warn_after_s?: number | null;
+  critical_after_s?: number | null;
+  enabled: boolean;
+  prune: boolean;
+  targets?: { name: string; manager: string; volume_prefix?: string }[];
+}
+
+export interface ScheduleInfo {
+  name: string;
+  policy: SchedulePolicy;
+  volumes: number;
+  health: ScheduleHealth;
+  created_unix_s: number;
+  made_by: string;
+}
+
+export interface ScheduleVolume {
+  volume: string;
+  snapshots: number;
+  newest?: string | null;
+  age_s: number;
+  health: ScheduleHealth;
+  received: boolean;
+  error?: string | null;
+  sent?: Record<string, { snapshot: string; epoch: number; sent_unix_ms: number }>;
+}
+
+export interface ScheduleDetail {
+  info: ScheduleInfo;
+  volumes: ScheduleVolume[];
 }
 
 export interface Leg {

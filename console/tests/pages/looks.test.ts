@@ -44,6 +44,8 @@ const CASES: Case[] = [
   { name: "volume-grow", path: "/volumes/mail", shows: "Grow", press: "Grow" },
   { name: "files", path: "/files", shows: "web-assets" },
   { name: "file-system", path: "/files/home", shows: "limit of all files" },
+  { name: "volume-snapshots", path: "/volumes/mail", shows: "Show all 32" },
+  { name: "schedules", path: "/schedules", shows: "nightly" },
   { name: "events", path: "/events", shows: "Older events" },
   { name: "tokens", path: "/tokens", shows: "contractor" },
   { name: "viewer", path: "/volumes/mail", role: "viewer", shows: "needs the role operator" },

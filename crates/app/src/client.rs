@@ -83,6 +83,26 @@ pub fn attach_replacing(
     name: &VolumeName,
     replaces: Option<EpochNumber>,
 ) -> anyhow::Result<Result<Volume, AttachError>> {
+    attach_as(args, transport, name, replaces, false)
+}
+
+/// The same for a process that receives snapshots into the volume.
+pub fn attach_to_receive(
+    args: &ManagerArgs,
+    transport: TransportArg,
+    name: &VolumeName,
+    replaces: EpochNumber,
+) -> anyhow::Result<Volume> {
+    Ok(attach_as(args, transport, name, Some(replaces), true)??)
+}
+
+fn attach_as(
+    args: &ManagerArgs,
+    transport: TransportArg,
+    name: &VolumeName,
+    replaces: Option<EpochNumber>,
+    receive: bool,
+) -> anyhow::Result<Result<Volume, AttachError>> {
     let key = key::find(args.key.as_deref(), &args.manager)?;
     let client = ManagerClient::new(&args.manager, &key)?;
     let connector = Arc::new(transports(key, transport));
@@ -95,6 +115,7 @@ pub fn attach_replacing(
             unreachable,
             process: process.clone(),
             replaces,
+            receive,
         });
         Volume::attach(authority, connector.clone(), name.clone(), &who)
     };

@@ -1,7 +1,9 @@
 //! The commands: one module for each, with a folder where it has parts. The arguments of a command
 //! stand in its module; their doc comments are the help texts.
 
+pub mod backup;
 pub mod bench;
+pub mod bookmark;
 pub mod brick;
 pub mod clone;
 pub mod doctor;
@@ -14,6 +16,7 @@ pub mod manager;
 pub mod mount;
 pub mod pool;
 pub mod replica;
+pub mod schedule;
 pub mod snapshot;
 pub mod status;
 pub mod support_bundle;
@@ -69,6 +72,15 @@ pub enum Command {
     /// Make, list and promote clones: writable volumes that begin as a snapshot, and share its pages.
     #[command(subcommand)]
     Clone(clone::CloneCommand),
+    /// Make, list and delete bookmarks: starts of `snapshot send --from` that keep no data.
+    #[command(subcommand)]
+    Bookmark(bookmark::BookmarkCommand),
+    /// Store snapshots in a directory of compressed chunks, verify, prune and restore them.
+    #[command(subcommand)]
+    Backup(backup::BackupCommand),
+    /// Make, show, change and delete schedules of snapshots, and send their snapshots to other clusters.
+    #[command(subcommand)]
+    Schedule(schedule::ScheduleCommand),
     /// Choose the volumes that stay in memory, in pools with disks behind memory, and show how they are used.
     #[command(subcommand)]
     Tier(tier::TierCommand),
@@ -133,6 +145,9 @@ pub fn run(command: &Command) -> anyhow::Result<Verdict> {
         Command::Replica(command) => replica::run(command)?,
         Command::Snapshot(command) => snapshot::run(command)?,
         Command::Clone(command) => clone::run(command)?,
+        Command::Bookmark(command) => bookmark::run(command)?,
+        Command::Backup(command) => return backup::run(command),
+        Command::Schedule(command) => schedule::run(command)?,
         Command::Tier(command) => tier::run(command)?,
         Command::Export(command) => export::run(command)?,
         Command::Fs(command) => fs::run(command)?,

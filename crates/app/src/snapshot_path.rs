@@ -1,4 +1,4 @@
-//! The name of a snapshot on the command line: `VOLUME@NAME`.
+//! The names of snapshots and bookmarks on the command line: `VOLUME@NAME` and `VOLUME#NAME`.
 
 use anyhow::{anyhow, bail};
 use pagemesh_base::layout::VolumeName;
@@ -46,6 +46,65 @@ pub fn bad_name(text: &str, cause: &impl fmt::Display) -> anyhow::Error {
     anyhow!("'{text}' names no snapshot: {cause}; write VOLUME@NAME")
 }
 
+/// A volume and the name of its bookmark, as `VOLUME#NAME`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct BookmarkPath {
+    /// The volume.
+    pub volume: VolumeName,
+    /// The name of the bookmark.
+    pub name: SnapshotName,
+}
+
+impl FromStr for BookmarkPath {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> anyhow::Result<BookmarkPath> {
+        let Some((volume, name)) = text.split_once('#') else {
+            bail!("'{text}' names no bookmark; write VOLUME#NAME, in quotes for a shell");
+        };
+        let bad = |cause| anyhow!("'{text}' names no bookmark: {cause}; write VOLUME#NAME");
+        Ok(BookmarkPath {
+            volume: volume.parse().map_err(bad)?,
+            name: name.parse().map_err(bad)?,
+        })
+    }
+}
+
+impl fmt::Display for BookmarkPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}#{}", self.volume, self.name)
+    }
+}
+
+/// The start of changes: a snapshot, or a bookmark of one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ChangeStart {
+    /// `VOLUME@NAME`.
+    Snapshot(SnapshotPath),
+    /// `VOLUME#NAME`.
+    Bookmark(BookmarkPath),
+}
+
+impl FromStr for ChangeStart {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> anyhow::Result<ChangeStart> {
+        match text.contains('#') {
+            true => text.parse().map(ChangeStart::Bookmark),
+            false => text.parse().map(ChangeStart::Snapshot),
+        }
+    }
+}
+
+impl fmt::Display for ChangeStart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ChangeStart::Snapshot(path) => path.fmt(f),
+            ChangeStart::Bookmark(path) => path.fmt(f),
+        }
+    }
+}
+
 /// A volume, or a snapshot of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VolumeOrSnapshot {
@@ -86,6 +145,16 @@ mod tests {
         for bad in ["v", "@a", "v@", "v@a@b", "v@a/b", "v@a%b", "a b@c"] {
             let refused = bad.parse::<SnapshotPath>().unwrap_err().to_string();
             assert!(refused.contains("VOLUME@NAME"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn changes_start_at_a_snapshot_or_a_bookmark() {
+        for text in ["v@a", "v#a.b"] {
+            assert_eq!(text.parse::<ChangeStart>().unwrap().to_string(), text);
+        }
+        for bad in ["v", "v#", "#a", "v#a#b", "v#a@b", "v@a#b"] {
+            assert!(bad.parse::<ChangeStart>().is_err(), "{bad}");
         }
     }
 

@@ -102,6 +102,7 @@ fn snapshot_and_its_changes_arrive_in_another_cluster() {
     pair.refused(&changes, &["x"], &["no volume x", "since the snapshot one"]);
     assert!(!pair.has_volume("x"));
 
+    pair.to.ok(&["volume", "promote", "w"]);
     let export = pair.to.export(&["w"], "map");
     export.io(&[
         "read -P 1 0 1M",
@@ -114,7 +115,7 @@ fn snapshot_and_its_changes_arrive_in_another_cluster() {
 }
 
 #[test]
-fn written_volume_gets_no_changes() {
+fn promoted_volume_gets_no_changes() {
     let pair = Pair::new();
     let (full, _) = pair.send("full", &["v@one"]);
     pair.received(&full, &["w", "--copies", "1"]);
@@ -127,12 +128,13 @@ fn written_volume_gets_no_changes() {
         &["begins at the snapshot two", "newest snapshot of w is one"],
     );
     let (changes, _) = pair.send("changes", &["v@two", "--from", "v@one"]);
-    pair.write(&pair.to, "w", &["write -P 7 0 4k"]);
-    pair.refused(
-        &changes,
-        &["w"],
-        &["w was attached", "since its snapshot one"],
+    pair.to.refused(
+        &["volume", "check", "w"],
+        &["w receives snapshots", "pagemesh volume promote"],
     );
+    pair.to.ok(&["volume", "promote", "w"]);
+    pair.write(&pair.to, "w", &["write -P 7 0 4k"]);
+    pair.refused(&changes, &["w"], &["receives no snapshots"]);
     pair.from.refused(
         &["snapshot", "send", "v@one", "--from", "v@two", "--dry-run"],
         &["v@two is not earlier than v@one"],
@@ -178,7 +180,10 @@ fn cut_stream_is_resumed_from_its_token() {
     assert!(error.contains(token.trim()), "{error}");
     let snapshots = pair.to.json(&["snapshot", "list", "w"]);
     assert_eq!(snapshots, serde_json::json!([]));
-    pair.refused(&full, &["w"], &["the volume w exists"]);
+    pair.to.refused(
+        &["volume", "promote", "w"],
+        &["w has not received all of a snapshot"],
+    );
     let bad = pair
         .from
         .run(&["snapshot", "send", "v@one", "--resume", "r1.x"]);
@@ -192,7 +197,7 @@ fn cut_stream_is_resumed_from_its_token() {
 }
 
 #[test]
-fn cut_stream_of_changes_is_resumed_unless_the_volume_was_used() {
+fn cut_stream_of_changes_is_resumed_unless_another_was_received() {
     let pair = Pair::new();
     let (full, _) = pair.send("full", &["v@one"]);
     for volume in ["w", "used"] {
@@ -214,10 +219,11 @@ fn cut_stream_of_changes_is_resumed_unless_the_volume_was_used() {
     };
     let (of_w, of_used) = (rest("w"), rest("used"));
     pair.refused(&of_w, &["used"], &["not as the cut stream left it"]);
-    pair.refused(&changes, &["w"], &["was attached"]);
-    pair.write(&pair.to, "used", &["write -P 7 0 4k"]);
-    pair.refused(&of_used, &["used"], &["not as the cut stream left it"]);
+    // The stream from its start undoes the part that arrived.
+    pair.received(&changes, &["used"]);
+    pair.refused(&of_used, &["used"], &["has this snapshot already"]);
     pair.received(&of_w, &["w"]);
+    pair.to.ok(&["volume", "promote", "w"]);
     let export = pair.to.export(&["w"], "map");
     export.io(&["read -P 1 0 1M", "read -P 5 1M 3M", "read -P 2 8M 64k"]);
     export.stop();

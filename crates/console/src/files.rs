@@ -4,10 +4,10 @@ use crate::ConsoleFile;
 
 pub(crate) const FILES: &[ConsoleFile] = &[
     ConsoleFile {
-        path: "/assets/console-CXizAnZ3.js",
+        path: "/assets/console-C9zmK6Oh.js",
         content_type: "text/javascript; charset=utf-8",
-        etag: "\"c56acbdca1dc1a964c4e46b17b39930c\"",
-        bytes: include_bytes!("../assets/assets/console-CXizAnZ3.js"),
+        etag: "\"cdf532930f1c331c77bcae46ac655918\"",
+        bytes: include_bytes!("../assets/assets/console-C9zmK6Oh.js"),
     },
     ConsoleFile {
         path: "/assets/icon-WOU32JyF.svg",
@@ -16,15 +16,15 @@ pub(crate) const FILES: &[ConsoleFile] = &[
         bytes: include_bytes!("../assets/assets/icon-WOU32JyF.svg"),
     },
     ConsoleFile {
-        path: "/assets/style-DeJlnFWw.css",
+        path: "/assets/style-C8TR2yjq.css",
         content_type: "text/css; charset=utf-8",
-        etag: "\"5c8b9c4f2fc1daa767c885bfc9884310\"",
-        bytes: include_bytes!("../assets/assets/style-DeJlnFWw.css"),
+        etag: "\"8a499515d25bce679f556a42a84a8df3\"",
+        bytes: include_bytes!("../assets/assets/style-C8TR2yjq.css"),
     },
     ConsoleFile {
         path: "/index.html",
         content_type: "text/html; charset=utf-8",
-        etag: "\"818e704d3046acb5b879fb064dc8a4b4\"",
+        etag: "\"1e4b65292d8587fc2e620aa399183d56\"",
         bytes: include_bytes!("../assets/index.html"),
     },
 ];

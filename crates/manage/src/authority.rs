@@ -84,6 +84,8 @@ pub struct ManagerAuthority<C> {
     pub process: Option<String>,
     /// The only attachment that an attach may end, see [`AttachVolume`].
     pub replaces: Option<EpochNumber>,
+    /// Whether this process receives snapshots, see [`AttachVolume`].
+    pub receive: bool,
 }
 
 impl<C: VolumeConnection> Authority for ManagerAuthority<C> {
@@ -93,6 +95,7 @@ impl<C: VolumeConnection> Authority for ManagerAuthority<C> {
             unreachable: self.unreachable,
             process: self.process.clone(),
             replaces: self.replaces,
+            receive: self.receive,
         };
         let AttachReply { layout, bricks } = self.connection.attach(name, &request)?;
         Ok(resolved_layout(layout, bricks))

@@ -93,6 +93,7 @@ impl Manager {
             notes: vec![],
             created_unix_s: self.clock.unix_s(),
             auto_promote: false,
+            received: None,
             origin: Some(CloneOrigin {
                 volume: volume.clone(),
                 snapshot: snapshot.clone(),

@@ -57,11 +57,16 @@ mod metrics;
 pub mod placement;
 mod published;
 mod publisher;
+mod received;
 pub mod records;
 mod replicas;
+mod schedule_book;
+mod schedule_runner;
+pub mod schedules;
 pub mod server;
 pub mod shape;
 mod slices;
+mod snapshot_bookmarks;
 mod snapshot_cut;
 mod snapshot_drops;
 mod snapshot_holds;
@@ -88,6 +93,7 @@ pub use manager::{
     BrickConnector, METRIC_VOLUMES, Manager, ManagerSettings, VOLUMES_MAX, WatchTimes,
 };
 pub use pagemesh_base::durability::{self, Durability};
+pub use schedule_runner::SCHEDULE_INTERVAL;
 pub use server::{ConnectionLimits, ManagerConfig, ManagerHandle, ServeError, serve};
 pub use shape::LayoutKind;
 pub use tier_policy::{TierPolicy, digest_policies};

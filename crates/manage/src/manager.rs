@@ -17,6 +17,7 @@ use crate::key_index::KeyIndex;
 use crate::placement::{BrickCandidate, OVERPROVISION_FACTOR};
 use crate::published::PublishedState;
 use crate::records::{BrickRecord, PendingDelete, VolumeRecord};
+use crate::schedule_runner::ScheduleTable;
 use crate::slices::{SliceLocation, slice_locations};
 use crate::snapshots::{CutOrders, CutTimes, SnapshotState, SnapshotTable};
 use crate::store::{Store, StoreContents, StoreError};
@@ -209,6 +210,8 @@ pub(crate) struct ManagerState {
     pub keys: KeyIndex,
     /// The snapshots of volumes.
     pub snapshots: SnapshotTable,
+    /// The schedules of snapshots.
+    pub schedules: ScheduleTable,
 }
 
 impl ManagerState {
@@ -280,6 +283,7 @@ impl Manager {
         let snapshots = load_snapshots(&mut contents, clock.elapsed());
         let book = ManagerState {
             snapshots,
+            schedules: ScheduleTable::new(std::mem::take(&mut contents.schedules)),
             bricks: contents
                 .bricks
                 .into_iter()
@@ -394,6 +398,7 @@ impl Manager {
         };
         let provisioned = book.provisioned();
         let volumes = || book.volumes.entries().values();
+        let schedules = self.count_schedules(book);
         let seen = book
             .bricks
             .values()
@@ -428,6 +433,9 @@ impl Manager {
             scrubs_corrected: count(|scrub| scrub.corrected),
             scrubs_damaged: count(BrickScrub::damaged),
             store_failed: self.store.has_failed(),
+            schedules: schedules.ok + schedules.warning + schedules.critical,
+            schedules_warning: schedules.warning,
+            schedules_critical: schedules.critical,
         }
     }
 }
@@ -449,6 +457,11 @@ fn load_snapshots(contents: &mut StoreContents, now: Duration) -> SnapshotTable 
         }
         if let Some(name) = names.get(&record.volume) {
             table.put(name, record, now);
+        }
+    }
+    for bookmark in std::mem::take(&mut contents.bookmarks) {
+        if let Some(name) = names.get(&bookmark.volume) {
+            table.put_bookmark(name, bookmark);
         }
     }
     table

@@ -38,6 +38,7 @@ impl Manager {
         page.add(&names::VOLUMES_UNUSABLE, &[], unusable);
         self.add_degraded_volumes(&mut page, &volumes);
         self.add_snapshots(&mut page);
+        self.add_schedules(&mut page);
         self.add_replication(&mut page);
         self.add_operations(&mut page);
         self.add_ages(&mut page, &volumes);
@@ -84,6 +85,24 @@ impl Manager {
         let shown = counts.iter().filter(|(_, live, _)| *live > 0);
         for (name, live, _) in shown.take(self.settings.metric_volumes) {
             page.add(&names::VOLUME_SNAPSHOTS, &[name.as_str()], *live);
+        }
+    }
+
+    /// The schedules by health, and the ages of the first ones, up to the limit of labels.
+    fn add_schedules(&self, page: &mut MetricPage) {
+        let book = self.state();
+        let counts = self.count_schedules(&book);
+        for (health, count) in [
+            ("ok", counts.ok),
+            ("warning", counts.warning),
+            ("critical", counts.critical),
+            ("disabled", counts.disabled),
+        ] {
+            page.add(&names::SCHEDULES, &[health], count);
+        }
+        let shown = self.schedule_ages(&book);
+        for (record, age_s) in shown.take(self.settings.metric_volumes) {
+            page.add(&names::SCHEDULE_AGE, &[record.name.as_str()], age_s);
         }
     }
 

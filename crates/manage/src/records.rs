@@ -81,6 +81,10 @@ pub struct VolumeRecord {
     /// The snapshot that it was cloned from, as long as it shares pages with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<CloneOrigin>,
+    /// Of a volume that receives snapshots of another one: the epoch of the last attachment of a receiver, or 0. It is read-only for all
+    /// others until it is promoted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub received: Option<EpochNumber>,
 }
 
 /// The snapshot that a volume was cloned from.

@@ -180,7 +180,7 @@ impl Manager {
         let mut drafts = self.forced_detach_drafts(book.volume(name)?, &record, &cause);
         let actor = self.actor();
         drafts.push(EventDraft::promoted(name, &actor, request.copy, is_lossy));
-        self.commit_volume(&mut book, &record, drafts)?;
+        self.commit_promotion(&mut book, &record, drafts, is_lossy)?;
         Ok(self.volume_detail(&book, &record))
     }
 

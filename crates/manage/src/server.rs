@@ -11,6 +11,7 @@ use crate::api::{ApiState, REQUESTS_MAX};
 use crate::clock::{Clock, SystemClock};
 use crate::connection_slots::{ConnectionSlot, ConnectionSlots};
 use crate::manager::{BrickConnector, Manager, ManagerSettings};
+use crate::schedule_runner::SCHEDULE_INTERVAL;
 use crate::store::{Store, StoreError};
 use crate::sweep::SWEEP_INTERVAL;
 use crate::tokens::{AdminTokenOutput, create_at_first_start};
@@ -221,8 +222,8 @@ pub fn serve(config: ManagerConfig) -> Result<ManagerHandle, ServeError> {
     create_at_first_start(&manager, &config.store, config.admin_token);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        // Besides requests: the sweep, and the publisher of changes.
-        .max_blocking_threads(REQUESTS_MAX + 2)
+        // Besides requests: the sweep, the publisher of changes, and the schedules.
+        .max_blocking_threads(REQUESTS_MAX + 3)
         .thread_name("pagemesh-manager")
         .build()
         .map_err(ServeError::Start)?;
@@ -237,11 +238,13 @@ pub fn serve(config: ManagerConfig) -> Result<ManagerHandle, ServeError> {
     let router = api.router();
     let housekeeper = manager.clone();
     let publisher = manager.clone();
+    let scheduler = manager.clone();
     let thread = std::thread::Builder::new()
         .name("pagemesh-manager".into())
         .spawn(move || {
             runtime.spawn(publish_changes(publisher));
             runtime.spawn(run_maintenance(housekeeper, config.on_end));
+            runtime.spawn(run_schedules(scheduler));
             runtime.block_on(accept_connections(
                 listener,
                 router,
@@ -372,6 +375,18 @@ async fn publish_changes(manager: Arc<Manager>) {
             tracing::error!(%error, "changes were not passed on");
         }
         tokio::time::sleep(PUBLISH_PAUSE).await;
+    }
+}
+
+/// Carries out schedules. A volume that is slow to cut delays others, and not the sweep.
+async fn run_schedules(manager: Arc<Manager>) {
+    loop {
+        tokio::time::sleep(SCHEDULE_INTERVAL).await;
+        let runner = manager.clone();
+        let ran = tokio::task::spawn_blocking(move || runner.run_schedules());
+        if let Err(error) = ran.await {
+            tracing::error!(%error, "schedules were not carried out");
+        }
     }
 }
 

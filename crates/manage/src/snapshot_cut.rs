@@ -196,6 +196,10 @@ impl Manager {
         let mut record = book.volume(volume)?.clone();
         check_room(&book, volume, &request.name)?;
         let attachment = record.attachment.clone();
+        if record.received.is_some() && attachment.is_none() {
+            // The next stream begins at the newest snapshot.
+            return Err(SnapshotFault::Received(volume.clone()).into());
+        }
         record.layout_state = record.layout_state.reserve_epoch()?;
         let epoch = record.layout_state.reserved;
         let layout = self.snapshot_layout(&book, &record, epoch);

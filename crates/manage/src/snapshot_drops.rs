@@ -9,6 +9,7 @@ use crate::events::EventDraft;
 use crate::fault::Fault;
 use crate::manager::{Manager, ManagerState};
 use crate::slices::slice_locations;
+use crate::snapshot_bookmarks::bookmark_removal_writes;
 use crate::snapshot_lists::live_snapshot;
 use crate::snapshots::{
     SnapshotEntry, SnapshotFault, SnapshotName, SnapshotRecord, SnapshotState, VolumeSnapshots,
@@ -234,7 +235,7 @@ impl Manager {
 }
 
 /// The writes that remove records, and the layouts that no other record has.
-pub(crate) fn removal_writes<'a>(
+fn removal_writes<'a>(
     book: &ManagerState,
     removed: &[(VolumeName, EpochNumber)],
 ) -> Vec<StoreWrite<'a>> {
@@ -245,6 +246,17 @@ pub(crate) fn removal_writes<'a>(
     let layouts = book.snapshots.layouts_without(removed).into_iter();
     let layouts = layouts.map(|(id, first)| StoreWrite::RemoveSnapshotLayout(id, first));
     records.chain(layouts).collect()
+}
+
+/// The writes that remove all snapshots and bookmarks of a volume.
+pub(crate) fn volume_removal_writes<'a>(
+    book: &ManagerState,
+    volume: &VolumeName,
+    snapshots: &[(VolumeName, EpochNumber)],
+) -> Vec<StoreWrite<'a>> {
+    let mut writes = removal_writes(book, snapshots);
+    writes.extend(bookmark_removal_writes(book, volume));
+    writes
 }
 
 /// The volumes with snapshots: one, or all.
@@ -289,6 +301,11 @@ fn is_final(entry: &SnapshotEntry, dropped_at: Duration) -> bool {
         return false;
     };
     !entry.record.uncertain || dropped_at.saturating_sub(drop.since) >= UNCERTAIN_PERIOD
+}
+
+/// Whether a hold or a clone keeps a snapshot.
+pub(crate) fn is_kept(book: &ManagerState, volume: &VolumeName, record: &SnapshotRecord) -> bool {
+    check_deletable(book, volume, record).is_err()
 }
 
 /// Refuses to delete a snapshot that a hold or a clone keeps.

@@ -10,8 +10,10 @@
 //! and snapshots; the first of each makes its table.
 
 mod answers;
+mod bookmarks;
 mod events;
 mod probe;
+mod schedules;
 mod snapshots;
 mod tokens;
 
@@ -19,8 +21,9 @@ use crate::access::TokenRecord;
 use crate::call_key::KeptAnswer;
 use crate::events::EventRecord;
 use crate::records::{BrickRecord, PendingDelete, VolumeRecord};
+use crate::schedules::ScheduleRecord;
 use crate::slices::slice_locations;
-use crate::snapshots::{SnapshotLayout, SnapshotRecord};
+use crate::snapshots::{BookmarkRecord, SnapshotLayout, SnapshotName, SnapshotRecord};
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::layout::{BrickId, EpochNumber, SliceId, VolumeName};
 use redb::{
@@ -40,8 +43,9 @@ use uuid::Uuid;
 /// The schema of a store without snapshots. Schema 1 is frozen: a change that is more than a field with a default takes a
 /// higher one.
 pub const SCHEMA: u64 = 1;
-/// The schema of a store that has, or had, snapshots. The manager refuses higher ones.
-pub const SCHEMA_MAX: u64 = 2;
+/// The highest schema that this manager knows. Snapshots raise the schema to 2, and bookmarks, volumes that receive snapshots and
+/// schedules raise it to 3.
+pub const SCHEMA_MAX: u64 = 3;
 /// The purpose that the `meta` table states.
 const PURPOSE: &str = "pagemesh manager store";
 /// Memory for the page cache of the store. The store is small, and memory also holds all of it as
@@ -135,6 +139,14 @@ pub enum StoreWrite<'a> {
     PutSnapshotLayout(&'a SnapshotLayout),
     /// Forgets a layout: the volume's UUID and the epoch of its first snapshot.
     RemoveSnapshotLayout(Uuid, EpochNumber),
+    /// Adds or replaces a bookmark.
+    PutBookmark(&'a BookmarkRecord),
+    /// Forgets a bookmark: the volume's UUID and the name.
+    RemoveBookmark(Uuid, SnapshotName),
+    /// Adds or replaces a schedule.
+    PutSchedule(&'a ScheduleRecord),
+    /// Forgets a schedule.
+    RemoveSchedule(SnapshotName),
     /// Replaces the mark of token time, in seconds since 1970.
     SetTokenMark(u64),
     /// Notes that the first admin token was made.
@@ -162,6 +174,10 @@ pub struct StoreContents {
     pub snapshots: Vec<SnapshotRecord>,
     /// Every layout of snapshots.
     pub snapshot_layouts: Vec<SnapshotLayout>,
+    /// Every bookmark.
+    pub bookmarks: Vec<BookmarkRecord>,
+    /// Every schedule.
+    pub schedules: Vec<ScheduleRecord>,
     /// The last mark of token time, in seconds since 1970; 0 if there is none.
     pub token_mark_unix_s: u64,
     /// Whether the first admin token was made.
@@ -309,6 +325,8 @@ impl Store {
         self.load_tokens(&transaction, &mut contents)?;
         contents.answers = self.load_answers(&transaction)?;
         self.load_snapshots(&transaction, &mut contents)?;
+        self.load_bookmarks(&transaction, &mut contents)?;
+        self.load_schedules(&transaction, &mut contents)?;
         self.check_slices_unique(&contents)?;
         Ok(contents)
     }
@@ -417,6 +435,9 @@ fn apply_write(transaction: &WriteTransaction, write: &StoreWrite<'_>) -> Result
             transaction.open_table(BRICKS)?.remove(brick.0.as_u128())?;
         }
         StoreWrite::PutVolume(record) => {
+            if record.received.is_some() {
+                raise_schema(transaction, bookmarks::SCHEMA_WITH_BOOKMARKS)?;
+            }
             let mut table = transaction.open_table(VOLUMES)?;
             let name = record.layout_state.layout.name.as_str();
             table.insert(name, encode(record)?.as_slice())?;
@@ -448,8 +469,24 @@ fn apply_write(transaction: &WriteTransaction, write: &StoreWrite<'_>) -> Result
         StoreWrite::RemoveSnapshotLayout(volume, first) => {
             snapshots::remove_layout(transaction, *volume, *first)?;
         }
+        StoreWrite::PutBookmark(record) => bookmarks::put(transaction, record)?,
+        StoreWrite::RemoveBookmark(volume, name) => {
+            bookmarks::remove(transaction, *volume, name.as_str())?;
+        }
+        StoreWrite::PutSchedule(record) => schedules::put(transaction, record)?,
+        StoreWrite::RemoveSchedule(name) => schedules::remove(transaction, name.as_str())?,
         StoreWrite::SetTokenMark(mark_unix_s) => tokens::set_mark(transaction, *mark_unix_s)?,
         StoreWrite::NoteAdminTokenMade => tokens::note_admin_token(transaction)?,
+    }
+    Ok(())
+}
+
+/// Raises the schema, so that earlier managers refuse the store. It never falls.
+fn raise_schema(transaction: &WriteTransaction, schema: u64) -> Result<(), redb::Error> {
+    let mut meta = transaction.open_table(META)?;
+    let present = meta.get("schema")?.and_then(|it| it.value().parse().ok());
+    if present.is_none_or(|present: u64| present < schema) {
+        meta.insert("schema", schema.to_string().as_str())?;
     }
     Ok(())
 }

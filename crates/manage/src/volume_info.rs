@@ -145,6 +145,7 @@ pub(crate) fn summary_info(record: &VolumeRecord, summary: &VolumeSummary) -> Vo
         attached: record.attachment.clone(),
         auto_promote: record.auto_promote,
         tier: record.tier,
+        received: record.received,
         created_unix_s: record.created_unix_s,
         origin: record.origin.clone(),
     }

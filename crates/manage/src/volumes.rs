@@ -15,10 +15,11 @@ use crate::layout_state::{LayoutChange, LayoutState, LegTransition, is_up_to_dat
 use crate::lists::volume_tag;
 use crate::manager::{Manager, ManagerState, PENDING_DELETES_MAX, TrackedDelete, VOLUMES_MAX};
 use crate::placement::{PlacedSegment, Placement, PlacementRequest, place};
+use crate::received::check_receiver;
 use crate::records::{Attachment, LegNote, PendingDelete, VolumeRecord};
 use crate::shape::Shape;
 use crate::slices::{SliceLocation, promised_slices, slice_locations};
-use crate::snapshot_drops::removal_writes;
+use crate::snapshot_drops::volume_removal_writes;
 use crate::store::StoreWrite;
 use crate::wire::{
     AttachReply, AttachVolume, ChangeLegs, CreateVolume, DeleteReply, DeleteVolumeParams,
@@ -102,6 +103,7 @@ impl Manager {
             auto_promote: false,
             tier: request.tier,
             origin: None,
+            received: request.received.then_some(EpochNumber(0)),
         };
         let created = EventDraft::volume_created(&request.name, &self.actor(), bytes);
         let reply = |volume| size_reply(volume, request.size_bytes, bytes);
@@ -216,7 +218,7 @@ impl Manager {
                 .map(|&pending| StoreWrite::AddPendingDelete(pending))
                 .collect();
             writes.push(StoreWrite::RemoveVolume(name));
-            writes.extend(removal_writes(&book, &snapshots));
+            writes.extend(volume_removal_writes(&book, name, &snapshots));
             let client = volume.attachment.as_ref().map(|it| it.client.as_str());
             let deleted = EventDraft::volume_deleted(name, &self.actor(), client);
             self.commit(&mut book, &writes, vec![deleted])?;
@@ -249,12 +251,14 @@ impl Manager {
         let mut book = self.state();
         let mut record = book.volume(name)?.clone();
         check_replaced(&record, request)?;
+        check_receiver(&record, request)?;
         let promoted = match request.unreachable {
             true => self.promote_if_allowed(&book, &mut record)?,
             false => None,
         };
         record.layout_state = record.layout_state.apply(&LayoutChange::Attach)?;
         let (client, epoch) = (&request.client, record.layout_state.layout.epoch);
+        record.received = record.received.map(|_| epoch);
         let earlier = record.attachment.replace(Attachment {
             client: client.clone(),
             epoch,
@@ -268,7 +272,7 @@ impl Manager {
             EventDraft::fenced(name, &earlier.client, client, (&cause, epoch))
         }));
         drafts.push(EventDraft::attached(name, client, epoch));
-        self.commit_volume(&mut book, &record, drafts)?;
+        self.commit_promotion(&mut book, &record, drafts, promoted.is_some())?;
         let holder = TrackedHolder::new(epoch, self.clock.elapsed());
         book.holders.insert(name.clone(), holder);
         if let Some(copy) = promoted {

@@ -1,12 +1,15 @@
 //! JSON bodies of the REST API. Ids are UUIDs as text, sizes are bytes, epochs are numbers.
 
 mod access;
+mod bookmarks;
 mod bricks;
 mod devices;
 mod figures;
 mod holders;
 mod problem;
+mod schedules;
 mod snapshots;
+mod status;
 mod tier;
 
 pub use crate::error_code::ErrorCode;
@@ -15,6 +18,7 @@ pub use crate::events::{
 };
 pub use crate::records::{Attachment, CloneOrigin, LegNote};
 pub use access::{CreateToken, CreatedToken, LoginRequest, TokenInfo, WhoAmI};
+pub use bookmarks::{BookmarkDetail, BookmarkInfo, CreateBookmark};
 pub use bricks::{
     BrickInfo, BrickRegistration, BrickScrub, HeartbeatReply, ScrubBrick, ScrubReport,
     ScrubRequest, ScrubState,
@@ -26,11 +30,16 @@ pub use devices::{
 };
 pub use holders::{HolderSign, HolderStatus, ReportHolder};
 pub use problem::{ErrorBody, PROBLEM_JSON};
+pub use schedules::{
+    CreateSchedule, ReportSent, RunSchedule, ScheduleDetail, ScheduleInfo, SchedulePlan,
+    SchedulePolicy, ScheduleTarget, ScheduleVolume,
+};
 pub use snapshots::{
     AnswerCut, CloneProgressReply, CreateClone, CreateSnapshot, CreateSnapshots, CreatedSnapshots,
     CutOrder, CutResult, DeleteSnapshotReply, DeleteVolumeParams, ListSnapshots, PollCut,
     SnapshotDetail, SnapshotInfo,
 };
+pub use status::ClusterStatus;
 pub use tier::{
     BrickTier, COUNTED_SLICES_MAX, NamedVolumeTier, SetTier, SlicePages, SliceTier, TierBytes,
     TierEffect, VolumeTier, VolumeTierBrick,
@@ -106,6 +115,9 @@ pub struct CreateVolume {
         deserialize_with = "TierPolicy::known"
     )]
     pub tier: TierPolicy,
+    /// `true`: it receives snapshots of another volume, and is read-only for all others until it is promoted.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub received: bool,
 }
 
 /// The new size of a volume.
@@ -196,6 +208,9 @@ pub struct AttachVolume {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u32>)]
     pub replaces: Option<EpochNumber>,
+    /// The client receives snapshots. Only such a client attaches a volume that receives them, and no other volume.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub receive: bool,
 }
 
 /// How to reach a brick.
@@ -328,6 +343,11 @@ pub struct VolumeInfo {
     /// Where its pages lie in pools with disks behind memory.
     #[serde(default)]
     pub tier: TierPolicy,
+    /// Of a volume that receives snapshots, and is read-only until it is promoted: the epoch of the last attachment of a receiver, or 0.
+    /// Its content is that of its newest snapshot if that has a higher epoch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u32>)]
+    pub received: Option<EpochNumber>,
     /// Seconds since 1970.
     pub created_unix_s: u64,
     /// The snapshot that it was cloned from, as long as it shares pages with it.
@@ -560,43 +580,4 @@ pub struct Acknowledged {
     pub seq: u64,
     /// Its acknowledgement.
     pub acknowledged: Acknowledgement,
-}
-
-/// The cluster at a glance.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct ClusterStatus {
-    /// The manager's version.
-    pub version: String,
-    /// Known bricks.
-    pub bricks: usize,
-    /// Bricks that are alive.
-    pub bricks_alive: usize,
-    /// Capacity of all bricks in bytes.
-    pub capacity_bytes: u64,
-    /// Bytes in use.
-    pub used_bytes: u64,
-    /// Bytes of all slices, written or not.
-    pub provisioned_bytes: u64,
-    /// Bytes of slices that a brick may be promised, for each byte of capacity.
-    pub overprovision_factor: u64,
-    /// Volumes.
-    pub volumes: usize,
-    /// Attached volumes.
-    pub volumes_attached: usize,
-    /// Volumes with a leg that is stale or syncing.
-    pub volumes_degraded: usize,
-    /// Slices of deleted volumes that bricks still hold.
-    pub pending_deletions: usize,
-    /// Bricks with a running scrub.
-    #[serde(default)]
-    pub bricks_scrubbing: usize,
-    /// Corrections by pool scrubs since the bricks started.
-    #[serde(default, alias = "scrubs_mended")]
-    pub scrubs_corrected: u64,
-    /// Structures that scrubs found damaged and could not correct.
-    #[serde(default)]
-    pub scrubs_damaged: u64,
-    /// Whether the manager's store failed to write a change, so that it takes none.
-    #[serde(default)]
-    pub store_failed: bool,
 }

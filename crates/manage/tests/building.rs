@@ -268,6 +268,7 @@ fn slow_brick_blocks_no_other_request() {
                     unreachable: false,
                     process: None,
                     replaces: None,
+                    receive: false,
                 },
             );
             attached.expect("attached");
@@ -344,6 +345,7 @@ fn layout_changes_during_grow_are_kept() {
                         unreachable: false,
                         process: None,
                         replaces: None,
+                        receive: false,
                     },
                 )
                 .expect("attached");

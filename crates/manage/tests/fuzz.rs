@@ -167,6 +167,7 @@ fn bodies() -> Vec<Vec<u8>> {
         durability: Some(Durability::Process),
         content: VolumeContent::Blocks,
         tier: TierPolicy::Flash,
+        received: false,
     };
     let change = LegChange {
         segment: 0,
@@ -193,6 +194,7 @@ fn bodies() -> Vec<Vec<u8>> {
             unreachable: true,
             process: Some("boot pid:[1] 7 5".into()),
             replaces: attachment,
+            receive: false,
         }),
         json(&ReportHolder {
             attachment: EpochNumber(3),
@@ -381,6 +383,9 @@ fn status() -> ClusterStatus {
         scrubs_corrected: 2,
         scrubs_damaged: 1,
         store_failed: true,
+        schedules: 3,
+        schedules_warning: 1,
+        schedules_critical: 1,
     }
 }
 
@@ -431,6 +436,7 @@ fn answers() -> Vec<Vec<u8>> {
         attached: None,
         auto_promote: true,
         tier: TierPolicy::Memory,
+        received: Some(EpochNumber(2)),
         created_unix_s: 5,
         origin: None,
     };
@@ -598,6 +604,7 @@ fn fuzz_store_record() {
             snapshot: "s".parse().expect("a name"),
             epoch: EpochNumber(3),
         }),
+        received: Some(EpochNumber(2)),
     };
     let pending = PendingDelete {
         brick: BRICK,

@@ -14,6 +14,7 @@ fn attach(client: &str, replaces: Option<u32>) -> AttachVolume {
         unreachable: false,
         process: Some(format!("boot pid:[1] {client} 5")),
         replaces: replaces.map(EpochNumber),
+        receive: false,
     }
 }
 

@@ -85,6 +85,7 @@ fn attach(manager: &Manager, volume: &str) -> EpochNumber {
         unreachable: false,
         process: None,
         replaces: None,
+        receive: false,
     };
     let attached = manager.attach(&name(volume), &request).expect("attached");
     attached.layout.epoch

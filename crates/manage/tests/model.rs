@@ -323,6 +323,7 @@ impl ModelRun {
                         unreachable: false,
                         process: None,
                         replaces: None,
+                        receive: false,
                     },
                 );
                 let known = self.model.get_mut(&name(NAMES[*at]));

@@ -85,6 +85,7 @@ fn volume() -> VolumeRecord {
         auto_promote: false,
         tier: TierPolicy::Auto,
         origin: None,
+        received: None,
     }
 }
 

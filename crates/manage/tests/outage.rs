@@ -141,6 +141,7 @@ fn volume_changes() -> Vec<(&'static str, VolumeChange)> {
                     unreachable: false,
                     process: None,
                     replaces: None,
+                    receive: false,
                 },
             )
             .map(drop)
@@ -210,6 +211,7 @@ fn manager_with_volumes(cluster: &Cluster, medium: &FaultyDisk) -> Manager {
         unreachable: false,
         process: None,
         replaces: None,
+        receive: false,
     };
     manager.attach(&name("a"), &request).expect("attached");
     manager
@@ -300,6 +302,7 @@ fn change_of_unknown_durability_has_no_effect() {
                             unreachable: false,
                             process: None,
                             replaces: None,
+                            receive: false,
                         },
                     )
                     .expect("attached");

@@ -179,6 +179,7 @@ fn routes() -> Vec<(&'static str, String)> {
             .split_once(' ')?;
         let path = path.replace("{brick}", &brick_id(0).to_string());
         let path = path.replace("{snapshot}", "s").replace("{tag}", "t");
+        let path = path.replace("{bookmark}", "b").replace("{schedule}", "c");
         // Event 1 is the start of the manager.
         Some((method, path.replace("{name}", "v").replace("{seq}", "1")))
     });
@@ -613,6 +614,8 @@ fn openapi_document_lists_every_route() {
             let path = path.replace("/events/1/", "/events/{seq}/");
             let path = path.replace("/snapshots/s", "/snapshots/{snapshot}");
             let path = path.replace("/holds/t", "/holds/{tag}");
+            let path = path.replace("/bookmarks/b", "/bookmarks/{bookmark}");
+            let path = path.replace("/schedules/c", "/schedules/{schedule}");
             path.replace("/volumes/v", "/volumes/{name}")
         };
         let mut known: Vec<_> = routes()
@@ -634,6 +637,13 @@ fn openapi_document_lists_every_route() {
         }
         let snapshot = json!({"name": "s"}).to_string();
         let answer = peer.request("POST", "/api/v1/volumes/v/snapshots", &snapshot);
+        assert_eq!(answer.status, 201, "{}", answer.body);
+        let bookmark = json!({"snapshot": "s", "name": "b"}).to_string();
+        let answer = peer.request("POST", "/api/v1/volumes/v/bookmarks", &bookmark);
+        assert_eq!(answer.status, 201, "{}", answer.body);
+        let policy = json!({"volumes": ["v"], "retention": {"daily": 7}});
+        let schedule = json!({"name": "c", "policy": policy}).to_string();
+        let answer = peer.request("POST", "/api/v1/schedules", &schedule);
         assert_eq!(answer.status, 201, "{}", answer.body);
         // The document describes every route, and resolves all of its references.
         for (method, path) in routes() {

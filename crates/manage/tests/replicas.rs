@@ -524,6 +524,7 @@ fn manager_auto_promotes_async_replica() {
             unreachable,
             process: None,
             replaces: None,
+            receive: false,
         };
         let attached = client.attach_as(&v, &request).expect("attached");
         let epoch = attached.layout.epoch;

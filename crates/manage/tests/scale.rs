@@ -76,6 +76,7 @@ fn create_volumes(server: &TestServer) -> Vec<EpochNumber> {
         unreachable: false,
         process: None,
         replaces: None,
+        receive: false,
     };
     let create = |number| {
         let text = volume(number);

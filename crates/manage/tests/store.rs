@@ -188,6 +188,7 @@ fn damaged_store_is_refused_or_read_unchanged() {
         unreachable: false,
         process: None,
         replaces: None,
+        receive: false,
     };
     let whole = manager
         .attach(&name("v"), &attach)
@@ -249,6 +250,7 @@ fn inconsistent_records_are_refused() {
                 unreachable: false,
                 process: None,
                 replaces: None,
+                receive: false,
             },
         )
         .expect("attached");

@@ -413,6 +413,7 @@ fn one_of_concurrent_changes_wins() {
                         unreachable: false,
                         process: None,
                         replaces: None,
+                        receive: false,
                     },
                 )
             })

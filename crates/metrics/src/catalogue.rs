@@ -99,6 +99,8 @@ pub mod manager {
         VOLUMES_UNREACHABLE Gauge "pagemesh_volumes_with_unreachable_legs" [] "Volumes with a leg on a brick that counts as dead.";
         VOLUMES_UNUSABLE Gauge "pagemesh_volumes_without_reachable_copy" [] "Volumes with a column that has no in-sync leg on a brick that is alive.";
         SNAPSHOTS Gauge "pagemesh_manager_snapshots" ["state"] "Snapshots of all volumes: `committed`, or `deleting` while bricks still drop them.";
+        SCHEDULES Gauge "pagemesh_manager_schedules" ["health"] "Schedules of snapshots: `ok`, `warning` or `critical` by the age of the newest snapshot of their latest volume, or `disabled`.";
+        SCHEDULE_AGE Gauge "pagemesh_schedule_newest_snapshot_age_seconds" ["schedule"] "Age of the newest snapshot of the latest volume of the schedule; missing without volumes, and beyond the limit of labels.";
         PENDING_DELETIONS Gauge "pagemesh_pending_deletions" [] "Slices of deleted volumes that bricks still hold.";
         FIGURES_AGE Gauge "pagemesh_figures_age_seconds" [] "Time since any client of a volume reported its operations; missing if none did since the manager started.";
         OPERATIONS Counter "pagemesh_operations_total" ["kind"] "Operations that clients of volumes reported since the manager started.";

@@ -139,6 +139,7 @@ impl VolumeClient {
             manager: ManagerAuthority {
                 process: None,
                 replaces: None,
+                receive: false,
                 connection: ManagerConnection {
                     manager_host: Arc::clone(manager_host),
                     client: number,

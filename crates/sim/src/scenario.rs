@@ -229,6 +229,7 @@ impl Scenario {
                 VolumeContent::Blocks
             },
             tier: TierPolicy::Auto,
+            received: false,
         };
         let manager = manager_host.manager().expect("a running manager");
         let made = manager.create(&request);

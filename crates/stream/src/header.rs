@@ -15,6 +15,8 @@ pub const VERSION: u32 = 1;
 
 const MAGIC: &[u8; 8] = b"pmstream";
 const CRC_AT: usize = 12;
+/// The feature of a stream from a bookmark.
+const FROM_BOOKMARK: u64 = 1;
 
 /// The identity of a snapshot in all clusters: its volume, and its epoch among the epochs of the volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,6 +68,9 @@ pub struct Header {
     pub from_epoch: Option<u32>,
     /// Its name.
     pub from_name: String,
+    /// Whether a bookmark alone was left of the earlier snapshot: the sender did not have its bytes. The stream then has each
+    /// page that may have changed, and its content summary is that of these pages alone.
+    pub from_bookmark: bool,
     /// Bytes of the volume in the snapshot.
     pub size_bytes: u64,
     /// The size that users see: for files, the limit of all files together.
@@ -103,6 +108,9 @@ impl Header {
         {
             return Err("epochs out of order");
         }
+        if self.from_bookmark && self.from_epoch.is_none() {
+            return Err("a bookmark without an epoch");
+        }
         if !whole(self.size_bytes) || self.size_bytes > i64::MAX as u64 {
             return Err("a size beyond limits");
         }
@@ -117,6 +125,8 @@ impl Header {
         let mut bytes = [0; HEADER_BYTES];
         put(&mut bytes, 0, MAGIC);
         put(&mut bytes, 8, &VERSION.to_le_bytes());
+        let features = u64::from(self.from_bookmark) * FROM_BOOKMARK;
+        put(&mut bytes, 16, &features.to_le_bytes());
         put(&mut bytes, 24, self.stream.as_bytes());
         put(&mut bytes, 40, self.to.volume.as_bytes());
         put(&mut bytes, 56, &self.from_epoch.unwrap_or(0).to_le_bytes());
@@ -154,7 +164,7 @@ impl Header {
             return Err(damaged("the checksum of the header is wrong"));
         }
         let features = u64_at(bytes, 16);
-        if features != 0 {
+        if features & !FROM_BOOKMARK != 0 {
             let found = format!("features {features:#x}");
             return Err(StreamError::UnknownVersion { found });
         }
@@ -175,6 +185,7 @@ impl Header {
             to_name: name_at(bytes, 136)?,
             from_epoch: Some(u32_at(bytes, 56)).filter(|epoch| *epoch != 0),
             from_name: name_at(bytes, 200)?,
+            from_bookmark: features & FROM_BOOKMARK != 0,
             size_bytes: u64_at(bytes, 64),
             limit_bytes: u64_at(bytes, 72),
             content,

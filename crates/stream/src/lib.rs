@@ -1,9 +1,10 @@
-//! The stream of a snapshot: all of it, or its changes since an earlier one, over any pipe or file.
+//! The stream of a snapshot: all of it, or its changes since an earlier one, over any pipe or file. [`backup`] has the bytes of backups.
 //!
 //! `docs/formats.md` has the bytes. A writer and a reader hold one record in memory, of [`DATA_BYTES_MAX`] at
 //! most. Each record names its number, and its checksum continues that of the record before it. So a reader
 //! returns a record only if the stream is intact up to its end, in order, and without a repetition.
 
+pub mod backup;
 mod error;
 mod fields;
 mod header;

@@ -7,6 +7,8 @@ use std::str::FromStr;
 use uuid::Uuid;
 
 const VERSION: &str = "r1";
+/// The version of a token of a stream from a bookmark.
+const BOOKMARK_VERSION: &str = "b1";
 
 /// The last checkpoint of a stream that was cut, with the snapshots that it is between.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,6 +17,8 @@ pub struct ResumeToken {
     pub to: SnapshotIdentity,
     /// The epoch of the earlier snapshot, if the stream has changes.
     pub from_epoch: Option<u32>,
+    /// Whether the stream began at a bookmark, so that its summary has whole pages.
+    pub from_bookmark: bool,
     /// Where to go on.
     pub start: StreamStart,
 }
@@ -26,6 +30,7 @@ impl ResumeToken {
         ResumeToken {
             to: header.to.clone(),
             from_epoch: header.from_epoch,
+            from_bookmark: header.from_bookmark,
             start,
         }
     }
@@ -35,7 +40,11 @@ impl fmt::Display for ResumeToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let start = &self.start;
         let text = format!(
-            "{VERSION}.{}.{}.{}.{}.{}.{}.{}",
+            "{}.{}.{}.{}.{}.{}.{}.{}",
+            match self.from_bookmark {
+                true => BOOKMARK_VERSION,
+                false => VERSION,
+            },
             self.to.volume.simple(),
             self.from_epoch.unwrap_or(0),
             self.to.epoch,
@@ -80,9 +89,11 @@ fn parse(text: &str) -> Option<ResumeToken> {
     else {
         return None;
     };
-    if version != VERSION {
-        return None;
-    }
+    let from_bookmark = match version {
+        VERSION => false,
+        BOOKMARK_VERSION => true,
+        _ => return None,
+    };
     let summary = u128::from_str_radix(summary, 16).ok()?;
     Some(ResumeToken {
         to: SnapshotIdentity {
@@ -90,6 +101,7 @@ fn parse(text: &str) -> Option<ResumeToken> {
             epoch: to.parse().ok()?,
         },
         from_epoch: Some(from.parse().ok()?).filter(|epoch| *epoch != 0),
+        from_bookmark,
         start: StreamStart {
             position: position.parse().ok()?,
             summary: ContentSummary::from_bytes(summary.to_le_bytes()),

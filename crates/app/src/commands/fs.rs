@@ -154,6 +154,7 @@ pub fn create_request(name: &VolumeName, size_bytes: u64, copies: usize) -> Crea
         durability: None,
         content: VolumeContent::Files,
         tier: TierPolicy::Auto,
+        received: false,
     }
 }
 

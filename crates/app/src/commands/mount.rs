@@ -8,10 +8,10 @@ pub mod waiters;
 
 mod dead;
 mod free_space;
-mod life_signs;
+pub mod life_signs;
 mod snapshot;
 pub mod status;
-mod takeover;
+pub mod takeover;
 
 use crate::args::{FuseTransport, ManagerArgs, ScrubArgs, Transport, thread_count_parser};
 use crate::config::ConfigArgs;

@@ -2,8 +2,8 @@
 
 mod receive;
 mod send;
-mod source;
-mod space_io;
+pub mod source;
+pub mod space_io;
 
 use crate::args::ManagerArgs;
 use crate::client::manager_client;

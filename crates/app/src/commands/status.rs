@@ -39,13 +39,20 @@ pub fn run(args: &ManagerArgs) -> anyhow::Result<()> {
                 )
             }
         };
+        let schedules = match (status.schedules_critical, status.schedules_warning) {
+            (0, 0) => String::new(),
+            (critical, warning) => format!(
+                "\nsnapshots are late: {critical} of {} schedules critical, {warning} warning; see: pagemesh schedule list",
+                status.schedules
+            ),
+        };
         let store = if status.store_failed {
             STORE_FAILED
         } else {
             ""
         };
         format!(
-            "manager {} {}{store}\n{} of {} bricks alive, {} of {} used, {} promised to volumes{scrubs}\n\n{}{}\n\n{}",
+            "manager {} {}{store}\n{} of {} bricks alive, {} of {} used, {} promised to volumes{scrubs}{schedules}\n\n{}{}\n\n{}",
             cluster.manager,
             status.version,
             status.bricks_alive,

@@ -42,6 +42,13 @@ pub enum VolumeCommand {
         #[command(flatten)]
         client: ManagerArgs,
     },
+    /// Let clients write to a volume that received snapshots. It receives no more, and its snapshots stay.
+    Promote {
+        /// Volume.
+        name: VolumeName,
+        #[command(flatten)]
+        client: ManagerArgs,
+    },
     Check(check::CheckArgs),
 }
 
@@ -148,6 +155,12 @@ pub fn run(command: &VolumeCommand) -> anyhow::Result<Verdict> {
                 }
             })?;
         }
+        VolumeCommand::Promote { name, client: args } => {
+            let promoted = manager_client(args)?.promote_volume(name)?;
+            output::print(args.output, &promoted, || {
+                format!("{name} receives no more snapshots, and may be written")
+            })?;
+        }
         VolumeCommand::Check(args) => return check::run(args),
     }
     Ok(Verdict::Done)
@@ -164,6 +177,7 @@ fn create(args: &CreateArgs) -> anyhow::Result<()> {
         durability: args.class.as_deref().map(str::parse).transpose()?,
         content: VolumeContent::Blocks,
         tier: args.tier.into(),
+        received: false,
     };
     let sized = manager_client(&args.client)?.create(&request)?;
     output::print(args.client.output, &sized, || {
@@ -230,8 +244,15 @@ pub fn show(detail: &VolumeDetail) -> String {
         TierPolicy::Auto | TierPolicy::Other => String::new(),
         chosen => format!("\ntier: {}", chosen.name()),
     };
+    let received = match info.received {
+        Some(_) => format!(
+            "\nreceives snapshots, and is read-only until: pagemesh volume promote {}",
+            info.name
+        ),
+        None => String::new(),
+    };
     format!(
-        "{}{tier}\n\n{}{}",
+        "{}{tier}{received}\n\n{}{}",
         volume_table(std::slice::from_ref(info)),
         table(&["COLUMN", "BRICK", "ADDRESS", "LEG"], rows),
         notes.collect::<String>()

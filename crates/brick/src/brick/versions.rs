@@ -174,8 +174,21 @@ impl<M: Media> VersionReader<'_, M> {
         Ok(SliceReply::Extents(list.extents))
     }
 
-    /// The changes since an earlier snapshot. Two snapshots see the same bytes of a page if they see the
-    /// same frame: a frame that a snapshot sees is not changed, and no other page gets it.
+    /// Whether the slice has a snapshot of this epoch.
+    fn has_snapshot(&self, epoch: Epoch) -> Result<bool, SliceError> {
+        let report = |cause| self.brick.report_error(cause);
+        let found = match &self.source {
+            LeafSource::Locked(pool) => pool.snapshots_of(self.slice),
+            LeafSource::Cache(_) => lock(&self.brick.pool).snapshots_of(self.slice),
+        };
+        Ok(found.map_err(report)?.contains(&epoch))
+    }
+
+    /// The changes since an epoch: of an earlier snapshot, or of a bookmark, which has none any more.
+    ///
+    /// Two snapshots see the same bytes of a page if they see the same frame: a frame that a snapshot sees is not
+    /// changed, and no other page gets it. Without the earlier snapshot, births tell: a page that changed since was
+    /// born at its epoch or later, as a hole too.
     fn changes(&mut self, from: Epoch, offset: u64, len: u64) -> Result<SliceReply, SliceError> {
         if from == Epoch(0) {
             return self.extents(offset, len);
@@ -186,18 +199,27 @@ impl<M: Media> VersionReader<'_, M> {
         }
         let mut list = ExtentList::new(offset, offset.saturating_add(listed));
         let to = self.snapshot;
+        let has_from = self.has_snapshot(from)?;
         let pages = offset / PAGE..list.end.div_ceil(PAGE);
         for leaf in leaves_of(&pages) {
             // Both leaves come from one generation, or the request starts again.
             let now = self.leaf(leaf, (offset, listed))?;
-            self.snapshot = from;
-            let before = self.leaf(leaf, (offset, listed));
-            self.snapshot = to;
-            let before = before?;
+            let before = match has_from {
+                true => {
+                    self.snapshot = from;
+                    let before = self.leaf(leaf, (offset, listed));
+                    self.snapshot = to;
+                    Some(before?)
+                }
+                false => None,
+            };
             let first = leaf * LEAF_PAGES;
             for page in first.max(pages.start)..(first + LEAF_PAGES).min(pages.end) {
                 let index = (page - first) as usize;
-                let differs = now.leaf.frame(index) != before.leaf.frame(index);
+                let differs = match &before {
+                    Some(before) => now.leaf.frame(index) != before.leaf.frame(index),
+                    None => now.leaf.may_be_born_since(index, from),
+                };
                 if !list.push(PageNo(page), differs) {
                     return Ok(SliceReply::Extents(list.extents));
                 }
@@ -327,8 +349,8 @@ impl<M: Media> Brick<M> {
         self.with_versions(slice, snapshot, |reader| reader.extents(offset, len))
     }
 
-    /// The parts of a range that differ between two snapshots: at least one extent, unless the range is
-    /// empty.
+    /// The parts of a range that may have changed between an epoch and a snapshot: at least one extent, unless the range
+    /// is empty.
     fn version_changes(
         &self,
         slice: SliceId,

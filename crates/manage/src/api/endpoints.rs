@@ -6,6 +6,7 @@
 
 mod access;
 mod attachments;
+mod bookmarks;
 mod bricks;
 mod cuts;
 mod devices;
@@ -13,6 +14,7 @@ mod events;
 mod figures;
 mod metrics;
 mod replicas;
+mod schedules;
 mod snapshots;
 mod tiers;
 mod volumes;
@@ -48,6 +50,8 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
         .merge(volumes::routes())
         .merge(replicas::routes())
         .merge(snapshots::routes())
+        .merge(bookmarks::routes())
+        .merge(schedules::routes())
         .merge(cuts::routes())
         .merge(tiers::routes())
         .merge(attachments::routes())

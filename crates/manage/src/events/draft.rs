@@ -5,9 +5,10 @@
 use super::record::{EventKind, Severity, Subject, SubjectKind, TEXT_BYTES_MAX};
 use crate::records::BrickRecord;
 use crate::records::CloneOrigin;
+use crate::schedules::ScheduleHealth;
 use crate::snapshots::SnapshotName;
 use crate::tier_policy::TierPolicy;
-use crate::wire::{BrickDevice, DeviceChange, ErrorBody};
+use crate::wire::{BrickDevice, DeviceChange, ErrorBody, ScheduleVolume};
 use pagemesh_base::brick_name::BrickLabel;
 use pagemesh_base::layout::{EpochNumber, VolumeName};
 use std::time::Duration;
@@ -487,6 +488,14 @@ impl EventDraft {
         EventDraft::of_volume(kind, Severity::Info, volume, actor, text)
     }
 
+    pub(crate) fn volume_promoted(volume: &VolumeName, actor: &str) -> EventDraft {
+        let text = format!(
+            "The volume {volume} was promoted: it receives no more snapshots, and clients may write to it."
+        );
+        let kind = EventKind::VolumePromoted;
+        EventDraft::of_volume(kind, Severity::Info, volume, actor, text)
+    }
+
     pub(crate) fn snapshot_created(
         volume: &VolumeName,
         name: &SnapshotName,
@@ -517,6 +526,43 @@ impl EventDraft {
         let text = format!("The snapshot {volume}@{name} was not made: {error}; {hint}.");
         let kind = EventKind::SnapshotFailed;
         EventDraft::of_volume(kind, Severity::Warning, volume, actor, text)
+    }
+
+    pub(crate) fn schedule_health(schedule: &SnapshotName, state: &ScheduleVolume) -> EventDraft {
+        let ScheduleVolume {
+            volume,
+            newest,
+            age_s,
+            health,
+            error,
+            ..
+        } = state;
+        let minutes = age_s / 60;
+        let (kind, severity) = match health {
+            ScheduleHealth::Ok => (EventKind::ScheduleOnTime, Severity::Info),
+            ScheduleHealth::Warning => (EventKind::ScheduleLate, Severity::Warning),
+            ScheduleHealth::Critical => (EventKind::ScheduleLate, Severity::Critical),
+        };
+        let cause = match error {
+            Some(error) => format!("the last attempt failed: {error}"),
+            None => "see its plan".to_owned(),
+        };
+        let text = match (health, newest) {
+            (ScheduleHealth::Ok, _) => {
+                format!(
+                    "The snapshots of the volume {volume} by the schedule {schedule} are on time again."
+                )
+            }
+            (_, Some(newest)) => format!(
+                "The newest snapshot of the volume {volume} by the schedule {schedule}, {newest}, is {minutes} minutes old; \
+                 {cause}; look with: pagemesh schedule show {schedule}."
+            ),
+            (_, None) => format!(
+                "The volume {volume} has no snapshot of the schedule {schedule} since {minutes} minutes; {cause}; look with: \
+                 pagemesh schedule show {schedule}."
+            ),
+        };
+        EventDraft::of_volume(kind, severity, volume, "manager", text)
     }
 
     pub(crate) fn replica_attached(

@@ -45,12 +45,18 @@ pub enum EventKind {
     VolumeCloned,
     /// A clone does not share pages any more.
     ClonePromoted,
+    /// A volume that received snapshots may be written.
+    VolumePromoted,
     /// A snapshot was made.
     SnapshotCreated,
     /// A snapshot was deleted.
     SnapshotDeleted,
     /// A snapshot could not be made.
     SnapshotFailed,
+    /// The newest snapshot of a schedule is too old.
+    ScheduleLate,
+    /// The snapshots of a schedule are on time again.
+    ScheduleOnTime,
     /// A volume has a further copy.
     ReplicaAttached,
     /// A volume has a copy less.

@@ -46,6 +46,37 @@ pub enum SnapshotFault {
         /// The tag.
         tag: HoldTag,
     },
+    /// No bookmark of this name.
+    #[error("there is no bookmark {volume}#{name}")]
+    NoSuchBookmark {
+        /// The volume.
+        volume: VolumeName,
+        /// The name.
+        name: SnapshotName,
+    },
+    /// The name is taken.
+    #[error("there already is a bookmark {volume}#{name}")]
+    BookmarkExists {
+        /// The volume.
+        volume: VolumeName,
+        /// The name.
+        name: SnapshotName,
+    },
+    /// No schedule of this name.
+    #[error("there is no schedule {0}")]
+    NoSuchSchedule(SnapshotName),
+    /// The name is taken.
+    #[error("there already is a schedule {0}")]
+    ScheduleExists(SnapshotName),
+    /// The volume receives snapshots, so nobody else may change it.
+    #[error("the volume {0} receives snapshots of another volume, and is read-only")]
+    Received(VolumeName),
+    /// The last receive was interrupted, and the volume is between two snapshots.
+    #[error("the volume {0} has not received all of a snapshot")]
+    Unfinished(VolumeName),
+    /// The volume receives no snapshots.
+    #[error("the volume {0} receives no snapshots: it was promoted, or not made by a receive")]
+    NotReceived(VolumeName),
     /// Clones depend on it.
     #[error("clones of the snapshot {volume}@{name} share pages with it: {}", name_list(.clones))]
     HasClones {
@@ -127,10 +158,13 @@ pub enum SnapshotFault {
 impl SnapshotFault {
     pub(crate) fn code(&self) -> ErrorCode {
         match self {
-            SnapshotFault::NoSuchSnapshot { .. } | SnapshotFault::NoSuchHold { .. } => {
-                ErrorCode::NotFound
-            }
-            SnapshotFault::Exists { .. } => ErrorCode::Exists,
+            SnapshotFault::NoSuchSnapshot { .. }
+            | SnapshotFault::NoSuchBookmark { .. }
+            | SnapshotFault::NoSuchSchedule(_)
+            | SnapshotFault::NoSuchHold { .. } => ErrorCode::NotFound,
+            SnapshotFault::Exists { .. }
+            | SnapshotFault::BookmarkExists { .. }
+            | SnapshotFault::ScheduleExists(_) => ErrorCode::Exists,
             _ => ErrorCode::InUse,
         }
     }
@@ -153,6 +187,23 @@ impl SnapshotFault {
                 "delete them first, or let them copy these pages with: pagemesh clone promote NAME"
             }
             SnapshotFault::NoCopy { .. } => "take another snapshot",
+            SnapshotFault::NoSuchBookmark { .. } => {
+                "list what there is with: pagemesh bookmark list VOLUME"
+            }
+            SnapshotFault::BookmarkExists { .. } => {
+                "choose another name, or delete that bookmark first"
+            }
+            SnapshotFault::NoSuchSchedule(_) => "list what there is with: pagemesh schedule list",
+            SnapshotFault::ScheduleExists(_) => {
+                "change it with: pagemesh schedule update, or choose another name"
+            }
+            SnapshotFault::Received(_) => {
+                "read a snapshot of it as VOLUME@NAME, or let clients write with: pagemesh volume promote NAME"
+            }
+            SnapshotFault::Unfinished(_) => {
+                "receive the stream again, or the rest of it, or delete the volume"
+            }
+            SnapshotFault::NotReceived(_) => "receive into a new volume",
             SnapshotFault::VolumeHasSnapshots { .. } => {
                 "delete them first, or delete the volume with all of them: pagemesh volume delete --snapshots"
             }

@@ -4,6 +4,7 @@
 //! ```text
 //!  POST snapshots ── snapshot_cut ─┬─ orders ── poll and answer of the client that has attached the volume
 //!                                  └─ BrickControl, if no client has
+//!  POST bookmarks ── snapshot_bookmarks, in the store alone
 //!  DELETE snapshots ── snapshot_drops ── BrickControl; the sweep repeats it
 //! ```
 //!
@@ -11,6 +12,7 @@
 //! is committed, and not before: a restarted manager drops all others. Its epoch is reserved in the transaction of its
 //! record, so no layout and no other snapshot of the volume has it. No call to a brick is made under the lock.
 
+mod bookmark;
 mod fault;
 mod limits;
 mod name;
@@ -18,6 +20,7 @@ mod orders;
 mod record;
 mod table;
 
+pub use bookmark::{BOOKMARKS_MAX, BookmarkRecord, VOLUME_BOOKMARKS_MAX};
 pub use fault::SnapshotFault;
 pub use limits::{CUT_ATTEMPTS_MAX, CutTimes, GROUP_MAX, HOLDS_MAX};
 pub use name::{HoldTag, SnapshotName};

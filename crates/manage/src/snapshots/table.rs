@@ -3,6 +3,7 @@
 //! Invariants: at most one snapshot of a volume that is not being deleted has a name. A layout is there as long as a
 //! snapshot names it. A snapshot takes less than 500 bytes and its share of the layout.
 
+use super::bookmark::BookmarkRecord;
 use super::name::SnapshotName;
 use super::record::{SnapshotLayout, SnapshotRecord, SnapshotState};
 use pagemesh_base::layout::{EpochNumber, SliceId, VolumeName};
@@ -51,6 +52,7 @@ pub(crate) struct VolumeSnapshots {
 #[derive(Debug, Default)]
 pub(crate) struct SnapshotTable {
     volumes: BTreeMap<VolumeName, VolumeSnapshots>,
+    bookmarks: BTreeMap<VolumeName, BTreeMap<SnapshotName, BookmarkRecord>>,
     count: usize,
 }
 
@@ -177,8 +179,52 @@ impl SnapshotTable {
         }
     }
 
+    /// The bookmarks of a volume, by name.
+    pub(crate) fn bookmarks_of(
+        &self,
+        volume: &VolumeName,
+    ) -> impl Iterator<Item = &BookmarkRecord> {
+        self.bookmarks
+            .get(volume)
+            .into_iter()
+            .flat_map(BTreeMap::values)
+    }
+
+    pub(crate) fn bookmark(
+        &self,
+        volume: &VolumeName,
+        name: &SnapshotName,
+    ) -> Option<&BookmarkRecord> {
+        self.bookmarks.get(volume)?.get(name)
+    }
+
+    /// The bookmarks of all volumes.
+    pub(crate) fn count_bookmarks(&self) -> usize {
+        self.bookmarks.values().map(BTreeMap::len).sum()
+    }
+
+    pub(crate) fn put_bookmark(&mut self, volume: &VolumeName, record: BookmarkRecord) {
+        let of = self.bookmarks.entry(volume.clone()).or_default();
+        of.insert(record.name.clone(), record);
+    }
+
+    pub(crate) fn remove_bookmark(&mut self, volume: &VolumeName, name: &SnapshotName) {
+        if let Some(of) = self.bookmarks.get_mut(volume) {
+            of.remove(name);
+            if of.is_empty() {
+                self.bookmarks.remove(volume);
+            }
+        }
+    }
+
+    /// Removes all bookmarks of a volume.
+    pub(crate) fn remove_bookmarks(&mut self, volume: &VolumeName) {
+        self.bookmarks.remove(volume);
+    }
+
     /// Removes all of a volume.
     pub(crate) fn remove_volume(&mut self, volume: &VolumeName) {
+        self.remove_bookmarks(volume);
         if let Some(of) = self.volumes.remove(volume) {
             self.count -= of.entries.len();
         }

@@ -4,7 +4,7 @@
 //! The first snapshot raises the schema in its transaction: an earlier manager would give epochs of snapshots to layouts,
 //! and delete volumes without their snapshots.
 
-use super::{META, SCHEMA_MAX, Store, StoreContents, StoreError, encode};
+use super::{Store, StoreContents, StoreError, encode, raise_schema};
 use crate::snapshots::{SnapshotLayout, SnapshotRecord, SnapshotState};
 use pagemesh_base::layout::EpochNumber;
 use redb::{ReadTransaction, ReadableTable, TableDefinition, TableError, WriteTransaction};
@@ -13,6 +13,9 @@ use uuid::Uuid;
 
 const SNAPSHOTS: TableDefinition<(u128, u32), &[u8]> = TableDefinition::new("snapshots");
 const LAYOUTS: TableDefinition<(u128, u32), &[u8]> = TableDefinition::new("snapshot_layouts");
+
+/// The first schema with snapshots.
+const SCHEMA_WITH_SNAPSHOTS: u64 = 2;
 
 /// A record, after its name in errors and its key.
 type KeyedRecord<T> = (String, (Uuid, EpochNumber), T);
@@ -83,8 +86,7 @@ pub(super) fn put(
     transaction: &WriteTransaction,
     record: &SnapshotRecord,
 ) -> Result<(), redb::Error> {
-    let mut meta = transaction.open_table(META)?;
-    meta.insert("schema", SCHEMA_MAX.to_string().as_str())?;
+    raise_schema(transaction, SCHEMA_WITH_SNAPSHOTS)?;
     let mut table = transaction.open_table(SNAPSHOTS)?;
     let key = (record.volume.as_u128(), record.epoch.0);
     table.insert(key, encode(record)?.as_slice())?;

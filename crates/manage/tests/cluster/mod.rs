@@ -381,6 +381,7 @@ pub fn create_request(text: &str, kind: LayoutKind, size_bytes: u64) -> CreateVo
         durability: None,
         content: VolumeContent::Blocks,
         tier: TierPolicy::Auto,
+        received: false,
     }
 }
 
@@ -390,6 +391,7 @@ pub fn attach_request(client: &str) -> AttachVolume {
         unreachable: false,
         process: None,
         replaces: None,
+        receive: false,
     }
 }
 

@@ -54,6 +54,7 @@ pub fn run(args: &AmplificationArgs) -> anyhow::Result<Report> {
             durability: None,
             content: VolumeContent::Blocks,
             tier: TierPolicy::Auto,
+            received: false,
         })?;
         let class = created.volume.info.durability.to_string();
         let volume = scratch.attach(&name, Transport::Tcp)?;

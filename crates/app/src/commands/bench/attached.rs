@@ -78,6 +78,7 @@ impl AttachedVolumes<'_> {
                 durability: None,
                 content: VolumeContent::Blocks,
                 tier: TierPolicy::Auto,
+                received: false,
             })?;
         }
         Ok(())

@@ -341,6 +341,7 @@ impl ServedVolume {
             durability: None,
             content: VolumeContent::Blocks,
             tier: TierPolicy::Auto,
+            received: false,
         })?;
         let (exporter, uri) = scratch.export(&name, "tcp")?;
         Ok(ServedVolume {

@@ -119,6 +119,7 @@ impl ScratchCluster {
             durability: None,
             content: VolumeContent::Blocks,
             tier: TierPolicy::Auto,
+            received: false,
         })?;
         Ok(sized.volume.info.durability.to_string())
     }

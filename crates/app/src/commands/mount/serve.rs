@@ -31,7 +31,7 @@ use pagemesh_brick::resource_limits;
 use pagemesh_direct::server::{DirectServer, IsMounted};
 use pagemesh_fs::{Fs, FsError};
 use pagemesh_fuse::{Caching, FuseMount, MountOptions, Transport};
-use pagemesh_manage::wire::{VolumeContent, VolumeDetail};
+use pagemesh_manage::wire::{Attachment, VolumeContent, VolumeDetail};
 use pagemesh_metrics::{BoundResponder, Responder};
 use pagemesh_volume::{AttachError, Volume};
 use std::path::{Path, PathBuf};
@@ -178,7 +178,13 @@ fn attach_volume(
     let detail = expect_content(&manager, name, VolumeContent::Files)?;
     let mut was_fenced = false;
     let (volume, metrics) = loop {
-        let Some(replaced) = takeover::await_holder(&manager, name, args, ending)? else {
+        let refuse = |holder: &Attachment| {
+            let is_refused = !args.force;
+            is_refused.then(|| takeover::mount_refusal(name, holder))
+        };
+        let pause = |time| ending.wait_for(time);
+        let words = &takeover::MOUNT_WORDS;
+        let Some(replaced) = takeover::await_holder(&manager, name, words, refuse, pause)? else {
             return Ok(None);
         };
         let metrics = args.metrics.bind()?;

@@ -18,11 +18,11 @@
 //!
 //! A holder may have lost its mount after its last sign. So the second sign after the first look
 //! counts, see [`life_signs`](super::life_signs). Invariant: the manager refuses the attach if the holder is another one by then.
+//!
+//! A process that receives snapshots takes a volume over from an earlier receiver by the same rules.
 
-use crate::commands::mount::MountArgs;
 use crate::process_identity::ProcessIdentity;
 use crate::service;
-use crate::shutdown::Shutdown;
 use pagemesh_base::layout::{EpochNumber, VolumeName};
 use pagemesh_manage::wire::{Attachment, HolderStatus};
 use pagemesh_manage::{
@@ -76,6 +76,20 @@ struct QuietTime {
     /// The last answer of the manager.
     answered_at: Instant,
 }
+
+/// The words of messages, by the use of the volume.
+pub struct HolderWords {
+    /// What the holder has done to the volume: `mounted`.
+    pub done: &'static str,
+    /// This process: `this mount`.
+    pub this: &'static str,
+}
+
+/// The words of a mount.
+pub const MOUNT_WORDS: HolderWords = HolderWords {
+    done: "mounted",
+    this: "this mount",
+};
 
 /// The observation of one holder.
 struct HolderWatch {
@@ -147,17 +161,18 @@ impl HolderWatch {
     }
 
     /// Reports each state once.
-    fn announce(&mut self, name: &VolumeName, state: HolderState) {
+    fn announce(&mut self, name: &VolumeName, state: HolderState, words: &HolderWords) {
         if self.announced.replace(state) == Some(state) {
             return;
         }
         let client = &self.holder.client;
+        let HolderWords { done, this } = words;
         let text = match state {
             HolderState::Ended => {
-                format!("note: {client} had mounted {name} and has ended; this mount takes over")
+                format!("note: {client} had {done} {name} and has ended; {this} takes over")
             }
             HolderState::Silent => format!(
-                "note: {client} had mounted {name} and gives no sign of life; this mount fences it"
+                "note: {client} had {done} {name} and gives no sign of life; {this} fences it"
             ),
             HolderState::Ending => format!(
                 "note: {client} has unmounted {name} and still stores its data; waiting up to {} s",
@@ -176,12 +191,15 @@ impl HolderWatch {
     }
 }
 
-/// Waits until the file system may be attached. Returns the attachment that ends by the attach; none if this process shall end.
+/// Waits until the volume may be attached, in pauses until `pause` says that this process shall end. Returns the attachment that ends
+/// by the attach; none if this process shall end. `refuse` makes the error about a holder that serves programs; if it makes none, the
+/// attach ends that one, too.
 pub fn await_holder(
     manager: &ManagerClient,
     name: &VolumeName,
-    args: &MountArgs,
-    shutdown: &Shutdown,
+    words: &HolderWords,
+    refuse: impl Fn(&Attachment) -> Option<anyhow::Error>,
+    pause: impl Fn(Duration) -> bool,
 ) -> anyhow::Result<Option<EpochNumber>> {
     let here = ProcessIdentity::own();
     let until = Instant::now() + ENDING_LIMIT;
@@ -197,10 +215,12 @@ pub fn await_holder(
                     watch.insert(known.unwrap_or_else(|| HolderWatch::new(holder, &status)));
                 let has_ended = has_ended(holder, here.as_ref());
                 let state = watch.judge(&status, has_ended, Instant::now());
-                if state == HolderState::Serving && !args.force {
-                    return Err(refusal(name, holder));
+                if state == HolderState::Serving
+                    && let Some(refusal) = refuse(holder)
+                {
+                    return Err(refusal);
                 }
-                watch.announce(name, state);
+                watch.announce(name, state, words);
                 if !matches!(state, HolderState::Ending | HolderState::Unknown) {
                     return Ok(Some(holder.epoch));
                 }
@@ -210,7 +230,7 @@ pub fn await_holder(
             }
             Err(cause) => return Err(cause.into()),
         }
-        if shutdown.wait_for(POLL_INTERVAL) {
+        if pause(POLL_INTERVAL) {
             return Ok(None);
         }
     }
@@ -224,7 +244,8 @@ fn has_ended(holder: &Attachment, here: Option<&ProcessIdentity>) -> bool {
     }
 }
 
-fn refusal(name: &VolumeName, holder: &Attachment) -> anyhow::Error {
+/// The error of a mount about a file system that another process serves.
+pub fn mount_refusal(name: &VolumeName, holder: &Attachment) -> anyhow::Error {
     anyhow::anyhow!(
         "the file system {name} is mounted by {}; unmount it there, or take it over with --force: \
          programs on that mount then get errors, and their stores into mapped files that were not \

@@ -1,27 +1,27 @@
 //! `pagemesh snapshot receive`: writes a stream to a volume, and makes its snapshot there.
 //!
 //! Invariants: the snapshot is made only after the whole stream was intact, and deleted if it has other content.
-//! A stream of changes is written only to a volume that has the content of its start.
+//! A stream of changes is written only to a volume that has the content of its start. No other client attaches the volume until it is
+//! promoted.
 
+mod received;
 mod target;
 
-use super::SnapshotPath;
-use super::source::{Changes, SnapshotSource};
 use super::space_io::SpaceIo;
 use crate::args::{CLASSES, ManagerArgs, Transport};
-use crate::client::{DetachGuard, attach, cluster_client};
+use crate::client::{DetachGuard, cluster_client};
+use crate::commands::mount::life_signs::LifeSigns;
 use crate::output::{self, bytes};
 use crate::snapshot_cuts;
-use anyhow::{Context, anyhow, bail, ensure};
+use anyhow::{Context, anyhow, ensure};
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
-use pagemesh_base::layout::VolumeName;
+use pagemesh_base::layout::{EpochNumber, VolumeName};
 use pagemesh_base::space::Space;
 use pagemesh_manage::ManagerClient;
 use pagemesh_manage::wire::{CreateSnapshot, SnapshotInfo};
-use pagemesh_stream::{
-    ContentSummary, Header, Record, ResumeToken, StreamReader, StreamStart, Totals,
-};
+use pagemesh_stream::{ContentSummary, Header, ResumeToken, StreamReader, StreamStart};
+use received::{Applied, Before};
 use serde::Serialize;
 use std::io::{self, BufReader, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
@@ -31,8 +31,8 @@ use target::Target;
 /// Write a stream of `snapshot send` from standard input to a volume, and make its snapshot there.
 ///
 /// A stream of all of a snapshot makes the volume. A stream of changes needs the volume that received the earlier
-/// snapshot, without a write since. The snapshot is made, under its name at the sender, after all of the stream has arrived intact. It is
-/// deleted if its content is not that of the stream.
+/// snapshot. The snapshot is made, under its name at the sender, after all of the stream has arrived intact. It is
+/// deleted if its content is not that of the stream. The volume is read-only for others until `pagemesh volume promote`.
 #[derive(Args)]
 pub struct ReceiveArgs {
     /// Volume to make, or to write the changes to.
@@ -75,8 +75,9 @@ pub fn run(args: &ReceiveArgs) -> anyhow::Result<()> {
     let mut stream = StreamReader::new(input)?;
     let manager = cluster_client(&args.client)?;
     let header = stream.header().clone();
+    let replaced = received::await_receiver(args, &manager)?;
     let target = Target::prepare(args, &manager, &header)?;
-    match receive(args, &manager, &target, &mut stream) {
+    match receive(args, &manager, &target, replaced, &mut stream) {
         Ok(received) => {
             if let Some(path) = &args.resume_file {
                 remove(path)?;
@@ -143,9 +144,9 @@ fn end_failed(
     let Some(checkpoint) = checkpoint else {
         return cause.context(format!("the volume {volume} did not get the snapshot"));
     };
-    // The end of the attachment may have raised the epoch.
-    let epoch = manager.volume(volume).map(|detail| detail.info.epoch.0);
-    let stored = epoch.map_err(anyhow::Error::from).and_then(|epoch| {
+    let info = manager.volume(volume).map(|detail| detail.info);
+    let stored = info.map_err(anyhow::Error::from).and_then(|info| {
+        let epoch = info.received.context("the volume was promoted")?.0;
         let token = token_of(header, target, epoch, checkpoint);
         store_token(args, &token)?;
         Ok(token)
@@ -186,11 +187,14 @@ fn receive(
     args: &ReceiveArgs,
     manager: &ManagerClient,
     target: &Target,
+    replaced: Option<EpochNumber>,
     stream: &mut StreamReader<impl Read>,
 ) -> Result<Received, Failure> {
     let header = stream.header().clone();
-    let volume = Arc::new(attach(&args.client, args.transport, &args.volume)?);
+    let volume = Arc::new(received::attach(args, replaced)?);
     let _guard = DetachGuard(Arc::clone(&volume));
+    let _signs = LifeSigns::start(manager.clone(), &args.volume, &volume)?;
+    snapshot_cuts::serve(manager, &[(args.volume.clone(), Arc::downgrade(&volume))])?;
     if volume.size_bytes() < header.size_bytes {
         let why = anyhow!(
             "the volume {} is smaller than the stream's; grow it",
@@ -200,17 +204,25 @@ fn receive(
     }
     let epoch = volume.attachment().0;
     let mut io = SpaceIo::open(&*volume)?;
-    let (totals, summary) = apply(&mut io, stream, |checkpoint| {
+    received::reset(args, manager, target, &volume, &mut io)?;
+    let before = match (&target.from, header.from_bookmark) {
+        (Some(from), true) => Some(Before::new(&received::open(args, manager, from)?)?),
+        _ => None,
+    };
+    let Applied {
+        totals,
+        summary,
+        expected,
+    } = received::apply(&mut io, before, stream, |checkpoint| {
         store_token(args, &token_of(&header, target, epoch, checkpoint))
     })?;
-    snapshot_cuts::serve(manager, &[(args.volume.clone(), Arc::downgrade(&volume))])?;
     let request = CreateSnapshot {
         name: target.name.clone(),
         labels: vec![target::label(&header.to)],
     };
     let made = manager.create_snapshot(&args.volume, &request);
     let snapshot = made.map_err(anyhow::Error::from)?;
-    verify(args, manager, target, summary).map_err(|cause| {
+    received::verify(args, manager, target, expected).map_err(|cause| {
         match manager.delete_snapshot(&args.volume, &target.name) {
             Ok(_) => cause,
             Err(why) => cause.context(format!(
@@ -225,85 +237,4 @@ fn receive(
         zero_bytes: totals.zero_bytes,
         summary: summary.to_string(),
     })
-}
-
-/// Writes the records of a stream to the volume. All of them are durable when it returns.
-fn apply(
-    io: &mut SpaceIo,
-    stream: &mut StreamReader<impl Read>,
-    mut store: impl FnMut(Checkpoint) -> anyhow::Result<()>,
-) -> Result<(Totals, ContentSummary), Failure> {
-    let start = &stream.header().start;
-    let mut last = Checkpoint {
-        position: start.position,
-        summary: start.summary,
-    };
-    let bar = output::progress("receiving");
-    bar.set_length(stream.header().size_bytes);
-    let mut step = |last: &mut Checkpoint| -> anyhow::Result<Option<(Totals, ContentSummary)>> {
-        match stream.next()? {
-            Some(Record::Data { offset, data }) => {
-                bar.set_position(offset + data.len() as u64);
-                io.write(offset, data)?;
-            }
-            Some(Record::Zeroes { offset, len }) => io.clear(offset, len)?,
-            Some(Record::Checkpoint { position, summary }) => {
-                io.flush()?;
-                *last = Checkpoint { position, summary };
-                store(*last)?;
-            }
-            Some(Record::End { totals, summary }) => {
-                io.flush()?;
-                return Ok(Some((totals, summary)));
-            }
-            None => bail!("the stream has no end"),
-        }
-        Ok(None)
-    };
-    let result = loop {
-        match step(&mut last) {
-            Ok(None) => {}
-            Ok(Some(end)) => break Ok(end),
-            Err(cause) => break Err(cause),
-        }
-    };
-    bar.finish_and_clear();
-    result.map_err(|cause| Failure {
-        cause,
-        checkpoint: Some(last),
-    })
-}
-
-/// Compares the content summary of the stream with that of the received snapshot.
-fn verify(
-    args: &ReceiveArgs,
-    manager: &ManagerClient,
-    target: &Target,
-    expected: ContentSummary,
-) -> anyhow::Result<()> {
-    let open = |name: &_| {
-        let path = SnapshotPath {
-            volume: args.volume.clone(),
-            name: Clone::clone(name),
-        };
-        SnapshotSource::open(&args.client, args.transport, manager, &path)
-    };
-    let source = open(&target.name)?;
-    let from = target.from.as_ref().map(open).transpose()?;
-    let mut changes = Changes::new(&source, from.as_ref())?;
-    let bar = output::progress("verifying");
-    bar.set_length(changes.count_bytes(0)?);
-    let mut found = ContentSummary::default();
-    changes.visit(0, |part| {
-        bar.inc(part.new.len() as u64);
-        part.add_to(&mut found);
-        Ok(())
-    })?;
-    bar.finish_and_clear();
-    ensure!(
-        found == expected,
-        "the received snapshot has the content summary {found}, and the stream {expected}: the content differs; \
-         receive all of the snapshot into another volume, and report this"
-    );
-    Ok(())
 }

@@ -1,10 +1,11 @@
 //! `pagemesh snapshot send`: writes a snapshot, or the changes between two, as a stream.
 
 use super::SnapshotPath;
-use super::source::{ChangedPart, Changes, SnapshotSource};
+use super::source::{BookmarkSource, ChangedPart, Changes, SnapshotSource};
 use crate::args::{ManagerArgs, Transport};
 use crate::client::manager_client;
 use crate::output::{self, bytes};
+use crate::snapshot_path::ChangeStart;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use pagemesh_base::units::Size;
@@ -27,16 +28,17 @@ const LEVEL: i32 = 3;
 
 /// Write a snapshot as a stream to standard output or a file, for `snapshot receive`.
 ///
-/// With `--from`, the stream has the changes since that snapshot. Hold both snapshots while the stream is on its way, so that
-/// it can be resumed.
+/// With `--from`, the stream has the changes since that snapshot, or since the snapshot of that bookmark. Hold the snapshots while the
+/// stream is on its way, so that it can be resumed.
 #[derive(Args)]
 pub struct SendArgs {
     /// Snapshot.
     #[arg(value_name = "VOLUME@NAME")]
     pub snapshot: SnapshotPath,
-    /// Send only the changes since this earlier snapshot of the volume, which the receiver has.
+    /// Send only the changes since this earlier snapshot of the volume, which the receiver has, or since its bookmark
+    /// `VOLUME#EARLIER`.
     #[arg(long, value_name = "VOLUME@EARLIER")]
-    pub from: Option<SnapshotPath>,
+    pub from: Option<ChangeStart>,
     /// File for the stream, which must not exist; `-` is standard output. The file has the suffix `.partial` until it is whole.
     #[arg(long, value_name = "FILE", default_value = "-")]
     pub to: PathBuf,
@@ -91,9 +93,18 @@ pub fn run(args: &SendArgs) -> anyhow::Result<()> {
     let manager = manager_client(&args.client)?;
     let open = |path| SnapshotSource::open(&args.client, args.transport, &manager, path);
     let source = open(&args.snapshot)?;
-    let from = args.from.as_ref().map(open).transpose()?;
-    let mut changes = Changes::new(&source, from.as_ref())?;
-    let header = header_of(&manager, args, &source, from.as_ref())?;
+    let from = match &args.from {
+        None => StreamFrom::Nothing,
+        Some(ChangeStart::Snapshot(path)) => StreamFrom::Snapshot(open(path)?),
+        Some(ChangeStart::Bookmark(path)) => {
+            StreamFrom::Bookmark(BookmarkSource::open(&manager, path)?)
+        }
+    };
+    let header = header_of(&manager, args, &source, &from)?;
+    let mut changes = from.changes_of(&source)?;
+    if header.from_bookmark {
+        changes = changes.without_old();
+    }
     let start = header.start.position;
     let changed_bytes = changes.count_bytes(start)?;
     let mut sent = Sent {
@@ -123,6 +134,34 @@ pub fn run(args: &SendArgs) -> anyhow::Result<()> {
     output::print(args.client.output, &sent, || format!("sent {shown}"))
 }
 
+/// The start of the changes.
+enum StreamFrom {
+    Nothing,
+    Snapshot(SnapshotSource),
+    Bookmark(BookmarkSource),
+}
+
+impl StreamFrom {
+    fn changes_of(&self, source: &SnapshotSource) -> anyhow::Result<Changes> {
+        match self {
+            StreamFrom::Nothing => Changes::new(source, None),
+            StreamFrom::Snapshot(from) => Changes::new(source, Some(from)),
+            StreamFrom::Bookmark(from) => Changes::since_bookmark(source, from),
+        }
+    }
+
+    /// The epoch of the snapshot, and its name.
+    fn epoch_and_name(&self) -> (Option<u32>, String) {
+        match self {
+            StreamFrom::Nothing => (None, String::new()),
+            StreamFrom::Snapshot(from) => (Some(from.identity.epoch), from.info.name.to_string()),
+            StreamFrom::Bookmark(from) => {
+                (Some(from.identity.epoch), from.info.snapshot.to_string())
+            }
+        }
+    }
+}
+
 fn text(path: &SnapshotPath, done: &SentStream) -> String {
     let (data, stream) = (bytes(done.data_bytes), bytes(done.stream_bytes));
     format!("{path}: {data} of pages in a stream of {stream}")
@@ -132,9 +171,9 @@ fn header_of(
     manager: &ManagerClient,
     args: &SendArgs,
     source: &SnapshotSource,
-    from: Option<&SnapshotSource>,
+    from: &StreamFrom,
 ) -> anyhow::Result<Header> {
-    let from_epoch = from.map(|from| from.identity.epoch);
+    let (from_epoch, from_name) = from.epoch_and_name();
     let start = match &args.resume {
         None => StreamStart::default(),
         Some(token) => {
@@ -158,7 +197,13 @@ fn header_of(
         to: source.identity.clone(),
         to_name: source.info.name.to_string(),
         from_epoch,
-        from_name: from.map_or_else(String::new, |from| from.info.name.to_string()),
+        from_name,
+        // The summary of a stream stays of one kind, also if its bookmark was taken for the rest.
+        from_bookmark: matches!(from, StreamFrom::Bookmark(_))
+            || args
+                .resume
+                .as_ref()
+                .is_some_and(|token| token.from_bookmark),
         size_bytes: source.size_bytes(),
         limit_bytes: source.info.size_bytes,
         content,
@@ -254,7 +299,7 @@ fn write_part<W: Write>(stream: &mut StreamWriter<W>, part: &ChangedPart) -> any
         .new
         .chunks(PAGE_BYTES)
         .zip(part.old.chunks(PAGE_BYTES))
-        .map(|(new, old)| match new == old {
+        .map(|(new, old)| match new == old && part.is_old_known {
             true => Page::Same,
             false if new.iter().all(|byte| *byte == 0) => Page::Zero,
             false => Page::Data,

@@ -4,6 +4,7 @@ use super::SnapshotPath;
 use super::space_io::SpaceIo;
 use crate::args::{ManagerArgs, Transport as TransportArg};
 use crate::key;
+use crate::snapshot_path::BookmarkPath;
 use anyhow::{Context, ensure};
 use pagemesh_base::authority::ResolvedLayout;
 use pagemesh_base::ids::Epoch;
@@ -11,7 +12,7 @@ use pagemesh_base::space::Space;
 use pagemesh_fabric::limits::Timeouts;
 use pagemesh_manage::ManagerClient;
 use pagemesh_manage::authority::resolved_layout;
-use pagemesh_manage::wire::SnapshotInfo;
+use pagemesh_manage::wire::{BookmarkInfo, SnapshotInfo};
 use pagemesh_stream::{ContentSummary, PAGE_BYTES, SnapshotIdentity};
 use pagemesh_volume::{SnapshotSpace, Transport, Transports};
 use std::sync::Arc;
@@ -58,9 +59,37 @@ impl SnapshotSource {
         })
     }
 
+    /// A reader of the snapshot.
+    pub fn reader(&self) -> anyhow::Result<SpaceIo> {
+        SpaceIo::open(&self.space)
+    }
+
     /// Bytes of the volume.
     pub fn size_bytes(&self) -> u64 {
         self.space.size_bytes()
+    }
+}
+
+/// A bookmark: the epoch of a snapshot, and the copies that can tell the changes since.
+pub struct BookmarkSource {
+    pub info: BookmarkInfo,
+    pub identity: SnapshotIdentity,
+    layout: ResolvedLayout,
+}
+
+impl BookmarkSource {
+    /// Finds a bookmark at the manager.
+    pub fn open(manager: &ManagerClient, path: &BookmarkPath) -> anyhow::Result<BookmarkSource> {
+        let detail = manager.bookmark(&path.volume, &path.name)?;
+        let layout = resolved_layout(detail.layout, detail.bricks);
+        Ok(BookmarkSource {
+            identity: SnapshotIdentity {
+                volume: layout.layout.volume,
+                epoch: detail.info.epoch.0,
+            },
+            info: detail.info,
+            layout,
+        })
     }
 }
 
@@ -69,6 +98,8 @@ pub struct Changes {
     lister: SpaceIo,
     new: SpaceIo,
     old: Option<(SpaceIo, u64)>,
+    /// Whether the bytes of before are known. After a bookmark they are not.
+    is_old_known: bool,
     size_bytes: u64,
 }
 
@@ -76,7 +107,10 @@ pub struct Changes {
 pub struct ChangedPart {
     pub offset: u64,
     pub new: Vec<u8>,
+    /// Zeroes if the bytes of before are not known.
     pub old: Vec<u8>,
+    /// Whether `old` has the bytes of before.
+    pub is_old_known: bool,
 }
 
 impl ChangedPart {
@@ -102,37 +136,49 @@ impl Changes {
                 lister: SpaceIo::open(&source.space)?,
                 new: SpaceIo::open(&source.space)?,
                 old: None,
+                is_old_known: true,
                 size_bytes: source.size_bytes(),
             });
         };
-        ensure!(
-            from.identity.volume == source.identity.volume,
-            "{}@{} is no snapshot of {}; send the changes between snapshots of one volume",
-            from.info.volume,
-            from.info.name,
-            source.info.volume
-        );
-        ensure!(
-            from.identity.epoch < source.identity.epoch,
-            "{}@{} is not earlier than {}@{}; name the earlier one with --from",
-            from.info.volume,
-            from.info.name,
-            source.info.volume,
-            source.info.name
-        );
-        let changed = source
-            .space
-            .changes_since(&from.layout, Epoch(from.identity.epoch))?;
+        let label = format!("{}@{}", from.info.volume, from.info.name);
+        check_earlier(source, &from.identity, &label)?;
+        let epoch = Epoch(from.identity.epoch);
+        let changed = source.space.changes_since(&from.layout, epoch)?;
         Ok(Changes {
             lister: SpaceIo::open(&changed)?,
             new: SpaceIo::open(&source.space)?,
             old: Some((SpaceIo::open(&from.space)?, from.size_bytes())),
+            is_old_known: true,
             size_bytes: source.size_bytes(),
         })
     }
 
-    /// Calls `visit` with each changed range from this byte on, in order.
-    fn visit_ranges(
+    /// The changes of a snapshot since a bookmark of its volume: pages that may have changed.
+    pub fn since_bookmark(
+        source: &SnapshotSource,
+        from: &BookmarkSource,
+    ) -> anyhow::Result<Changes> {
+        let label = format!("{}#{}", from.info.volume, from.info.name);
+        check_earlier(source, &from.identity, &label)?;
+        let epoch = Epoch(from.identity.epoch);
+        let changed = source.space.changes_since(&from.layout, epoch)?;
+        Ok(Changes {
+            lister: SpaceIo::open(&changed)?,
+            new: SpaceIo::open(&source.space)?,
+            old: None,
+            is_old_known: false,
+            size_bytes: source.size_bytes(),
+        })
+    }
+
+    /// The same, without the bytes of before.
+    pub fn without_old(mut self) -> Changes {
+        (self.old, self.is_old_known) = (None, false);
+        self
+    }
+
+    /// Calls `visit` with the changed ranges from this byte on, in order.
+    pub fn visit_ranges(
         &mut self,
         start: u64,
         mut visit: impl FnMut(&mut Changes, u64, u64) -> anyhow::Result<()>,
@@ -178,6 +224,11 @@ impl Changes {
         })
     }
 
+    /// Bytes of the snapshot, changed or not.
+    pub fn read_new(&mut self, offset: u64, len: u32) -> anyhow::Result<Vec<u8>> {
+        self.new.read(offset, len)
+    }
+
     fn read(&mut self, offset: u64, len: u32) -> anyhow::Result<ChangedPart> {
         let new = self.new.read(offset, len)?;
         let mut old = Vec::new();
@@ -189,6 +240,28 @@ impl Changes {
         }
         // Behind its end, the volume had zeroes.
         old.resize(new.len(), 0);
-        Ok(ChangedPart { offset, new, old })
+        Ok(ChangedPart {
+            offset,
+            new,
+            old,
+            is_old_known: self.is_old_known,
+        })
     }
+}
+
+fn check_earlier(
+    source: &SnapshotSource,
+    from: &SnapshotIdentity,
+    label: &str,
+) -> anyhow::Result<()> {
+    let (volume, name) = (&source.info.volume, &source.info.name);
+    ensure!(
+        from.volume == source.identity.volume,
+        "{label} is not of {volume}; send the changes between snapshots of one volume"
+    );
+    ensure!(
+        from.epoch < source.identity.epoch,
+        "{label} is not earlier than {volume}@{name}; name the earlier one with --from"
+    );
+    Ok(())
 }

@@ -128,6 +128,7 @@ impl ManagerClient {
             unreachable: false,
             process: None,
             replaces: None,
+            receive: false,
         };
         self.attach_as(name, &request)
     }

@@ -6,6 +6,7 @@ use super::LEAF_PAGES;
 use crate::format::frame_word::PageBirth;
 use crate::format::slot::Slot;
 use crate::format::table::SlotLocation;
+use crate::format::version_log::Version;
 use crate::shared::error::StoreError;
 use crate::shared::pool_mapping::PoolMapping;
 use pagemesh_base::ids::{Epoch, FrameNo, ObjectId, PageNo, Seq};
@@ -14,18 +15,24 @@ use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
 use std::sync::atomic::Ordering;
 
-/// The frames of the 512 pages of a leaf that a snapshot sees. They stay as long as the snapshot, unless the pool moves
-/// pages between its devices.
+/// The frames of the 512 pages of a leaf that a snapshot sees, and their births. They stay as long as the snapshot, unless
+/// the pool moves pages between its devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VersionLeaf {
     /// The number of the frame + 1; 0: a hole.
     frames: Box<[u64; LEAF_PAGES as usize]>,
+    /// The births of pages and holes. 0: a page that was never written; [`UNKNOWN_BIRTH`]: not known.
+    births: Box<[u32; LEAF_PAGES as usize]>,
 }
+
+/// A birth that is not known. It is above all epochs, so such a page counts as changed.
+const UNKNOWN_BIRTH: u32 = u32::MAX;
 
 impl VersionLeaf {
     fn new() -> VersionLeaf {
         VersionLeaf {
             frames: Box::new([0; LEAF_PAGES as usize]),
+            births: Box::new([0; LEAF_PAGES as usize]),
         }
     }
 
@@ -35,8 +42,20 @@ impl VersionLeaf {
         self.frames[index].checked_sub(1).map(FrameNo)
     }
 
-    fn set(&mut self, index: usize, frame: FrameNo) {
+    /// Whether the page, or the hole, may have been born at this epoch or later. Of a hole that was written since the
+    /// snapshot the birth is not known, and the answer is yes.
+    #[must_use]
+    pub fn may_be_born_since(&self, index: usize, epoch: Epoch) -> bool {
+        self.births[index] >= epoch.0
+    }
+
+    fn set(&mut self, index: usize, frame: FrameNo, birth: Option<Epoch>) {
         self.frames[index] = frame.0 + 1;
+        self.set_birth(index, birth);
+    }
+
+    fn set_birth(&mut self, index: usize, birth: Option<Epoch>) {
+        self.births[index] = birth.map_or(UNKNOWN_BIRTH, |birth| birth.0);
     }
 }
 
@@ -113,17 +132,26 @@ impl<M: Media> Pool<M> {
         let mut has_later = false;
         for index in 0..LEAF_PAGES as usize {
             let (at, page) = (at + index * 8, PageNo(first.0 + index as u64));
-            match self.mapping.birth(at, page) {
-                PageBirth::NeverWritten => {}
-                PageBirth::At(birth) if birth >= snapshot => has_later = true,
-                PageBirth::At(_) | PageBirth::Unknown => {
-                    // A page of unknown birth is older than each snapshot, as for the checkpoint.
-                    let slot = self.mapping.slot(at, page)?;
-                    let seen = slot.frame().filter(|_| self.is_still(at, slot));
-                    match seen {
-                        Some(frame) => frames.set(index, frame),
-                        None => has_later = true,
-                    }
+            let before = self.mapping.meta.load(at);
+            let birth = match self.mapping.birth(at, page) {
+                PageBirth::NeverWritten => continue,
+                PageBirth::At(birth) if birth >= snapshot => {
+                    frames.set_birth(index, None);
+                    has_later = true;
+                    continue;
+                }
+                PageBirth::At(birth) => Some(birth),
+                // A page of unknown birth is older than each snapshot, as for the checkpoint.
+                PageBirth::Unknown => None,
+            };
+            let slot = self.mapping.slot(at, page)?;
+            // The birth is of this slot only if no session replaced the slot meanwhile.
+            let is_same = slot.encode() == before && self.is_still(at, slot);
+            match slot.frame().filter(|_| is_same) {
+                Some(frame) => frames.set(index, frame, birth),
+                None => {
+                    frames.set_birth(index, birth.filter(|_| is_same));
+                    has_later = true;
                 }
             }
         }
@@ -146,16 +174,19 @@ impl<M: Media> Pool<M> {
         let pending = self.versions.pending.get(&(object, leaf));
         for line in pending.into_iter().flatten() {
             if line.version.is_seen_by(snapshot) {
-                let index = line.version.page.0 % LEAF_PAGES;
-                frames.set(index as usize, line.version.frame);
+                let Version {
+                    page, frame, birth, ..
+                } = line.version;
+                let birth = Some(birth).filter(|birth| birth.0 > 0);
+                frames.set((page.0 % LEAF_PAGES) as usize, frame, birth);
             }
         }
         let versions = self.edited_versions(object);
         for block in self.blocks_of(&versions, leaf)? {
             for (_, page, frame, death) in block.versions() {
-                let birth = self.mapping.frame_word(frame).birth().unwrap_or(Epoch(0));
-                if birth < snapshot && snapshot <= death {
-                    frames.set(page as usize, frame);
+                let birth = self.mapping.frame_word(frame).birth();
+                if birth.unwrap_or(Epoch(0)) < snapshot && snapshot <= death {
+                    frames.set(page as usize, frame, birth);
                 }
             }
         }

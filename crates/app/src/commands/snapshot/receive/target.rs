@@ -1,4 +1,4 @@
-//! The volume that a stream is written to: which one may get it.
+//! The volume that a stream is written to: which one may get it, and the state that it must have before.
 
 use super::ReceiveArgs;
 use anyhow::{Context, bail, ensure};
@@ -9,9 +9,23 @@ use pagemesh_manage::{LayoutKind, ManagerClient, TierPolicy};
 use pagemesh_stream::{Header, SnapshotIdentity, StreamContent};
 use uuid::Uuid;
 
+/// The label of a snapshot that a receiver makes while it goes back to the newest received one.
+pub const RESET_LABEL: &str = "receive-reset";
+
 /// The label of a received snapshot. It names the snapshot at its sender.
 pub fn label(sent: &SnapshotIdentity) -> String {
     format!("received={sent}")
+}
+
+/// What to do with the rest of an interrupted stream.
+#[derive(Debug, PartialEq)]
+pub enum Reset {
+    /// The volume is as the stream expects it.
+    Nothing,
+    /// An interrupted stream of a whole snapshot: the volume is cleared.
+    Clear,
+    /// An interrupted stream of changes: the volume goes back to its newest snapshot.
+    ToNewest,
 }
 
 /// A volume that may get the stream.
@@ -25,6 +39,10 @@ pub struct Target {
     pub from: Option<SnapshotName>,
     /// Whether this command has made the volume.
     pub is_new: bool,
+    /// What to do first.
+    pub reset: Reset,
+    /// Snapshots that an interrupted reset has left.
+    pub leftovers: Vec<SnapshotName>,
 }
 
 impl Target {
@@ -48,10 +66,14 @@ impl Target {
                 name,
                 from: None,
                 is_new: true,
+                reset: Reset::Nothing,
+                leftovers: vec![],
             });
         };
         let snapshots = manager.snapshots(Some(&args.volume), None)?;
-        let from = check(volume, &snapshots, header, &name)?;
+        let is_leftover = |it: &SnapshotInfo| it.labels.iter().any(|it| it == RESET_LABEL);
+        let (leftovers, snapshots): (Vec<_>, Vec<_>) = snapshots.into_iter().partition(is_leftover);
+        let (from, reset) = check(volume, &snapshots, header, &name)?;
         if volume.size_bytes < header.limit_bytes {
             manager.grow(&args.volume, header.limit_bytes)?;
         }
@@ -60,6 +82,8 @@ impl Target {
             name,
             from,
             is_new: false,
+            reset,
+            leftovers: leftovers.into_iter().map(|it| it.name).collect(),
         })
     }
 }
@@ -90,6 +114,7 @@ fn create_request(args: &ReceiveArgs, header: &Header) -> anyhow::Result<CreateV
         durability: args.class.as_deref().map(str::parse).transpose()?,
         content: content_of(header),
         tier: TierPolicy::Auto,
+        received: true,
     })
 }
 
@@ -100,25 +125,24 @@ fn content_of(header: &Header) -> VolumeContent {
     }
 }
 
-/// The snapshot at which the changes of the stream begin, after a check that the volume may get them. `snapshots` are
-/// those of the volume, the newest first.
+/// The snapshot at which the changes of the stream begin, and the way there, after a check that the volume may get them.
+/// `snapshots` are those of the volume, the newest first.
 fn check(
     volume: &VolumeInfo,
     snapshots: &[SnapshotInfo],
     header: &Header,
     name: &SnapshotName,
-) -> anyhow::Result<Option<SnapshotName>> {
+) -> anyhow::Result<(Option<SnapshotName>, Reset)> {
     let at = &volume.name;
     ensure!(
         volume.content == content_of(header),
         "the volume {at} has other content than the stream, files or blocks; receive it into a new volume"
     );
-    if let Some(holder) = &volume.attached {
+    let Some(last_receive) = volume.received else {
         bail!(
-            "{} has attached the volume {at}; end that first",
-            holder.client
+            "the volume {at} receives no snapshots: it was promoted, or no receive has made it; receive into a new volume"
         );
-    }
+    };
     let received = snapshots.iter().find(|it| is_same(volume, it, &header.to));
     if let Some(received) = received {
         bail!(
@@ -145,24 +169,20 @@ fn check(
         ),
     };
     let start = &header.start;
-    if start.target_epoch != 0 {
-        ensure!(
-            (volume.id, volume.epoch.0) == (start.target, start.target_epoch),
-            "the volume {at} is not as the cut stream left it: it is another one, or it was attached since; send the stream \
-             from its start into a new volume"
-        );
-    } else if let Some(from) = from {
-        ensure!(
-            volume.epoch < from.epoch,
-            "the volume {at} was attached, and may have been written, since its snapshot {}; receive into a volume that nobody writes",
-            from.name
-        );
-    } else {
-        bail!(
-            "the volume {at} exists; a stream of all of a snapshot makes its volume, so name another one"
-        );
-    }
-    Ok(from.map(|it| it.name.clone()))
+    let is_rest = start.target_epoch != 0;
+    ensure!(
+        !is_rest || (volume.id, last_receive.0) == (start.target, start.target_epoch),
+        "the volume {at} is not as the cut stream left it: it is another one, or another stream was received since; send \
+         the stream from its start"
+    );
+    let reset = match from {
+        _ if is_rest => Reset::Nothing,
+        None if last_receive.0 == 0 => Reset::Nothing,
+        None => Reset::Clear,
+        Some(from) if last_receive < from.epoch => Reset::Nothing,
+        Some(_) => Reset::ToNewest,
+    };
+    Ok((from.map(|it| it.name.clone()), reset))
 }
 
 /// Whether a snapshot of the volume has this identity, or was received from the one with it.

@@ -1,0 +1,408 @@
+//! Carrying schedules out: snapshots that are due are made, those that no class keeps are deleted, and late ones are reported.
+//!
+//! A volume that cannot be cut is tried again after a pause that doubles with each failure.
+
+use crate::call::CallContext;
+use crate::events::EventDraft;
+use crate::fault::Fault;
+use crate::manager::{Manager, ManagerState};
+use crate::schedule_book::find;
+use crate::schedules::{
+    ClassSet, Plan, ScheduleHealth, ScheduleRecord, ScheduledSnapshot, parse_name, plan,
+    scheduled_name,
+};
+use crate::snapshot_drops::is_kept;
+use crate::snapshots::{SnapshotName, SnapshotRecord, SnapshotState};
+use crate::wire::{CreateSnapshot, RunSchedule, SchedulePlan, ScheduleVolume, SnapshotInfo};
+use pagemesh_base::layout::VolumeName;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Interval between two looks at all schedules: a snapshot is this much late at most.
+pub const SCHEDULE_INTERVAL: Duration = Duration::from_secs(10);
+/// The pause after the first failure for a volume.
+const RETRY_FIRST: Duration = Duration::from_secs(60);
+/// The longest pause.
+const RETRY_MAX: Duration = Duration::from_secs(3600);
+/// Snapshots of one volume that one look deletes; the next look goes on.
+const PRUNED_MAX: usize = 32;
+
+/// A schedule and one of its volumes.
+type RunKey = (SnapshotName, VolumeName);
+
+/// The state of a schedule for one volume that matters while the manager runs.
+#[derive(Clone, Debug, Default)]
+struct RunState {
+    failures: u32,
+    retry_at: Duration,
+    error: Option<String>,
+    reported: ScheduleHealth,
+}
+
+/// All schedules.
+#[derive(Debug, Default)]
+pub(crate) struct ScheduleTable {
+    records: BTreeMap<SnapshotName, ScheduleRecord>,
+    runs: BTreeMap<RunKey, RunState>,
+    /// By enabled schedule, as the last look found it: the time of the newest snapshot of that volume that is the latest. None without volumes.
+    latest: BTreeMap<SnapshotName, Option<u64>>,
+}
+
+impl ScheduleTable {
+    pub(crate) fn new(records: Vec<ScheduleRecord>) -> ScheduleTable {
+        let named = records.into_iter().map(|it| (it.name.clone(), it));
+        ScheduleTable {
+            records: named.collect(),
+            runs: BTreeMap::new(),
+            latest: BTreeMap::new(),
+        }
+    }
+
+    pub(crate) fn get(&self, name: &SnapshotName) -> Option<&ScheduleRecord> {
+        self.records.get(name)
+    }
+
+    pub(crate) fn records(&self) -> impl Iterator<Item = &ScheduleRecord> {
+        self.records.values()
+    }
+
+    pub(crate) fn put(&mut self, record: ScheduleRecord) {
+        self.records.insert(record.name.clone(), record);
+    }
+
+    pub(crate) fn remove(&mut self, name: &SnapshotName) {
+        self.records.remove(name);
+        self.latest.remove(name);
+        self.runs.retain(|(schedule, _), _| schedule != name);
+    }
+}
+
+impl Manager {
+    /// Carries out all schedules once, and reports volumes that became late or are on time again.
+    pub fn run_schedules(&self) {
+        if self.store.has_failed() {
+            return;
+        }
+        for key in self.schedule_keys() {
+            self.run_schedule_for(&key);
+            self.report_health(&key);
+        }
+        let mut book = self.state();
+        let enabled = book.schedules.records().filter(|it| it.enabled);
+        let latest = enabled.map(|it| (it.name.clone(), self.latest_volume(&book, it)));
+        book.schedules.latest = latest.collect();
+    }
+
+    /// The time of the newest snapshot of the volume that is the latest, or from which on it is late without one.
+    fn latest_volume(&self, book: &ManagerState, record: &ScheduleRecord) -> Option<u64> {
+        let volumes = self.schedule_volumes(book, record);
+        let age_s = volumes.map(|it| it.age_s).max()?;
+        Some(self.clock.unix_s().saturating_sub(age_s))
+    }
+
+    /// The ages of the newest snapshots of enabled schedules, each of its latest volume, as the last look found them.
+    pub(crate) fn schedule_ages<'b>(
+        &self,
+        book: &'b ManagerState,
+    ) -> impl Iterator<Item = (&'b ScheduleRecord, u64)> {
+        let now = self.clock.unix_s();
+        let table = &book.schedules;
+        let latest = table.latest.iter();
+        latest.filter_map(move |(name, since)| {
+            let record = table.records.get(name).filter(|it| it.enabled)?;
+            Some((record, now.saturating_sub((*since)?)))
+        })
+    }
+
+    /// The schedules that are enabled, with their volumes. Forgets the state of others.
+    fn schedule_keys(&self) -> Vec<RunKey> {
+        let mut book = self.state();
+        let enabled = book.schedules.records().filter(|it| it.enabled);
+        let keys: Vec<RunKey> = enabled
+            .flat_map(|record| {
+                let names = book.volumes.entries().keys();
+                let names = names.filter(|name| record.is_for(name));
+                names.map(|name| (record.name.clone(), name.clone()))
+            })
+            .collect();
+        let known: std::collections::BTreeSet<&RunKey> = keys.iter().collect();
+        book.schedules.runs.retain(|key, _| known.contains(key));
+        keys
+    }
+
+    fn run_schedule_for(&self, key: &RunKey) {
+        let (schedule, volume) = key;
+        let due = {
+            let book = self.state();
+            let Some(record) = book.schedules.get(schedule) else {
+                return;
+            };
+            let run = book.schedules.runs.get(key);
+            let must_wait = run.is_some_and(|run| self.clock.elapsed() < run.retry_at);
+            if must_wait {
+                return;
+            }
+            (record.prune, self.plan_for(&book, record, volume))
+        };
+        let (may_prune, plan) = due;
+        let done = self.carry_out(schedule, volume, &plan, may_prune);
+        let mut book = self.state();
+        let is_changed = !plan.create.is_empty() || !plan.prune.is_empty();
+        match done {
+            Ok(()) if !is_changed => {}
+            Ok(()) => {
+                let run = book.schedules.runs.entry(key.clone()).or_default();
+                (run.failures, run.retry_at, run.error) = (0, Duration::ZERO, None);
+            }
+            Err(fault) => {
+                tracing::warn!(%schedule, %volume, error = %fault, "a schedule cannot be carried out now; trying again later");
+                let run = book.schedules.runs.entry(key.clone()).or_default();
+                let pause = RETRY_FIRST * 2u32.saturating_pow(run.failures.min(6));
+                run.failures += 1;
+                run.retry_at = self.clock.elapsed() + pause.min(RETRY_MAX);
+                run.error = Some(fault.to_string());
+            }
+        }
+    }
+
+    fn carry_out(
+        &self,
+        schedule: &SnapshotName,
+        volume: &VolumeName,
+        plan: &Plan,
+        may_prune: bool,
+    ) -> Result<(), Fault> {
+        let actor = self.acting_for(CallContext {
+            actor: format!("schedule {schedule}").into(),
+            ..CallContext::default()
+        });
+        if !plan.create.is_empty() {
+            actor.create_scheduled(schedule, volume, plan.create)?;
+        }
+        for name in plan.prune.iter().take(PRUNED_MAX).filter(|_| may_prune) {
+            actor.delete_snapshot(volume, name)?;
+        }
+        Ok(())
+    }
+
+    fn create_scheduled(
+        &self,
+        schedule: &SnapshotName,
+        volume: &VolumeName,
+        classes: ClassSet,
+    ) -> Result<SnapshotInfo, Fault> {
+        let prefix = find(&self.state(), schedule)?.prefix.clone();
+        let name = scheduled_name(&prefix, self.clock.unix_s(), classes);
+        let name = name.ok_or_else(|| Fault::invalid_field("no name", "change the prefix"))?;
+        let labels = vec![format!("schedule={schedule}")];
+        self.create_snapshot(volume, &CreateSnapshot { name, labels })
+    }
+
+    /// Makes a snapshot of a volume out of turn: of the classes that are due, or else of the finest.
+    ///
+    /// # Errors
+    /// When there is no such schedule, the volume is none of it, or it cannot be cut.
+    pub fn run_schedule(
+        &self,
+        name: &SnapshotName,
+        request: &RunSchedule,
+    ) -> Result<SnapshotInfo, Fault> {
+        let volume = &request.volume;
+        let classes = {
+            let book = self.state();
+            let record = find(&book, name)?;
+            book.volume(volume)?;
+            if !record.is_for(volume) {
+                return Err(Fault::invalid_field(
+                    format!("the schedule {name} is not for the volume {volume}"),
+                    "see its volumes with: pagemesh schedule show NAME",
+                ));
+            }
+            let mut classes = self.plan_for(&book, record, volume).create;
+            if classes.is_empty()
+                && let Some(finest) = record.retention.finest()
+            {
+                classes.insert(finest);
+            }
+            classes
+        };
+        let made = self.create_scheduled(name, volume, classes)?;
+        let key = (name.clone(), volume.clone());
+        if let Some(run) = self.state().schedules.runs.get_mut(&key) {
+            (run.failures, run.retry_at, run.error) = (0, Duration::ZERO, None);
+        }
+        Ok(made)
+    }
+
+    /// The changes that a schedule would make now, by volume.
+    ///
+    /// # Errors
+    /// When there is no such schedule.
+    pub fn plan_schedule(&self, name: &SnapshotName) -> Result<Vec<SchedulePlan>, Fault> {
+        let book = self.state();
+        let record = find(&book, name)?;
+        let volumes = book.volumes.entries().keys();
+        let volumes = volumes.filter(|volume| record.is_for(volume));
+        let plans = volumes.map(|volume| {
+            let plan = self.plan_for(&book, record, volume);
+            SchedulePlan {
+                volume: volume.clone(),
+                create: plan.create.iter().collect(),
+                prune: if record.prune { plan.prune } else { vec![] },
+                needed: plan.needed,
+            }
+        });
+        Ok(plans.collect())
+    }
+
+    /// The plan for a volume. A volume that receives snapshots gets none of its own.
+    fn plan_for(&self, book: &ManagerState, record: &ScheduleRecord, volume: &VolumeName) -> Plan {
+        let snapshots: Vec<_> = scheduled(book, record, volume).collect();
+        let (retention, minutes) = (&record.retention, record.frequent_minutes);
+        let mut plan = plan(retention, minutes, &snapshots, self.clock.unix_s());
+        let volume = book.volumes.get(volume);
+        if volume.is_none_or(|volume| volume.received.is_some()) {
+            plan.create = ClassSet::default();
+        }
+        plan
+    }
+
+    /// The volumes of a schedule with their health, by name.
+    pub(crate) fn schedule_volumes<'b>(
+        &'b self,
+        book: &'b ManagerState,
+        record: &'b ScheduleRecord,
+    ) -> impl Iterator<Item = ScheduleVolume> + 'b {
+        let names = book.volumes.entries().keys();
+        let names = names.filter(|name| record.is_for(name));
+        names.map(|name| self.schedule_volume(book, record, name))
+    }
+
+    fn schedule_volume(
+        &self,
+        book: &ManagerState,
+        record: &ScheduleRecord,
+        name: &VolumeName,
+    ) -> ScheduleVolume {
+        let (mut count, mut newest) = (0, None::<ScheduledSnapshot>);
+        for snapshot in scheduled(book, record, name) {
+            count += 1;
+            if newest.as_ref().is_none_or(|it| it.epoch < snapshot.epoch) {
+                newest = Some(snapshot);
+            }
+        }
+        let volume = book.volumes.get(name);
+        let created = volume.map_or(0, |it| it.created_unix_s);
+        let since = match &newest {
+            Some(newest) => newest.unix_s,
+            None => created.max(record.created_unix_s),
+        };
+        let age_s = self.clock.unix_s().saturating_sub(since);
+        let run = book
+            .schedules
+            .runs
+            .get(&(record.name.clone(), name.clone()));
+        let sent = record.targets.iter().filter_map(|target| {
+            let sent = target.sent.get(name)?.clone();
+            Some((target.name.to_string(), sent))
+        });
+        ScheduleVolume {
+            volume: name.clone(),
+            snapshots: count,
+            newest: newest.map(|it| it.name),
+            age_s,
+            health: match record.enabled {
+                true => record.health_of(age_s),
+                false => ScheduleHealth::Ok,
+            },
+            received: volume.is_some_and(|it| it.received.is_some()),
+            error: run.and_then(|run| run.error.clone()),
+            sent: sent.collect(),
+        }
+    }
+
+    /// Commits an event if a volume became late, or is on time again.
+    fn report_health(&self, key: &RunKey) {
+        let (schedule, name) = key;
+        let mut book = self.state();
+        let Some(record) = book.schedules.get(schedule) else {
+            return;
+        };
+        if !book.volumes.contains_key(name) {
+            return;
+        }
+        let state = self.schedule_volume(&book, record, name);
+        let reported = book.schedules.runs.get(key);
+        let reported = reported.map_or(ScheduleHealth::Ok, |run| run.reported);
+        if state.health == reported {
+            return;
+        }
+        let draft = EventDraft::schedule_health(schedule, &state);
+        if let Err(error) = self.commit(&mut book, &[], vec![draft]) {
+            tracing::error!(%error, "cannot write down that the snapshots of a schedule are late");
+            return;
+        }
+        let run = book.schedules.runs.entry(key.clone()).or_default();
+        run.reported = state.health;
+    }
+
+    /// The number of schedules by health: on time, warning, critical, and those that are not enabled.
+    pub(crate) fn count_schedules(&self, book: &ManagerState) -> ScheduleCounts {
+        let enabled = book.schedules.records().filter(|it| it.enabled).count();
+        let mut counts = ScheduleCounts {
+            disabled: book.schedules.records.len() - enabled,
+            ..ScheduleCounts::default()
+        };
+        for (record, age_s) in self.schedule_ages(book) {
+            match record.health_of(age_s) {
+                ScheduleHealth::Ok => {}
+                ScheduleHealth::Warning => counts.warning += 1,
+                ScheduleHealth::Critical => counts.critical += 1,
+            }
+        }
+        counts.ok = enabled - counts.warning - counts.critical;
+        counts
+    }
+}
+
+/// Schedules by health.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ScheduleCounts {
+    pub ok: usize,
+    pub warning: usize,
+    pub critical: usize,
+    pub disabled: usize,
+}
+
+/// The snapshots of a volume that a schedule has made, or that another cluster's schedule with its prefix has.
+fn scheduled<'b>(
+    book: &'b ManagerState,
+    record: &'b ScheduleRecord,
+    volume: &'b VolumeName,
+) -> impl Iterator<Item = ScheduledSnapshot> + 'b {
+    let of = book.snapshots.of(volume).into_iter();
+    let live = of.flat_map(|of| of.live());
+    let is_whole = |it: &&SnapshotRecord| it.state == SnapshotState::Committed;
+    let newest = book.snapshots.of(volume).and_then(|of| of.live().last());
+    let newest = newest.map(|it| it.epoch);
+    let is_received = book
+        .volumes
+        .get(volume)
+        .is_some_and(|it| it.received.is_some());
+    live.filter(is_whole).filter_map(move |it| {
+        let (unix_s, classes) = parse_name(&record.prefix, &it.name)?;
+        let mut schedules = book.schedules.records();
+        let identity = (it.volume, it.epoch);
+        // The next stream of changes begins at the newest snapshot of a volume that receives.
+        let is_start = is_received && newest == Some(it.epoch);
+        Some(ScheduledSnapshot {
+            name: it.name.clone(),
+            epoch: it.epoch.0,
+            unix_s,
+            classes,
+            is_needed: is_start
+                || is_kept(book, volume, it)
+                || schedules.any(|other| other.is_needed_by_target(volume, identity)),
+        })
+    })
+}
