@@ -58,6 +58,8 @@ mod published;
 mod publisher;
 pub mod records;
 mod replicas;
+pub mod rollback;
+mod rollbacks;
 pub mod server;
 pub mod shape;
 mod slices;

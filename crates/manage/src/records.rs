@@ -2,6 +2,7 @@
 //! older store.
 
 use crate::layout_state::LayoutState;
+use crate::rollback::Rollback;
 use crate::shape::Shape;
 use crate::tier_policy::TierPolicy;
 use pagemesh_base::brick_name::{BrickLabel, BrickName};
@@ -77,6 +78,9 @@ pub struct VolumeRecord {
     /// Where its pages lie in pools with disks behind memory.
     #[serde(default, skip_serializing_if = "TierPolicy::is_auto")]
     pub tier: TierPolicy,
+    /// The rollback to a snapshot that has not ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollback: Option<Rollback>,
 }
 
 /// The attachment of a volume to a client.

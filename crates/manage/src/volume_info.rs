@@ -146,6 +146,7 @@ pub(crate) fn summary_info(record: &VolumeRecord, summary: &VolumeSummary) -> Vo
         auto_promote: record.auto_promote,
         tier: record.tier,
         created_unix_s: record.created_unix_s,
+        rollback: record.rollback.clone(),
     }
 }
 

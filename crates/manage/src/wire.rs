@@ -6,6 +6,7 @@ mod devices;
 mod figures;
 mod holders;
 mod problem;
+mod rollbacks;
 mod snapshots;
 mod tier;
 
@@ -14,6 +15,7 @@ pub use crate::events::{
     Acknowledgement, EventFilter, EventKind, EventRecord, Severity, Subject, SubjectKind,
 };
 pub use crate::records::{Attachment, LegNote};
+pub use crate::rollback::{Rollback, RollbackPhase};
 pub use access::{CreateToken, CreatedToken, LoginRequest, TokenInfo, WhoAmI};
 pub use bricks::{
     BrickInfo, BrickRegistration, BrickScrub, HeartbeatReply, ScrubBrick, ScrubReport,
@@ -26,6 +28,7 @@ pub use devices::{
 };
 pub use holders::{HolderSign, HolderStatus, ReportHolder};
 pub use problem::{ErrorBody, PROBLEM_JSON};
+pub use rollbacks::{BeginRollback, EndedRollback, FinishRollback, StartRollbackCopy};
 pub use snapshots::{
     AnswerCut, CreateSnapshot, CreateSnapshots, CreatedSnapshots, CutOrder, CutResult,
     DeleteSnapshotReply, DeleteVolumeParams, ListSnapshots, PollCut, SnapshotDetail, SnapshotInfo,
@@ -329,6 +332,9 @@ pub struct VolumeInfo {
     pub tier: TierPolicy,
     /// Seconds since 1970.
     pub created_unix_s: u64,
+    /// The rollback to a snapshot that has not ended: other uses of the volume are refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollback: Option<Rollback>,
 }
 
 /// The details of a volume.

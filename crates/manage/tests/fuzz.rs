@@ -38,6 +38,16 @@ const RESYNC: ResyncProgress = ResyncProgress {
     elapsed_ms: 70,
 };
 
+fn rollback() -> Rollback {
+    Rollback {
+        to: "one".parse().expect("a name"),
+        to_epoch: EpochNumber(3),
+        undo: "before".parse().expect("a name"),
+        phase: RollbackPhase::Copying,
+        since_unix_s: 5,
+    }
+}
+
 fn layout() -> Layout {
     let leg = |slice, state| Leg {
         brick: BRICK,
@@ -432,6 +442,7 @@ fn answers() -> Vec<Vec<u8>> {
         auto_promote: true,
         tier: TierPolicy::Memory,
         created_unix_s: 5,
+        rollback: Some(rollback()),
     };
     let detail = VolumeDetail {
         info,
@@ -592,6 +603,7 @@ fn fuzz_store_record() {
         files_bytes: Some(1 << 20),
         auto_promote: true,
         tier: TierPolicy::Memory,
+        rollback: Some(rollback()),
     };
     let pending = PendingDelete {
         brick: BRICK,

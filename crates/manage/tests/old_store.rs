@@ -84,6 +84,7 @@ fn volume() -> VolumeRecord {
         files_bytes: None,
         auto_promote: false,
         tier: TierPolicy::Auto,
+        rollback: None,
     }
 }
 

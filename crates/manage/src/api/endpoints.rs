@@ -13,6 +13,7 @@ mod events;
 mod figures;
 mod metrics;
 mod replicas;
+mod rollbacks;
 mod snapshots;
 mod tiers;
 mod volumes;
@@ -48,6 +49,7 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
         .merge(volumes::routes())
         .merge(replicas::routes())
         .merge(snapshots::routes())
+        .merge(rollbacks::routes())
         .merge(cuts::routes())
         .merge(tiers::routes())
         .merge(attachments::routes())

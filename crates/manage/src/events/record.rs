@@ -47,6 +47,10 @@ pub enum EventKind {
     SnapshotDeleted,
     /// A snapshot could not be made.
     SnapshotFailed,
+    /// A rollback to a snapshot has begun.
+    RollbackBegun,
+    /// A rollback to a snapshot has ended.
+    RollbackEnded,
     /// A volume has a further copy.
     ReplicaAttached,
     /// A volume has a copy less.
