@@ -8,11 +8,14 @@ use crate::{key, token_file};
 use anyhow::{Context, bail};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::key::Key;
-use pagemesh_base::layout::{EpochNumber, VolumeName};
+use pagemesh_base::layout::{EpochNumber, Layout, VolumeName};
 use pagemesh_fabric::limits::Timeouts;
 use pagemesh_manage::authority::snapshot_layout;
-use pagemesh_manage::wire::{VolumeContent, VolumeDetail};
-use pagemesh_manage::{ManagerAuthority, ManagerClient};
+use pagemesh_manage::wire::{
+    AttachReply, AttachVolume, ChangeLegs, DetachVolume, ReportReplication, VolumeContent,
+    VolumeDetail,
+};
+use pagemesh_manage::{ManagerAuthority, ManagerClient, ManagerError, VolumeConnection};
 use pagemesh_volume::{AttachError, SnapshotSpace, Transport, Transports, Volume};
 use std::sync::Arc;
 
@@ -124,6 +127,55 @@ fn attach_as(
             Ok(attach(true))
         }
         attached => Ok(attached),
+    }
+}
+
+/// Attaches a volume for its rollback. The attach may end this attachment alone (0: none).
+pub fn attach_for_rollback(
+    args: &ManagerArgs,
+    transport: TransportArg,
+    name: &VolumeName,
+    replaces: EpochNumber,
+) -> anyhow::Result<Volume> {
+    let key = key::find(args.key.as_deref(), &args.manager)?;
+    let authority = Arc::new(ManagerAuthority {
+        connection: RollbackConnection(ManagerClient::new(&args.manager, &key)?),
+        unreachable: false,
+        process: ProcessIdentity::own().map(|own| own.to_string()),
+        replaces: Some(replaces),
+        receive: false,
+    });
+    let who = format!("{}:{}", host_name(), std::process::id());
+    let connector = Arc::new(transports(key, transport));
+    Ok(Volume::attach(authority, connector, name.clone(), &who)?)
+}
+
+/// A connection whose attach is that for a rollback.
+struct RollbackConnection(ManagerClient);
+
+impl VolumeConnection for RollbackConnection {
+    fn attach(
+        &self,
+        name: &VolumeName,
+        request: &AttachVolume,
+    ) -> Result<AttachReply, ManagerError> {
+        self.0.attach_for_rollback(name, request)
+    }
+
+    fn change_legs(&self, name: &VolumeName, request: &ChangeLegs) -> Result<Layout, ManagerError> {
+        VolumeConnection::change_legs(&self.0, name, request)
+    }
+
+    fn detail(
+        &self,
+        name: &VolumeName,
+        report: Option<&ReportReplication>,
+    ) -> Result<VolumeDetail, ManagerError> {
+        self.0.detail(name, report)
+    }
+
+    fn detach(&self, name: &VolumeName, request: DetachVolume) -> Result<(), ManagerError> {
+        VolumeConnection::detach(&self.0, name, request)
     }
 }
 

@@ -45,13 +45,22 @@ fn check_clone_under_load(pools: Pools, bricks: usize, layout: &[&str], transpor
         cluster.ok(&["clone", "create", "v@s", "c"]);
         load.await_more(SLOTS);
         let seen = image_of(&cluster, "v@s", transport);
-        assert!(image_of(&cluster, "c", transport) == seen, "the clone differs");
+        assert!(
+            image_of(&cluster, "c", transport) == seen,
+            "the clone differs"
+        );
         (prefix_of(&seen), seen)
     });
-    cluster.refused(&["snapshot", "delete", "v@s", "--yes"], &["c", "clone promote"]);
+    cluster.refused(
+        &["snapshot", "delete", "v@s", "--yes"],
+        &["c", "clone promote"],
+    );
     let clone = cluster.export(&["c"], transport);
     clone.io(&["write -P 7 4M 256k", "discard 5M 64k", "flush"]);
-    assert!(image_of(&cluster, "v@s", transport) == pages, "the snapshot changed");
+    assert!(
+        image_of(&cluster, "v@s", transport) == pages,
+        "the snapshot changed"
+    );
     cluster.ok(&["snapshot", "create", "c@own"]);
     cluster.ok(&["clone", "create", "c@own", "d"]);
     cluster.refused(&["clone", "promote", "c"], &["d"]);
@@ -62,7 +71,11 @@ fn check_clone_under_load(pools: Pools, bricks: usize, layout: &[&str], transpor
     assert!(live > seen && live == load.acknowledged(), "{live}");
     export.stop();
     cluster.ok(&["volume", "delete", "v", "--snapshots"]);
-    clone.io(&["read -P 8 4M 64k", "read -P 7 4160k 192k", "read -P 0 5M 64k"]);
+    clone.io(&[
+        "read -P 8 4M 64k",
+        "read -P 7 4160k 192k",
+        "read -P 0 5M 64k",
+    ]);
     clone.stop();
     for brick in 0..bricks {
         cluster.stop_brick(brick);
@@ -72,7 +85,10 @@ fn check_clone_under_load(pools: Pools, bricks: usize, layout: &[&str], transpor
     let mut expected = pages;
     expected[4 << 20..][..256 << 10].fill(7);
     expected[5 << 20..][..64 << 10].fill(0);
-    assert!(image_of(&cluster, "d", transport) == expected, "the clone of the clone");
+    assert!(
+        image_of(&cluster, "d", transport) == expected,
+        "the clone of the clone"
+    );
     expected[4 << 20..][..64 << 10].fill(8);
     assert!(image_of(&cluster, "c", transport) == expected, "the clone");
     cluster.check_identical("c");
@@ -118,7 +134,9 @@ fn clone_takes_no_space_and_is_listed() {
     let used = |cluster: &Cluster| {
         let listed = cluster.json(&["brick", "list"]);
         let bricks = listed.as_array().unwrap().clone();
-        let used = bricks.iter().map(|brick| brick["used_bytes"].as_u64().unwrap());
+        let used = bricks
+            .iter()
+            .map(|brick| brick["used_bytes"].as_u64().unwrap());
         used.sum::<u64>()
     };
     let before = used(&cluster);
@@ -131,11 +149,17 @@ fn clone_takes_no_space_and_is_listed() {
     let shown = cluster.ok(&["snapshot", "list"]);
     assert!(shown.contains("CLONES") && shown.contains('c'), "{shown}");
     cluster.refused(&["clone", "create", "v@s", "c"], &["c", "already"]);
-    cluster.refused(&["clone", "create", "v@none", "d"], &["v@none", "snapshot list"]);
+    cluster.refused(
+        &["clone", "create", "v@none", "d"],
+        &["v@none", "snapshot list"],
+    );
     cluster.refused(&["clone", "promote", "v"], &["v", "no clone"]);
     cluster.ok(&["volume", "delete", "c"]);
     cluster.ok(&["snapshot", "delete", "v@s", "--yes"]);
-    assert_eq!(cluster.json(&["clone", "list"]).as_array().unwrap().len(), 0);
+    assert_eq!(
+        cluster.json(&["clone", "list"]).as_array().unwrap().len(),
+        0
+    );
 }
 
 #[test]

@@ -94,6 +94,7 @@ impl Manager {
             created_unix_s: self.clock.unix_s(),
             auto_promote: false,
             received: None,
+            rollback: None,
             origin: Some(CloneOrigin {
                 volume: volume.clone(),
                 snapshot: snapshot.clone(),

@@ -60,6 +60,8 @@ mod publisher;
 mod received;
 pub mod records;
 mod replicas;
+pub mod rollback;
+mod rollbacks;
 mod schedule_book;
 mod schedule_runner;
 pub mod schedules;

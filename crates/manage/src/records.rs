@@ -2,6 +2,7 @@
 //! older store.
 
 use crate::layout_state::LayoutState;
+use crate::rollback::Rollback;
 use crate::shape::Shape;
 use crate::snapshots::SnapshotName;
 use crate::tier_policy::TierPolicy;
@@ -85,6 +86,9 @@ pub struct VolumeRecord {
     /// others until it is promoted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub received: Option<EpochNumber>,
+    /// The rollback to a snapshot that has not ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollback: Option<Rollback>,
 }
 
 /// The snapshot that a volume was cloned from.

@@ -10,6 +10,7 @@ use crate::fault::Fault;
 use crate::idempotency::{CallStart, CreateAnswer, RunningCall};
 use crate::manager::{Manager, ManagerState};
 use crate::records::{Attachment, VolumeRecord};
+use crate::rollbacks::check_snapshot_allowed;
 use crate::slices::slice_locations;
 use crate::snapshot_lists::snapshot_info;
 use crate::snapshots::{
@@ -195,6 +196,7 @@ impl Manager {
         check_not_busy(&book, volume)?;
         let mut record = book.volume(volume)?.clone();
         check_room(&book, volume, &request.name)?;
+        check_snapshot_allowed(&record, &request.name)?;
         let attachment = record.attachment.clone();
         if record.received.is_some() && attachment.is_none() {
             // The next stream begins at the newest snapshot.

@@ -8,6 +8,7 @@ use crate::clones::check_no_clone;
 use crate::events::EventDraft;
 use crate::fault::Fault;
 use crate::manager::{Manager, ManagerState};
+use crate::rollbacks::check_not_needed;
 use crate::slices::slice_locations;
 use crate::snapshot_bookmarks::bookmark_removal_writes;
 use crate::snapshot_lists::live_snapshot;
@@ -44,6 +45,7 @@ impl Manager {
             let mut book = self.state();
             let mut record = live_snapshot(&book, volume, name)?.clone();
             self.check_snapshot_unchanged(volume, &record)?;
+            check_not_needed(book.volume(volume)?, name)?;
             check_deletable(&book, volume, &record)?;
             record.state = SnapshotState::Deleting;
             let deleted = EventDraft::snapshot_deleted(volume, name, &self.actor());

@@ -148,6 +148,7 @@ pub(crate) fn summary_info(record: &VolumeRecord, summary: &VolumeSummary) -> Vo
         received: record.received,
         created_unix_s: record.created_unix_s,
         origin: record.origin.clone(),
+        rollback: record.rollback.clone(),
     }
 }
 

@@ -17,6 +17,7 @@ use crate::manager::{Manager, ManagerState, PENDING_DELETES_MAX, TrackedDelete, 
 use crate::placement::{PlacedSegment, Placement, PlacementRequest, place};
 use crate::received::check_receiver;
 use crate::records::{Attachment, LegNote, PendingDelete, VolumeRecord};
+use crate::rollbacks::check_no_rollback;
 use crate::shape::Shape;
 use crate::slices::{SliceLocation, promised_slices, slice_locations};
 use crate::snapshot_drops::volume_removal_writes;
@@ -104,6 +105,7 @@ impl Manager {
             tier: request.tier,
             origin: None,
             received: request.received.then_some(EpochNumber(0)),
+            rollback: None,
         };
         let created = EventDraft::volume_created(&request.name, &self.actor(), bytes);
         let reply = |volume| size_reply(volume, request.size_bytes, bytes);
@@ -204,6 +206,9 @@ impl Manager {
                     client: attachment.client.clone(),
                 });
             }
+            if !force {
+                check_no_rollback(volume)?;
+            }
             let snapshots = Manager::snapshots_of_deleted(&book, name, snapshots)?;
             let doom = |place: SliceLocation| PendingDelete {
                 brick: place.brick,
@@ -244,12 +249,23 @@ impl Manager {
     /// When there is no such volume, a client has attached it that the request does not replace, or the
     /// store fails.
     pub fn attach(&self, name: &VolumeName, request: &AttachVolume) -> Result<AttachReply, Fault> {
+        self.attach_if(name, request, |record| check_no_rollback(record))
+    }
+
+    /// The same, if `check` finds that the volume may be attached. It may change the record.
+    pub(crate) fn attach_if(
+        &self,
+        name: &VolumeName,
+        request: &AttachVolume,
+        check: impl FnOnce(&mut VolumeRecord) -> Result<(), Fault>,
+    ) -> Result<AttachReply, Fault> {
         check_text("the client's label", &request.client, CLIENT_BYTES_MAX)?;
         if let Some(process) = &request.process {
             check_text("the client's process", process, CLIENT_BYTES_MAX)?;
         }
         let mut book = self.state();
         let mut record = book.volume(name)?.clone();
+        check(&mut record)?;
         check_replaced(&record, request)?;
         check_receiver(&record, request)?;
         let promoted = match request.unreachable {

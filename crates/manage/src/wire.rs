@@ -7,6 +7,7 @@ mod devices;
 mod figures;
 mod holders;
 mod problem;
+mod rollbacks;
 mod schedules;
 mod snapshots;
 mod status;
@@ -17,6 +18,7 @@ pub use crate::events::{
     Acknowledgement, EventFilter, EventKind, EventRecord, Severity, Subject, SubjectKind,
 };
 pub use crate::records::{Attachment, CloneOrigin, LegNote};
+pub use crate::rollback::{Rollback, RollbackPhase};
 pub use access::{CreateToken, CreatedToken, LoginRequest, TokenInfo, WhoAmI};
 pub use bookmarks::{BookmarkDetail, BookmarkInfo, CreateBookmark};
 pub use bricks::{
@@ -30,6 +32,7 @@ pub use devices::{
 };
 pub use holders::{HolderSign, HolderStatus, ReportHolder};
 pub use problem::{ErrorBody, PROBLEM_JSON};
+pub use rollbacks::{BeginRollback, EndedRollback, FinishRollback, StartRollbackCopy};
 pub use schedules::{
     CreateSchedule, ReportSent, RunSchedule, ScheduleDetail, ScheduleInfo, SchedulePlan,
     SchedulePolicy, ScheduleTarget, ScheduleVolume,
@@ -353,6 +356,9 @@ pub struct VolumeInfo {
     /// The snapshot that it was cloned from, as long as it shares pages with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<CloneOrigin>,
+    /// The rollback to a snapshot that has not ended: other uses of the volume are refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollback: Option<Rollback>,
 }
 
 /// The details of a volume.

@@ -38,6 +38,16 @@ const RESYNC: ResyncProgress = ResyncProgress {
     elapsed_ms: 70,
 };
 
+fn rollback() -> Rollback {
+    Rollback {
+        to: "one".parse().expect("a name"),
+        to_epoch: EpochNumber(3),
+        undo: "before".parse().expect("a name"),
+        phase: RollbackPhase::Copying,
+        since_unix_s: 5,
+    }
+}
+
 fn layout() -> Layout {
     let leg = |slice, state| Leg {
         brick: BRICK,
@@ -439,6 +449,7 @@ fn answers() -> Vec<Vec<u8>> {
         received: Some(EpochNumber(2)),
         created_unix_s: 5,
         origin: None,
+        rollback: Some(rollback()),
     };
     let detail = VolumeDetail {
         info,
@@ -605,6 +616,7 @@ fn fuzz_store_record() {
             epoch: EpochNumber(3),
         }),
         received: Some(EpochNumber(2)),
+        rollback: Some(rollback()),
     };
     let pending = PendingDelete {
         brick: BRICK,

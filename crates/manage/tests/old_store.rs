@@ -86,6 +86,7 @@ fn volume() -> VolumeRecord {
         tier: TierPolicy::Auto,
         origin: None,
         received: None,
+        rollback: None,
     }
 }
 

@@ -1,9 +1,13 @@
-//! `pagemesh snapshot`: makes, lists, holds, deletes, sends and receives snapshots of volumes.
+//! `pagemesh snapshot`: makes, lists, compares, holds, deletes, sends and receives snapshots of volumes.
 
+mod diff;
+mod file_changes;
 mod receive;
+mod rollback;
 mod send;
 pub mod source;
 pub mod space_io;
+mod temporary;
 
 use crate::args::ManagerArgs;
 use crate::client::manager_client;
@@ -21,7 +25,7 @@ use serde::Serialize;
 use std::fmt;
 use std::io::{BufRead, IsTerminal, Write};
 
-/// Make, list, hold, delete, send and receive snapshots of volumes.
+/// Make, list, compare, hold, roll back to, delete, send and receive snapshots of volumes.
 #[derive(Subcommand)]
 pub enum SnapshotCommand {
     Create(CreateArgs),
@@ -48,6 +52,8 @@ pub enum SnapshotCommand {
     /// Release a hold of a snapshot.
     Release(HoldArgs),
     Delete(DeleteArgs),
+    Diff(diff::DiffArgs),
+    Rollback(rollback::RollbackArgs),
     Send(send::SendArgs),
     Receive(receive::ReceiveArgs),
 }
@@ -136,6 +142,8 @@ pub fn run(command: &SnapshotCommand) -> anyhow::Result<()> {
             })
         }
         SnapshotCommand::Delete(args) => delete(args),
+        SnapshotCommand::Diff(args) => diff::run(args),
+        SnapshotCommand::Rollback(args) => rollback::run(args),
         SnapshotCommand::Send(args) => send::run(args),
         SnapshotCommand::Receive(args) => receive::run(args),
     }
@@ -300,7 +308,14 @@ fn snapshot_table(snapshots: &[SnapshotInfo]) -> String {
         ]
     });
     table(
-        &["SNAPSHOT", "CREATED", ">VOLUME SIZE", "HOLDS", "LABELS", "CLONES"],
+        &[
+            "SNAPSHOT",
+            "CREATED",
+            ">VOLUME SIZE",
+            "HOLDS",
+            "LABELS",
+            "CLONES",
+        ],
         rows,
     )
 }

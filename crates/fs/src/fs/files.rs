@@ -8,7 +8,8 @@ use crate::file::attr::Attr;
 use crate::file::seek::SeekTarget;
 use crate::file::sync::LostWriteCursor;
 use crate::file::{
-    allocate, atomic, copy, deferred_free, mmap_dirty, read, resize, seek, sync, times, write,
+    allocate, atomic, copy, deferred_free, extents, mmap_dirty, read, resize, seek, sync, times,
+    write,
 };
 use crate::format::inode::Ino;
 use crate::io::channel::IoChannel;
@@ -174,6 +175,19 @@ impl Fs {
         what: SeekTarget,
     ) -> Result<u64> {
         seek::seek(&self.txs, channel, ino, offset, what)
+    }
+
+    /// Where the mapped bytes of a file lie in the space: byte of the file, byte of the space, length. Holes are left out.
+    ///
+    /// # Errors
+    /// `EISDIR`, `EINVAL`, and errors of the volume.
+    pub fn extents(&self, ino: Ino) -> Result<Vec<(u64, u64, u64)>> {
+        self.txs.inspect(|core| {
+            let inode = core.regular_file(ino)?;
+            let bytes = 0..inode.size;
+            let (runs, _) = extents::file_extents(&inode, bytes, &mut |page| core.page(page))?;
+            Ok(runs)
+        })
     }
 
     /// Copies bytes from one file to another, or within one where source and target do not overlap;

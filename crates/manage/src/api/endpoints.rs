@@ -14,6 +14,7 @@ mod events;
 mod figures;
 mod metrics;
 mod replicas;
+mod rollbacks;
 mod schedules;
 mod snapshots;
 mod tiers;
@@ -52,6 +53,7 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
         .merge(snapshots::routes())
         .merge(bookmarks::routes())
         .merge(schedules::routes())
+        .merge(rollbacks::routes())
         .merge(cuts::routes())
         .merge(tiers::routes())
         .merge(attachments::routes())

@@ -5,6 +5,7 @@
 use super::record::{EventKind, Severity, Subject, SubjectKind, TEXT_BYTES_MAX};
 use crate::records::BrickRecord;
 use crate::records::CloneOrigin;
+use crate::rollback::Rollback;
 use crate::schedules::ScheduleHealth;
 use crate::snapshots::SnapshotName;
 use crate::tier_policy::TierPolicy;
@@ -563,6 +564,34 @@ impl EventDraft {
             ),
         };
         EventDraft::of_volume(kind, severity, volume, "manager", text)
+    }
+
+    pub(crate) fn rollback_begun(
+        volume: &VolumeName,
+        rollback: &Rollback,
+        actor: &str,
+    ) -> EventDraft {
+        let to = &rollback.to;
+        let text = format!(
+            "The volume {volume} is being rolled back to {volume}@{to}. It takes no other use until that has ended; \
+             an interrupted rollback goes on with: pagemesh snapshot rollback {volume}@{to}"
+        );
+        let kind = EventKind::RollbackBegun;
+        EventDraft::of_volume(kind, Severity::Info, volume, actor, text)
+    }
+
+    pub(crate) fn rollback_ended(
+        volume: &VolumeName,
+        to: &SnapshotName,
+        is_undone: bool,
+        actor: &str,
+    ) -> EventDraft {
+        let text = match is_undone {
+            false => format!("The volume {volume} was rolled back to {volume}@{to}."),
+            true => format!("The rollback of the volume {volume} to {volume}@{to} was undone."),
+        };
+        let kind = EventKind::RollbackEnded;
+        EventDraft::of_volume(kind, Severity::Info, volume, actor, text)
     }
 
     pub(crate) fn replica_attached(

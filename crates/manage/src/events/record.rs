@@ -57,6 +57,10 @@ pub enum EventKind {
     ScheduleLate,
     /// The snapshots of a schedule are on time again.
     ScheduleOnTime,
+    /// A rollback to a snapshot has begun.
+    RollbackBegun,
+    /// A rollback to a snapshot has ended.
+    RollbackEnded,
     /// A volume has a further copy.
     ReplicaAttached,
     /// A volume has a copy less.

@@ -113,6 +113,19 @@ pub enum SnapshotFault {
         /// How many snapshots.
         count: usize,
     },
+    /// A rollback has not ended.
+    #[error("the volume {volume} is being rolled back {}, and takes no other use until that has ended", rollback_target(.volume, .to, *.is_undone))]
+    RollingBack {
+        /// The volume.
+        volume: VolumeName,
+        /// The snapshot.
+        to: SnapshotName,
+        /// Whether the rollback is being undone.
+        is_undone: bool,
+    },
+    /// No rollback.
+    #[error("no rollback of the volume {0} is unfinished")]
+    NoRollback(VolumeName),
     /// The client did not fetch the order for the cut.
     #[error(
         "the client {client} of the volume {volume} does not answer: it has ended, or its release knows no snapshots"
@@ -161,7 +174,8 @@ impl SnapshotFault {
             SnapshotFault::NoSuchSnapshot { .. }
             | SnapshotFault::NoSuchBookmark { .. }
             | SnapshotFault::NoSuchSchedule(_)
-            | SnapshotFault::NoSuchHold { .. } => ErrorCode::NotFound,
+            | SnapshotFault::NoSuchHold { .. }
+            | SnapshotFault::NoRollback(_) => ErrorCode::NotFound,
             SnapshotFault::Exists { .. }
             | SnapshotFault::BookmarkExists { .. }
             | SnapshotFault::ScheduleExists(_) => ErrorCode::Exists,
@@ -207,6 +221,12 @@ impl SnapshotFault {
             SnapshotFault::VolumeHasSnapshots { .. } => {
                 "delete them first, or delete the volume with all of them: pagemesh volume delete --snapshots"
             }
+            SnapshotFault::RollingBack { .. } => {
+                "complete it with: pagemesh snapshot rollback VOLUME@NAME, or undo it with: pagemesh snapshot rollback --undo VOLUME"
+            }
+            SnapshotFault::NoRollback(_) => {
+                "begin one with: pagemesh snapshot rollback VOLUME@NAME"
+            }
             SnapshotFault::LastCopy { .. } => "delete these snapshots first",
             SnapshotFault::NotFetched { .. } => {
                 "update that client; if it is gone, end its attachment with: pagemesh volume detach NAME"
@@ -236,6 +256,13 @@ impl SnapshotFault {
 fn name_list(names: &[VolumeName]) -> String {
     let names: Vec<String> = names.iter().map(ToString::to_string).collect();
     names.join(", ")
+}
+
+fn rollback_target(volume: &VolumeName, to: &SnapshotName, is_undone: bool) -> String {
+    match is_undone {
+        false => format!("to {volume}@{to}"),
+        true => format!("to {volume}@{to}, and the rollback is being undone"),
+    }
 }
 
 fn tag_list(tags: &[HoldTag]) -> String {

@@ -8,13 +8,14 @@ use crate::snapshot_path::BookmarkPath;
 use anyhow::{Context, ensure};
 use pagemesh_base::authority::ResolvedLayout;
 use pagemesh_base::ids::Epoch;
-use pagemesh_base::space::Space;
+use pagemesh_base::space::{Extent, Space, SpaceError};
 use pagemesh_fabric::limits::Timeouts;
 use pagemesh_manage::ManagerClient;
 use pagemesh_manage::authority::resolved_layout;
 use pagemesh_manage::wire::{BookmarkInfo, SnapshotInfo};
 use pagemesh_stream::{ContentSummary, PAGE_BYTES, SnapshotIdentity};
 use pagemesh_volume::{SnapshotSpace, Transport, Transports};
+use serde::Serialize;
 use std::sync::Arc;
 
 /// Bytes of one read. Bricks get it in pieces.
@@ -96,11 +97,20 @@ impl BookmarkSource {
 /// The differences between two snapshots, or all of one.
 pub struct Changes {
     lister: SpaceIo,
+    /// Lists the earlier snapshot, if no copy can compare the two: then each page that one of them has may differ.
+    old_lister: Option<SpaceIo>,
     new: SpaceIo,
     old: Option<(SpaceIo, u64)>,
     /// Whether the bytes of before are known. After a bookmark they are not.
     is_old_known: bool,
     size_bytes: u64,
+}
+
+/// A range of a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct ByteRange {
+    pub offset: u64,
+    pub bytes: u64,
 }
 
 /// A part of a volume as it was, and as it is.
@@ -134,18 +144,44 @@ impl Changes {
         let Some(from) = from else {
             return Ok(Changes {
                 lister: SpaceIo::open(&source.space)?,
+                old_lister: None,
                 new: SpaceIo::open(&source.space)?,
                 old: None,
                 is_old_known: true,
                 size_bytes: source.size_bytes(),
             });
         };
-        let label = format!("{}@{}", from.info.volume, from.info.name);
-        check_earlier(source, &from.identity, &label)?;
-        let epoch = Epoch(from.identity.epoch);
-        let changed = source.space.changes_since(&from.layout, epoch)?;
+        check_order(source, from)?;
+        let changed = source
+            .space
+            .changes_since(&from.layout, Epoch(from.identity.epoch))?;
+        Changes::open(source, from, &changed, None)
+    }
+
+    /// The same between two snapshots that may have no copy in common: then it lists each page that one of them has.
+    pub fn between(source: &SnapshotSource, from: &SnapshotSource) -> anyhow::Result<Changes> {
+        check_order(source, from)?;
+        let earlier = Epoch(from.identity.epoch);
+        match source.space.changes_since(&from.layout, earlier) {
+            Ok(changed) => Changes::open(source, from, &changed, None),
+            Err(SpaceError::Unavailable(cause)) => {
+                tracing::warn!(%cause, "all pages of both snapshots are compared");
+                let old_lister = SpaceIo::open(&from.space)?;
+                Changes::open(source, from, &source.space, Some(old_lister))
+            }
+            Err(cause) => Err(cause.into()),
+        }
+    }
+
+    fn open(
+        source: &SnapshotSource,
+        from: &SnapshotSource,
+        changed: &SnapshotSpace,
+        old_lister: Option<SpaceIo>,
+    ) -> anyhow::Result<Changes> {
         Ok(Changes {
-            lister: SpaceIo::open(&changed)?,
+            lister: SpaceIo::open(changed)?,
+            old_lister,
             new: SpaceIo::open(&source.space)?,
             old: Some((SpaceIo::open(&from.space)?, from.size_bytes())),
             is_old_known: true,
@@ -164,6 +200,7 @@ impl Changes {
         let changed = source.space.changes_since(&from.layout, epoch)?;
         Ok(Changes {
             lister: SpaceIo::open(&changed)?,
+            old_lister: None,
             new: SpaceIo::open(&source.space)?,
             old: None,
             is_old_known: false,
@@ -185,8 +222,7 @@ impl Changes {
     ) -> anyhow::Result<()> {
         let mut at = start;
         while at < self.size_bytes {
-            let extents = self.lister.extents(at, self.size_bytes - at)?;
-            for extent in extents {
+            for extent in self.list(at)? {
                 if extent.mapped {
                     visit(self, at, extent.len)?;
                 }
@@ -194,6 +230,32 @@ impl Changes {
             }
         }
         Ok(())
+    }
+
+    /// The extents from a byte on: a mapped one may have changed.
+    fn list(&mut self, at: u64) -> anyhow::Result<Vec<Extent>> {
+        let new = self.lister.extents(at, self.size_bytes - at)?;
+        let (Some(lister), Some((_, old_bytes))) = (&mut self.old_lister, &self.old) else {
+            return Ok(new);
+        };
+        if at >= *old_bytes {
+            return Ok(new);
+        }
+        let old = lister.extents(at, *old_bytes - at)?;
+        Ok(first_union(&new, &old).into_iter().collect())
+    }
+
+    /// The changed ranges, in order. Neighbours are one range.
+    pub fn ranges(&mut self) -> anyhow::Result<Vec<ByteRange>> {
+        let mut ranges: Vec<ByteRange> = Vec::new();
+        self.visit_ranges(0, |_, offset, bytes| {
+            match ranges.last_mut() {
+                Some(last) if last.offset + last.bytes == offset => last.bytes += bytes,
+                _ => ranges.push(ByteRange { offset, bytes }),
+            }
+            Ok(())
+        })?;
+        Ok(ranges)
     }
 
     /// Bytes of the changed pages from this byte on. It reads none of them.
@@ -249,6 +311,24 @@ impl Changes {
     }
 }
 
+/// The first extent that is mapped in one of two listings of the same place, or a hole in both.
+fn first_union(one: &[Extent], other: &[Extent]) -> Option<Extent> {
+    let mut filled = [one, other].map(|list| list.iter().filter(|it| it.len > 0));
+    let [one, other] = &mut filled;
+    let (one, other) = (one.next()?, other.next()?);
+    Some(Extent {
+        len: one.len.min(other.len),
+        mapped: one.mapped || other.mapped,
+    })
+}
+
+/// Refuses two snapshots that are not an earlier and a later one of a volume.
+fn check_order(source: &SnapshotSource, from: &SnapshotSource) -> anyhow::Result<()> {
+    let label = format!("{}@{}", from.info.volume, from.info.name);
+    check_earlier(source, &from.identity, &label)
+}
+
+/// Refuses a start that is not of the same volume, or not earlier.
 fn check_earlier(
     source: &SnapshotSource,
     from: &SnapshotIdentity,
@@ -257,11 +337,11 @@ fn check_earlier(
     let (volume, name) = (&source.info.volume, &source.info.name);
     ensure!(
         from.volume == source.identity.volume,
-        "{label} is not of {volume}; send the changes between snapshots of one volume"
+        "{label} is not of {volume}; name two snapshots of one volume"
     );
     ensure!(
         from.epoch < source.identity.epoch,
-        "{label} is not earlier than {volume}@{name}; name the earlier one with --from"
+        "{label} is not earlier than {volume}@{name}; name the earlier one as the start"
     );
     Ok(())
 }

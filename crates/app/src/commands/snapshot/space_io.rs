@@ -71,11 +71,17 @@ impl SpaceIo {
         Ok(())
     }
 
-    /// Waits for all changes, and makes them durable.
-    pub fn flush(&mut self) -> anyhow::Result<()> {
+    /// Waits for all changes.
+    pub fn wait(&mut self) -> anyhow::Result<()> {
         while self.in_flight > 0 {
             self.wait_for_one()?;
         }
+        Ok(())
+    }
+
+    /// Waits for all changes, and makes them durable.
+    pub fn flush(&mut self) -> anyhow::Result<()> {
+        self.wait()?;
         self.ask(Request::Flush).map(drop)
     }
 
