@@ -55,7 +55,7 @@ pub struct Features {
 /// lines of bitmaps. No feature takes them again.
 const DRAFTS: u64 = 1 << 63 | 1 << 62 | 1 << 61;
 /// The incompatible features that this program knows. Each gets a constant here, from bit 0 on.
-const INCOMPATIBLE: u64 = Features::VERSIONS;
+const INCOMPATIBLE: u64 = Features::VERSIONS | Features::CLONES;
 /// The read-compatible features that this program knows.
 const READ_COMPATIBLE: u64 = 0;
 
@@ -70,6 +70,8 @@ impl Features {
     /// Replaced pages are kept for snapshots: the version log, versions of slices in the object table, and records of
     /// kind 8.
     pub const VERSIONS: u64 = 1 << 0;
+    /// Slices share frames with snapshots of other slices: clones in the object table, and records of kind 8 that link leaves.
+    pub const CLONES: u64 = 1 << 1;
 
     /// Whether this program may open a pool with them.
     fn check(&self) -> Result<(), BadSuperblock> {
@@ -558,8 +560,9 @@ mod tests {
             };
             Superblock::decode(&block.encode()).map(|block| block.features.compatible)
         };
-        assert_eq!(with(Features::VERSIONS, 0, 0), Ok(0));
-        for bit in (1..64).map(|bit| 1 << bit) {
+        let known = Features::VERSIONS | Features::CLONES;
+        assert_eq!(with(known, 0, 0), Ok(0));
+        for bit in (2..64).map(|bit| 1 << bit) {
             assert_eq!(with(0, 0, bit), Ok(bit));
             assert_eq!(with(0, bit, 0), Err(BadSuperblock::ReadFeatures(bit)));
             let refused = match bit & DRAFTS {

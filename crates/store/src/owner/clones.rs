@@ -20,6 +20,7 @@ use super::versions::LEAF_PAGES;
 use crate::format::geometry::frame_at;
 use crate::format::object::{Object, ObjectRole, ObjectState};
 use crate::format::slot::Slot;
+use crate::format::superblock::Features;
 use crate::format::table::SlotLocation;
 use crate::recovery::PoolError;
 use crate::session::relocate::MOVE_PAGES_MAX;
@@ -95,6 +96,10 @@ impl<M: Media> Pool<M> {
         if size_bytes < of_origin.size_bytes {
             let (present, wanted) = (of_origin.size_bytes, size_bytes);
             return Err(ObjectError::Shrinks { present, wanted });
+        }
+        if self.superblock.features.incompatible & Features::CLONES == 0 {
+            self.superblock.features.incompatible |= Features::CLONES;
+            self.write_next_superblock()?;
         }
         // Before the clone names a frame.
         self.set_cloned_below(origin, self.newest_clone_base(origin).max(base))?;

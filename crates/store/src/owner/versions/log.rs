@@ -88,7 +88,7 @@ impl<M: Media> Pool<M> {
         Ok(runs.into_iter().map(to_log).collect())
     }
 
-    fn write_next_superblock(&mut self) -> Result<(), PoolError> {
+    pub(in crate::owner) fn write_next_superblock(&mut self) -> Result<(), PoolError> {
         self.mapping.data.sync()?;
         self.ensure_newer_superblock()?;
         self.superblock.generation += 1;
