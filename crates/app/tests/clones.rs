@@ -129,8 +129,8 @@ fn clone_takes_no_space_and_is_listed() {
     cluster.create("v", "16M", &MIRROR);
     let export = cluster.export(&["v"], "auto");
     export.io(&["write -P 3 0 16M", "flush"]);
-    export.stop();
     cluster.ok(&["snapshot", "create", "v@s"]);
+    export.stop();
     let used = |cluster: &Cluster| {
         let listed = cluster.json(&["brick", "list"]);
         let bricks = listed.as_array().unwrap().clone();
@@ -172,7 +172,8 @@ fn cloned_file_system_is_mounted_beside_its_origin() {
     cluster.ok(&["snapshot", "create", "files@s"]);
     cluster.ok(&["clone", "create", "files@s", "other"]);
     mount.sh("rm copy; echo 1 > mine; sync");
-    let other = TestMount::new(&cluster, "other", "auto");
+    let mounted = || TestMount::try_new(&cluster, "other", "other", "auto", "auto");
+    let other = mounted().unwrap_or_else(|ended| panic!("no mount: {ended:?}"));
     other.sh("cmp d/one copy; test ! -e mine; echo 2 > theirs; cp d/one d/two; rm d/one; sync");
     mount.sh("test ! -e theirs; test -e d/one");
     cluster.ok(&["clone", "promote", "other"]);
@@ -181,7 +182,7 @@ fn cloned_file_system_is_mounted_beside_its_origin() {
     mount.sh("test -e mine; test ! -e d/two");
     mount.stop(&cluster);
     cluster.ok(&["snapshot", "delete", "files@s", "--yes"]);
-    let other = TestMount::new(&cluster, "other", "auto");
+    let other = mounted().unwrap_or_else(|ended| panic!("no mount: {ended:?}"));
     other.sh("cmp d/two copy; test -e theirs");
     other.stop(&cluster);
 }
