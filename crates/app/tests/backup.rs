@@ -70,9 +70,10 @@ fn backup_has_changes_alone_and_is_restored() {
     write(&cluster, "v", &["write -P 9 0 2M"]);
     let second = backup(&cluster, &["create", "v@two", at]);
     assert_eq!(second["since"], "v@one");
+    // Four chunks have changed. Four had holes that were written since, and the births of these are not known.
     assert_eq!(
         (&second["read_bytes"], &second["stored_chunks"]),
-        (&json!(4 * 262_144), &json!(1)),
+        (&json!(8 * 262_144), &json!(1)),
         "{second}"
     );
     let listed = backup(&cluster, &["list", at]);
