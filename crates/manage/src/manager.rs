@@ -17,7 +17,7 @@ use crate::key_index::KeyIndex;
 use crate::placement::{BrickCandidate, OVERPROVISION_FACTOR};
 use crate::published::PublishedState;
 use crate::records::{BrickRecord, PendingDelete, VolumeRecord};
-use crate::schedule_runner::ScheduleTable;
+use crate::schedules::ScheduleTable;
 use crate::slices::{SliceLocation, slice_locations};
 use crate::snapshots::{CutOrders, CutTimes, SnapshotState, SnapshotTable};
 use crate::store::{Store, StoreContents, StoreError};
