@@ -157,7 +157,7 @@ fn pruning_deletes_chunks_that_no_backup_has() {
         &["no backup v@one"],
     );
     backup(&cluster, &["prune", at, "--delete", "v@two"]);
-    assert_eq!(chunks(&dir), [PathBuf::new(); 0]);
+    assert!(chunks(&dir).is_empty());
 }
 
 #[test]
@@ -207,7 +207,7 @@ fn damage_is_found_and_repaired_by_a_full_backup() {
     fs::write(&manifest, bytes).unwrap();
     cluster.refused(&["backup", "prune", at], &["while a backup is damaged"]);
     backup(&cluster, &["prune", at, "--delete", "v@one"]);
-    assert_eq!(chunks(&dir), [PathBuf::new(); 0]);
+    assert!(chunks(&dir).is_empty());
 }
 
 #[test]

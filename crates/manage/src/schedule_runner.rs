@@ -7,11 +7,11 @@ use crate::events::EventDraft;
 use crate::fault::Fault;
 use crate::manager::{Manager, ManagerState};
 use crate::schedule_book::find;
-use crate::schedules::{
+use crate::snapshot_drops::is_kept;
+use crate::snapshots::schedules::{
     ClassSet, Plan, RunKey, ScheduleHealth, ScheduleRecord, ScheduledSnapshot, parse_name, plan,
     scheduled_name,
 };
-use crate::snapshot_drops::is_kept;
 use crate::snapshots::{SnapshotName, SnapshotRecord, SnapshotState};
 use crate::wire::{CreateSnapshot, RunSchedule, SchedulePlan, ScheduleVolume, SnapshotInfo};
 use pagemesh_base::layout::VolumeName;

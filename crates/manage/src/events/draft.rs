@@ -4,8 +4,8 @@
 
 use super::record::{EventKind, Severity, Subject, SubjectKind, TEXT_BYTES_MAX};
 use crate::records::BrickRecord;
-use crate::schedules::ScheduleHealth;
 use crate::snapshots::SnapshotName;
+use crate::snapshots::schedules::ScheduleHealth;
 use crate::tier_policy::TierPolicy;
 use crate::wire::{BrickDevice, DeviceChange, ErrorBody, ScheduleVolume};
 use pagemesh_base::brick_name::BrickLabel;

@@ -22,7 +22,7 @@ pub use planner::{Plan, RETAINED_MAX, Retention, ScheduledSnapshot, plan};
 pub use record::{ScheduleHealth, ScheduleRecord, SentSnapshot, TargetRecord};
 
 pub(crate) use name::{parse_name, scheduled_name};
-pub(crate) use pattern::check_pattern;
+pub(crate) use pattern::is_pattern;
 pub(crate) use table::{RunKey, ScheduleTable};
 
 /// Maximum of schedules: each looks at all of its volumes every few seconds.
