@@ -11,7 +11,7 @@ export const SCHEDULE_HEALTH: Record<ScheduleHealth, { tone: Tone; meaning: stri
 
 const CLASSES = ["frequent", "hourly", "daily", "weekly", "monthly", "yearly"] as const;
 
-/** What a schedule keeps, as in "24 hourly, 7 daily". */
+/** The retention of a schedule, as in "24 hourly, 7 daily". */
 export function retentionWords(retention: Retention): string {
   return CLASSES.filter((it) => retention[it] > 0).map((it) => `${retention[it]} ${it}`).join(", ");
 }

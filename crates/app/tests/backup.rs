@@ -70,9 +70,10 @@ fn backup_has_changes_alone_and_is_restored() {
     write(&cluster, "v", &["write -P 9 0 2M"]);
     let second = backup(&cluster, &["create", "v@two", at]);
     assert_eq!(second["since"], "v@one");
+    // Four chunks have changed. Four had holes that were written since, and the births of these are not known.
     assert_eq!(
         (&second["read_bytes"], &second["stored_chunks"]),
-        (&json!(4 * 262_144), &json!(1)),
+        (&json!(8 * 262_144), &json!(1)),
         "{second}"
     );
     let listed = backup(&cluster, &["list", at]);
@@ -156,7 +157,7 @@ fn pruning_deletes_chunks_that_no_backup_has() {
         &["no backup v@one"],
     );
     backup(&cluster, &["prune", at, "--delete", "v@two"]);
-    assert_eq!(chunks(&dir), [PathBuf::new(); 0]);
+    assert!(chunks(&dir).is_empty());
 }
 
 #[test]
@@ -206,7 +207,7 @@ fn damage_is_found_and_repaired_by_a_full_backup() {
     fs::write(&manifest, bytes).unwrap();
     cluster.refused(&["backup", "prune", at], &["while a backup is damaged"]);
     backup(&cluster, &["prune", at, "--delete", "v@one"]);
-    assert_eq!(chunks(&dir), [PathBuf::new(); 0]);
+    assert!(chunks(&dir).is_empty());
 }
 
 #[test]

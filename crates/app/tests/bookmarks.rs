@@ -217,7 +217,11 @@ fn next_receive_takes_over_from_a_killed_receiver() {
     kill_receiver(&cluster, &full, "w");
     received(&cluster, &full, &["w"]);
     // Changes that no other stream has.
-    write(&cluster, "v", &["write -P 7 0 16M"]);
+    let all: Vec<String> = (0..8)
+        .map(|at| format!("write -P 7 {}M 2M", 2 * at))
+        .collect();
+    let all: Vec<&str> = all.iter().map(String::as_str).collect();
+    write(&cluster, "v", &all);
     cluster.ok(&["snapshot", "create", "v@lost"]);
     let (lost, _) = send(&cluster, "lost", &["v@lost", "--from", "v@one"]);
     kill_receiver(&cluster, &lost, "w");

@@ -4,11 +4,11 @@ use crate::call::{RecordTag, etag_text};
 use crate::fault::Fault;
 use crate::idempotency::{CallStart, CreateAnswer};
 use crate::manager::{Manager, ManagerState};
-use crate::schedules::{
-    PATTERNS_MAX, PREFIX_BYTES_MAX, RETAINED_MAX, Retention, SCHEDULES_MAX, ScheduleHealth,
-    ScheduleRecord, SentSnapshot, TARGETS_MAX, TargetRecord, check_pattern, scheduled_name,
-};
 use crate::snapshot_lists::live_snapshot;
+use crate::snapshots::schedules::{
+    PATTERNS_MAX, PREFIX_BYTES_MAX, RETAINED_MAX, Retention, SCHEDULES_MAX, ScheduleHealth,
+    ScheduleRecord, SentSnapshot, TARGETS_MAX, TargetRecord, is_pattern, scheduled_name,
+};
 use crate::snapshots::{SnapshotFault, SnapshotName};
 use crate::store::StoreWrite;
 use crate::wire::{
@@ -326,6 +326,19 @@ fn check_ages(
     Ok(())
 }
 
+fn check_pattern(text: &str) -> Result<(), Fault> {
+    match is_pattern(text) {
+        true => Ok(()),
+        false => Err(Fault::invalid_field(
+            format!(
+                "'{}' is no name of a volume, nor a pattern",
+                text.escape_debug()
+            ),
+            "write a name, or one with * for any text, as in db-*",
+        )),
+    }
+}
+
 fn check_volumes(volumes: &[String]) -> Result<(), Fault> {
     if !(1..=PATTERNS_MAX).contains(&volumes.len()) {
         return Err(Fault::invalid_field(
@@ -341,8 +354,8 @@ fn check_volumes(volumes: &[String]) -> Result<(), Fault> {
 /// Refuses a prefix that makes no names, or that another schedule has: it would delete the snapshots of that one.
 fn check_prefix(book: &ManagerState, name: &SnapshotName, prefix: &str) -> Result<(), Fault> {
     check_short("the prefix of a schedule", prefix)?;
-    let mut classes = crate::schedules::ClassSet::default();
-    classes.insert(crate::schedules::SnapshotClass::Daily);
+    let mut classes = crate::snapshots::schedules::ClassSet::default();
+    classes.insert(crate::snapshots::schedules::SnapshotClass::Daily);
     if prefix.is_empty() || scheduled_name(prefix, 0, classes).is_none() {
         return Err(Fault::invalid_field(
             format!(

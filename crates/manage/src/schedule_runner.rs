@@ -7,15 +7,14 @@ use crate::events::EventDraft;
 use crate::fault::Fault;
 use crate::manager::{Manager, ManagerState};
 use crate::schedule_book::find;
-use crate::schedules::{
-    ClassSet, Plan, ScheduleHealth, ScheduleRecord, ScheduledSnapshot, parse_name, plan,
+use crate::snapshot_drops::is_kept;
+use crate::snapshots::schedules::{
+    ClassSet, Plan, RunKey, ScheduleHealth, ScheduleRecord, ScheduledSnapshot, parse_name, plan,
     scheduled_name,
 };
-use crate::snapshot_drops::is_kept;
 use crate::snapshots::{SnapshotName, SnapshotRecord, SnapshotState};
 use crate::wire::{CreateSnapshot, RunSchedule, SchedulePlan, ScheduleVolume, SnapshotInfo};
 use pagemesh_base::layout::VolumeName;
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Interval between two looks at all schedules: a snapshot is this much late at most.
@@ -26,56 +25,6 @@ const RETRY_FIRST: Duration = Duration::from_secs(60);
 const RETRY_MAX: Duration = Duration::from_secs(3600);
 /// Snapshots of one volume that one look deletes; the next look goes on.
 const PRUNED_MAX: usize = 32;
-
-/// A schedule and one of its volumes.
-type RunKey = (SnapshotName, VolumeName);
-
-/// The state of a schedule for one volume that matters while the manager runs.
-#[derive(Clone, Debug, Default)]
-struct RunState {
-    failures: u32,
-    retry_at: Duration,
-    error: Option<String>,
-    reported: ScheduleHealth,
-}
-
-/// All schedules.
-#[derive(Debug, Default)]
-pub(crate) struct ScheduleTable {
-    records: BTreeMap<SnapshotName, ScheduleRecord>,
-    runs: BTreeMap<RunKey, RunState>,
-    /// By enabled schedule, as the last look found it: the time of the newest snapshot of that volume that is the latest. None without volumes.
-    latest: BTreeMap<SnapshotName, Option<u64>>,
-}
-
-impl ScheduleTable {
-    pub(crate) fn new(records: Vec<ScheduleRecord>) -> ScheduleTable {
-        let named = records.into_iter().map(|it| (it.name.clone(), it));
-        ScheduleTable {
-            records: named.collect(),
-            runs: BTreeMap::new(),
-            latest: BTreeMap::new(),
-        }
-    }
-
-    pub(crate) fn get(&self, name: &SnapshotName) -> Option<&ScheduleRecord> {
-        self.records.get(name)
-    }
-
-    pub(crate) fn records(&self) -> impl Iterator<Item = &ScheduleRecord> {
-        self.records.values()
-    }
-
-    pub(crate) fn put(&mut self, record: ScheduleRecord) {
-        self.records.insert(record.name.clone(), record);
-    }
-
-    pub(crate) fn remove(&mut self, name: &SnapshotName) {
-        self.records.remove(name);
-        self.latest.remove(name);
-        self.runs.retain(|(schedule, _), _| schedule != name);
-    }
-}
 
 impl Manager {
     /// Carries out all schedules once, and reports volumes that became late or are on time again.

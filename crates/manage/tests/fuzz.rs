@@ -378,6 +378,9 @@ fn brick_info() -> BrickInfo {
 
 fn status() -> ClusterStatus {
     ClusterStatus {
+        schedules: 3,
+        schedules_warning: 1,
+        schedules_critical: 1,
         version: "1.2.3".into(),
         bricks: 3,
         bricks_alive: 2,

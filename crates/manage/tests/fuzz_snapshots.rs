@@ -8,7 +8,8 @@ use fuzzing::{check_decoded, check_plain, decodes, json, target};
 use pagemesh_base::layout::{
     BrickId, Column, EpochNumber, Layout, Leg, LegState, Segment, SliceId,
 };
-use pagemesh_manage::snapshots::{SnapshotLayout, SnapshotRecord, SnapshotState};
+use pagemesh_manage::schedules::{Retention, ScheduleRecord, SentSnapshot, TargetRecord};
+use pagemesh_manage::snapshots::{BookmarkRecord, SnapshotLayout, SnapshotRecord, SnapshotState};
 use pagemesh_manage::wire::*;
 use std::collections::BTreeMap;
 use uuid::Uuid;
@@ -136,6 +137,127 @@ fn fuzz_snapshot_request() {
                     CutResult::LayoutChanged(_) => 1,
                     CutResult::Failed(_) => 2,
                 }),
+            )
+        });
+}
+
+fn policy() -> SchedulePolicy {
+    SchedulePolicy {
+        prefix: Some("auto".into()),
+        volumes: vec!["db-*".into()],
+        retention: Retention {
+            hourly: 24,
+            ..Retention::default()
+        },
+        frequent_minutes: Some(15),
+        warn_after_s: Some(7200),
+        critical_after_s: Some(14_400),
+        enabled: true,
+        prune: false,
+        targets: vec![ScheduleTarget {
+            name: "b".parse().expect("a name"),
+            manager: "http://h:1".into(),
+            volume_prefix: "x-".into(),
+        }],
+    }
+}
+
+#[test]
+fn fuzz_schedule_request() {
+    let seeds = [
+        json(&CreateBookmark {
+            snapshot: "s".parse().expect("a name"),
+            name: Some("b".parse().expect("a name")),
+        }),
+        json(&CreateSchedule {
+            name: "c".parse().expect("a name"),
+            policy: policy(),
+        }),
+        json(&policy()),
+        json(&RunSchedule {
+            volume: "v".parse().expect("a name"),
+        }),
+        json(&ReportSent {
+            target: "b".parse().expect("a name"),
+            volume: "v".parse().expect("a name"),
+            snapshot: "s".parse().expect("a name"),
+        }),
+    ];
+    decodes::<CreateBookmark>(&seeds);
+    decodes::<CreateSchedule>(&seeds);
+    decodes::<ReportSent>(&seeds);
+    target("schedule_request")
+        .seeds(seeds)
+        .cases(10_000)
+        .bytes_max(600)
+        .run(|bytes| {
+            (
+                check_decoded::<CreateBookmark>(bytes).map(|body| {
+                    check_plain(body.snapshot.as_str());
+                    body.name.is_some()
+                }),
+                check_decoded::<CreateSchedule>(bytes).map(|body| {
+                    check_plain(body.name.as_str());
+                    body.policy.targets.len().min(3)
+                }),
+                check_decoded::<SchedulePolicy>(bytes).map(|body| (body.enabled, body.prune)),
+                check_decoded::<RunSchedule>(bytes).is_some(),
+                check_decoded::<ReportSent>(bytes).is_some(),
+            )
+        });
+}
+
+#[test]
+fn fuzz_schedule_record() {
+    let sent = SentSnapshot {
+        volume: Uuid::from_u128(1),
+        snapshot: "s".parse().expect("a name"),
+        epoch: EpochNumber(5),
+        sent_unix_ms: 7,
+    };
+    let schedule = ScheduleRecord {
+        name: "c".parse().expect("a name"),
+        prefix: "auto".into(),
+        volumes: vec!["db-*".into()],
+        retention: policy().retention,
+        frequent_minutes: 15,
+        warn_after_s: 7200,
+        critical_after_s: 14_400,
+        enabled: true,
+        prune: true,
+        targets: vec![TargetRecord {
+            name: "b".parse().expect("a name"),
+            manager: "http://h:1".into(),
+            volume_prefix: String::new(),
+            sent: BTreeMap::from([("v".parse().expect("a name"), sent)]),
+        }],
+        created_unix_s: 1,
+        made_by: "x".into(),
+    };
+    let bookmark = BookmarkRecord {
+        volume: Uuid::from_u128(1),
+        name: "b".parse().expect("a name"),
+        epoch: EpochNumber(5),
+        snapshot: "s".parse().expect("a name"),
+        created_unix_ms: 7,
+        size_bytes: 4 << 20,
+        segments: segments(),
+        made_by: "x".into(),
+    };
+    let seeds = [json(&schedule), json(&bookmark)];
+    decodes::<ScheduleRecord>(&seeds);
+    decodes::<BookmarkRecord>(&seeds);
+    target("schedule_record")
+        .seeds(seeds)
+        .cases(10_000)
+        .bytes_max(1200)
+        .run(|bytes| {
+            (
+                check_decoded::<ScheduleRecord>(bytes).map(|record| {
+                    check_plain(record.name.as_str());
+                    record.targets.len().min(3)
+                }),
+                check_decoded::<BookmarkRecord>(bytes).map(|it| it.segments.len().min(3)),
             )
         });
 }

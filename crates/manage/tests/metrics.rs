@@ -330,6 +330,11 @@ fn page_with_all_metrics(cluster: &Cluster) -> Page {
     manager
         .create_snapshot(&name("v"), &snapshot)
         .expect("the volume is not attached");
+    let schedule =
+        serde_json::json!({"name": "c", "policy": {"volumes": ["v"], "retention": {"daily": 7}}});
+    let schedule = serde_json::from_value(schedule).expect("a schedule");
+    manager.create_schedule(&schedule).expect("made");
+    manager.run_schedules();
     let request = AttachReplica {
         asynchronous: true,
         ..AttachReplica::default()

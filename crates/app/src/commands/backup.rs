@@ -70,7 +70,7 @@ pub struct PruneArgs {
     /// Delete this backup; may be repeated.
     #[arg(long = "delete", value_name = "VOLUME@NAME")]
     pub deleted: Vec<SnapshotPath>,
-    /// Delete nothing, but print what would be deleted.
+    /// Delete nothing, but print the backups and the number of chunks.
     #[arg(long)]
     pub dry_run: bool,
     /// Output format.

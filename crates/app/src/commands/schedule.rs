@@ -29,7 +29,7 @@ pub enum ScheduleCommand {
     },
     /// Show a schedule, its volumes and their newest snapshots.
     Show(NameArgs),
-    /// Change a schedule. What is not named stays.
+    /// Change a schedule. Other settings stay.
     Update(UpdateArgs),
     /// Delete a schedule. Its snapshots stay.
     Delete(NameArgs),

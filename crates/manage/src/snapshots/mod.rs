@@ -18,6 +18,7 @@ mod limits;
 mod name;
 mod orders;
 mod record;
+pub mod schedules;
 mod table;
 
 pub use bookmark::{BOOKMARKS_MAX, BookmarkRecord, VOLUME_BOOKMARKS_MAX};

@@ -3,7 +3,7 @@
 
 use super::bookmarks::SCHEMA_WITH_BOOKMARKS;
 use super::{Store, StoreContents, StoreError, encode, raise_schema};
-use crate::schedules::ScheduleRecord;
+use crate::snapshots::schedules::ScheduleRecord;
 use redb::{ReadTransaction, ReadableTable, TableDefinition, TableError, WriteTransaction};
 
 const SCHEDULES: TableDefinition<&str, &[u8]> = TableDefinition::new("schedules");

@@ -1,7 +1,7 @@
 //! Bodies about schedules.
 
-use crate::schedules::{Retention, ScheduleHealth, SentSnapshot, SnapshotClass};
 use crate::snapshots::SnapshotName;
+use crate::snapshots::schedules::{Retention, ScheduleHealth, SentSnapshot, SnapshotClass};
 use pagemesh_base::layout::VolumeName;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

@@ -43,10 +43,10 @@ pub struct ClusterStatus {
     /// Schedules that are enabled.
     #[serde(default)]
     pub schedules: usize,
-    /// Of these, those with a volume whose newest snapshot is older than the schedule's warning age.
+    /// Of these, the late ones: the newest snapshot of a volume is older than the warning age.
     #[serde(default)]
     pub schedules_warning: usize,
-    /// Those with a volume whose newest snapshot is older than the schedule's critical age.
+    /// Those with a newest snapshot that is older than the critical age.
     #[serde(default)]
     pub schedules_critical: usize,
 }

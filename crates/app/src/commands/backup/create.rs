@@ -22,7 +22,7 @@ const CHUNK: u64 = CHUNK_BYTES as u64;
 #[derive(Serialize)]
 struct Created {
     backup: String,
-    /// The earlier backup whose chunks were taken over; missing: all of the snapshot was read.
+    /// The earlier backup with the other chunks; missing: all of the snapshot was read.
     #[serde(skip_serializing_if = "Option::is_none")]
     since: Option<String>,
     read_bytes: u64,
@@ -112,7 +112,7 @@ fn header_of(
     })
 }
 
-/// The newest earlier backup of the volume whose snapshot or bookmark is there still, and the changes since.
+/// The newest earlier backup of the volume with a snapshot or bookmark of its epoch, and the changes since.
 fn find_start(
     args: &CreateArgs,
     manager: &ManagerClient,

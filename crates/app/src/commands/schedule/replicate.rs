@@ -1,6 +1,6 @@
 //! `pagemesh schedule replicate`: sends the newest snapshots of a schedule to its targets.
 //!
-//! The target tells the last snapshot that it has. So a run that was killed, or whose report was lost, is repeated as a whole. The
+//! The target tells the last snapshot that it has. So a run is repeated as a whole after a kill, and after the loss of its report. The
 //! manager keeps the last snapshot of each target, and a bookmark of it.
 
 use crate::args::ManagerArgs;

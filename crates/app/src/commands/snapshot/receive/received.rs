@@ -13,7 +13,7 @@ use pagemesh_base::layout::EpochNumber;
 use pagemesh_base::space::Space;
 use pagemesh_manage::ManagerClient;
 use pagemesh_manage::snapshots::SnapshotName;
-use pagemesh_manage::wire::CreateSnapshot;
+use pagemesh_manage::wire::{Attachment, CreateSnapshot, VolumeInfo};
 use pagemesh_stream::{ContentSummary, PAGE_BYTES, Record, StreamReader, Totals};
 use pagemesh_volume::Volume;
 use std::io::Read;
@@ -31,10 +31,13 @@ pub fn await_receiver(
     manager: &ManagerClient,
 ) -> anyhow::Result<Option<EpochNumber>> {
     let volume = &args.volume;
-    if !manager.volumes()?.iter().any(|it| it.name == *volume) {
+    let volumes = manager.volumes()?;
+    let receives = |it: &VolumeInfo| it.name == *volume && it.received.is_some();
+    if !volumes.iter().any(receives) {
+        // It is made, or refused, later.
         return Ok(None);
     }
-    let refuse = |holder: &pagemesh_manage::wire::Attachment| {
+    let refuse = |holder: &Attachment| {
         Some(anyhow!(
             "{} receives snapshots into the volume {volume}; wait for its end, or end it",
             holder.client

@@ -109,7 +109,7 @@ impl ScheduleRecord {
         (2 * period_s, 4 * period_s)
     }
 
-    /// The health of a volume whose newest snapshot has this age.
+    /// The health of a volume by the age of its newest snapshot.
     pub(crate) fn health_of(&self, age_s: u64) -> ScheduleHealth {
         match age_s {
             age if age >= self.critical_after_s => ScheduleHealth::Critical,

@@ -14,6 +14,7 @@ mod name;
 mod pattern;
 mod planner;
 mod record;
+mod table;
 
 pub use class::{CLASSES, ClassSet, SnapshotClass};
 pub use name::PREFIX_BYTES_MAX;
@@ -21,7 +22,8 @@ pub use planner::{Plan, RETAINED_MAX, Retention, ScheduledSnapshot, plan};
 pub use record::{ScheduleHealth, ScheduleRecord, SentSnapshot, TargetRecord};
 
 pub(crate) use name::{parse_name, scheduled_name};
-pub(crate) use pattern::check_pattern;
+pub(crate) use pattern::is_pattern;
+pub(crate) use table::{RunKey, ScheduleTable};
 
 /// Maximum of schedules: each looks at all of its volumes every few seconds.
 pub const SCHEDULES_MAX: usize = 256;
