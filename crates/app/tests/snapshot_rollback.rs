@@ -229,7 +229,12 @@ fn full_pool_stops_a_rollback_that_is_undone() {
     filler.stop();
     cluster.refused(
         &["snapshot", "rollback", "v@one", "--yes"],
-        &["unfinished", "nothing is lost", "--undo v", "full"],
+        &[
+            "unfinished",
+            "nothing is lost",
+            "--undo v",
+            "no space is left",
+        ],
     );
     assert_eq!(phase(&cluster), "copying");
     undo(&cluster);

@@ -197,14 +197,14 @@ impl Manager {
             let volume = book.volume(name)?;
             check_not_busy(&book, name)?;
             self.check_volume_unchanged(volume)?;
+            if !force {
+                check_no_rollback(volume)?;
+            }
             if let Some(attachment) = volume.attachment.as_ref().filter(|_| !force) {
                 return Err(Fault::Attached {
                     name: name.clone(),
                     client: attachment.client.clone(),
                 });
-            }
-            if !force {
-                check_no_rollback(volume)?;
             }
             let snapshots = Manager::snapshots_of_deleted(&book, name, snapshots)?;
             let doom = |place: SliceLocation| PendingDelete {
