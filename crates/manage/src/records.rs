@@ -76,7 +76,7 @@ pub struct VolumeRecord {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub auto_promote: bool,
     /// Where its pages lie in pools with disks behind memory.
-    #[serde(default, skip_serializing_if = "TierPolicy::is_auto")]
+    #[serde(default, skip_serializing_if = "TierPolicy::is_default")]
     pub tier: TierPolicy,
     /// The rollback to a snapshot that has not ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
