@@ -25,6 +25,7 @@
 pub mod access;
 pub mod api;
 mod api_counters;
+mod attaching;
 pub mod authority;
 mod brick_names;
 mod bricks;

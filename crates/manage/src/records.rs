@@ -77,7 +77,7 @@ pub struct VolumeRecord {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub auto_promote: bool,
     /// Where its pages lie in pools with disks behind memory.
-    #[serde(default, skip_serializing_if = "TierPolicy::is_auto")]
+    #[serde(default, skip_serializing_if = "TierPolicy::is_default")]
     pub tier: TierPolicy,
     /// The snapshot that it was cloned from, as long as it shares pages with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

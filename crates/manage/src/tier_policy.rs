@@ -51,6 +51,11 @@ impl TierPolicy {
         matches!(self, TierPolicy::Auto | TierPolicy::Other)
     }
 
+    /// Whether a record leaves it out. One of a later version stays in it.
+    pub(crate) fn is_default(&self) -> bool {
+        *self == TierPolicy::Auto
+    }
+
     /// Deserializes the policy of a request.
     pub(crate) fn known<'d, D: Deserializer<'d>>(from: D) -> Result<TierPolicy, D::Error> {
         match TierPolicy::deserialize(from)? {

@@ -9,13 +9,11 @@ use crate::events::{EventDraft, leg_drafts};
 use crate::fault::Fault;
 use crate::figure_history::FigureSubject;
 use crate::files::{check_files, set_address_space};
-use crate::holder_signs::{TrackedHolder, check_replaced};
 use crate::idempotency::{CallStart, CreateAnswer, RunningCall};
 use crate::layout_state::{LayoutChange, LayoutState, LegTransition, is_up_to_date};
 use crate::lists::volume_tag;
 use crate::manager::{Manager, ManagerState, PENDING_DELETES_MAX, TrackedDelete, VOLUMES_MAX};
 use crate::placement::{PlacedSegment, Placement, PlacementRequest, place};
-use crate::received::check_receiver;
 use crate::records::{Attachment, LegNote, PendingDelete, VolumeRecord};
 use crate::rollbacks::check_no_rollback;
 use crate::shape::Shape;
@@ -23,9 +21,8 @@ use crate::slices::{SliceLocation, promised_slices, slice_locations};
 use crate::snapshot_drops::volume_removal_writes;
 use crate::store::StoreWrite;
 use crate::wire::{
-    AttachReply, AttachVolume, ChangeLegs, CreateVolume, DeleteReply, DeleteVolumeParams,
-    DetachReply, DetachVolume, GrowVolume, LegChange, ReportReplication, VolumeContent,
-    VolumeDetail, VolumeSizeReply,
+    ChangeLegs, CreateVolume, DeleteReply, DeleteVolumeParams, DetachReply, DetachVolume,
+    GrowVolume, LegChange, ReportReplication, VolumeContent, VolumeDetail, VolumeSizeReply,
 };
 use pagemesh_base::durability::Durability;
 use pagemesh_base::layout::{
@@ -200,14 +197,14 @@ impl Manager {
             let volume = book.volume(name)?;
             check_not_busy(&book, name)?;
             self.check_volume_unchanged(volume)?;
+            if !force {
+                check_no_rollback(volume)?;
+            }
             if let Some(attachment) = volume.attachment.as_ref().filter(|_| !force) {
                 return Err(Fault::Attached {
                     name: name.clone(),
                     client: attachment.client.clone(),
                 });
-            }
-            if !force {
-                check_no_rollback(volume)?;
             }
             let snapshots = Manager::snapshots_of_deleted(&book, name, snapshots)?;
             let doom = |place: SliceLocation| PendingDelete {
@@ -240,63 +237,6 @@ impl Manager {
         let left = |it: &&PendingDelete| book.pending_deletes.contains_key(&(it.brick, it.slice));
         Ok(DeleteReply {
             pending_deletions: pending.iter().filter(left).count(),
-        })
-    }
-
-    /// Attaches a volume to a client; the new epoch fences the previous client.
-    ///
-    /// # Errors
-    /// When there is no such volume, a client has attached it that the request does not replace, or the
-    /// store fails.
-    pub fn attach(&self, name: &VolumeName, request: &AttachVolume) -> Result<AttachReply, Fault> {
-        self.attach_if(name, request, |record| check_no_rollback(record))
-    }
-
-    /// The same, if `check` finds that the volume may be attached. It may change the record.
-    pub(crate) fn attach_if(
-        &self,
-        name: &VolumeName,
-        request: &AttachVolume,
-        check: impl FnOnce(&mut VolumeRecord) -> Result<(), Fault>,
-    ) -> Result<AttachReply, Fault> {
-        check_text("the client's label", &request.client, CLIENT_BYTES_MAX)?;
-        if let Some(process) = &request.process {
-            check_text("the client's process", process, CLIENT_BYTES_MAX)?;
-        }
-        let mut book = self.state();
-        let mut record = book.volume(name)?.clone();
-        check(&mut record)?;
-        check_replaced(&record, request)?;
-        check_receiver(&record, request)?;
-        let promoted = match request.unreachable {
-            true => self.promote_if_allowed(&book, &mut record)?,
-            false => None,
-        };
-        record.layout_state = record.layout_state.apply(&LayoutChange::Attach)?;
-        let (client, epoch) = (&request.client, record.layout_state.layout.epoch);
-        record.received = record.received.map(|_| epoch);
-        let earlier = record.attachment.replace(Attachment {
-            client: client.clone(),
-            epoch,
-            since_unix_s: self.clock.unix_s(),
-            process: request.process.clone(),
-        });
-        let mut drafts = Vec::new();
-        drafts.extend(promoted.map(|copy| EventDraft::promoted(name, "manager", copy, true)));
-        drafts.extend(earlier.map(|earlier| {
-            let cause = format!("{client} has attached it");
-            EventDraft::fenced(name, &earlier.client, client, (&cause, epoch))
-        }));
-        drafts.push(EventDraft::attached(name, client, epoch));
-        self.commit_promotion(&mut book, &record, drafts, promoted.is_some())?;
-        let holder = TrackedHolder::new(epoch, self.clock.elapsed());
-        book.holders.insert(name.clone(), holder);
-        if let Some(copy) = promoted {
-            tracing::warn!(volume = %name, copy, "an asynchronous copy is promoted");
-        }
-        Ok(AttachReply {
-            bricks: book.addresses(&record.layout_state.layout.segments),
-            layout: record.layout_state.layout,
         })
     }
 

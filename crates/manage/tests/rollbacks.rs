@@ -54,7 +54,7 @@ fn create_undo(manager: &Manager) {
 #[test]
 fn rollback_goes_on_after_a_crash_behind_each_step() {
     let cluster = Cluster::new(2);
-    let mut manager = manager_with_volume(&cluster);
+    let manager = manager_with_volume(&cluster);
     create(&manager, "a").expect("made");
     let begun = begin(&manager, "a", false).expect("begun");
     assert_eq!(begun.undo, snap("before-rollback-a"));
@@ -63,11 +63,13 @@ fn rollback_goes_on_after_a_crash_behind_each_step() {
         RollbackPhase::Preparing,
         RollbackPhase::Copying,
     ] {
-        manager = cluster.crash_copy();
-        assert_eq!(phase(&manager), Some(expected));
+        let crashed = cluster.crash_copy();
+        assert_eq!(phase(&crashed), Some(expected));
         // The same command takes it up.
-        let again = begin(&manager, "a", false).expect("taken up");
-        assert_eq!((again.phase, &again.undo), (expected, &begun.undo));
+        for manager in [&crashed, &manager] {
+            let again = begin(manager, "a", false).expect("taken up");
+            assert_eq!((again.phase, &again.undo), (expected, &begun.undo));
+        }
         match expected {
             RollbackPhase::Requested => drop(attach(&manager)),
             RollbackPhase::Preparing => {
@@ -84,8 +86,7 @@ fn rollback_goes_on_after_a_crash_behind_each_step() {
             }
         }
     }
-    manager = cluster.crash_copy();
-    assert_eq!(phase(&manager), None);
+    assert_eq!(phase(&cluster.crash_copy()), None);
     assert_eq!(find(&manager, "before-rollback-a").holds.len(), 1);
     let kinds = event_kinds(&manager);
     for kind in [EventKind::RollbackBegun, EventKind::RollbackEnded] {
@@ -143,7 +144,8 @@ fn undo_of_a_copy_fences_it_and_releases_the_snapshot_of_before() {
     // The copy has ended, and its client does not know of the undo.
     let late = finish(&manager, copier, RollbackPhase::Copying);
     assert_fault(late, ErrorCode::InUse, &["being undone"]);
-    let manager = cluster.crash_copy();
+    let crashed = cluster.crash_copy();
+    assert!(!crashed.undo_rollback(&name("v")).expect("repeated").ended);
     assert!(!manager.undo_rollback(&name("v")).expect("repeated").ended);
     let back = begin(&manager, "a", false);
     assert_fault(back, ErrorCode::InUse, &["being undone"]);

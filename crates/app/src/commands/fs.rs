@@ -1,5 +1,7 @@
 //! `pagemesh fs`: file systems, each in its own volume.
 
+mod restore;
+
 use crate::args::{CLASSES, ManagerArgs, Transport};
 use crate::client::{attach, expect_content, manager_client};
 use crate::commands::volume::show;
@@ -20,7 +22,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use std::sync::Arc;
 use uuid::Uuid;
 
-/// Create, show, grow and delete file systems.
+/// Create, show, grow and delete file systems, and restore their files.
 #[derive(Subcommand)]
 pub enum FileSystemCommand {
     /// Create a file system.
@@ -65,6 +67,7 @@ pub enum FileSystemCommand {
         #[command(flatten)]
         client: ManagerArgs,
     },
+    Restore(restore::RestoreArgs),
     /// Delete a file system and all files in it.
     Delete {
         /// File system.
@@ -98,6 +101,7 @@ pub fn run(command: &FileSystemCommand) -> anyhow::Result<()> {
             };
             create(args, *transport, &wish)
         }
+        FileSystemCommand::Restore(args) => restore::run(args),
         FileSystemCommand::List { client: args } => {
             let mut found = manager_client(args)?.volumes()?;
             found.retain(|volume| volume.content == VolumeContent::Files);

@@ -10,6 +10,7 @@ mod dead;
 mod free_space;
 pub mod life_signs;
 mod snapshot;
+mod snapshot_views;
 pub mod status;
 pub mod takeover;
 

@@ -43,6 +43,7 @@ mod request_handler;
 mod ring;
 mod serve;
 mod session;
+mod snapshot_views;
 mod sync_pattern;
 #[cfg(feature = "test-api")]
 #[doc(hidden)]
@@ -52,6 +53,7 @@ mod worker_pool;
 pub use attr::now;
 pub use device::{abort_dir, unmount_dir};
 pub use null::{NullMount, mount_null};
+pub use snapshot_views::{SNAPSHOT_DIR, SnapshotSource};
 
 use background::BackgroundThread;
 use device::Device;
@@ -61,6 +63,7 @@ use rustix::fd::{OwnedFd, RawFd};
 use rustix::io::Errno;
 use serve::FsHandler;
 use session::FuseSession;
+use snapshot_views::{SnapshotViews, ViewHandler};
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -198,6 +201,21 @@ pub fn mount(
     error_hook: ErrorHook,
     free_space: FreeSpaceFn,
 ) -> Result<FuseMount, MountError> {
+    mount_with_snapshots(fs, dir, options, error_hook, free_space, None)
+}
+
+/// The same, with `.snapshot/NAME` in each directory for each snapshot.
+///
+/// # Errors
+/// As [`mount`].
+pub fn mount_with_snapshots(
+    fs: Arc<Fs>,
+    dir: &Path,
+    options: &MountOptions,
+    error_hook: ErrorHook,
+    free_space: FreeSpaceFn,
+    snapshots: Option<Box<dyn SnapshotSource>>,
+) -> Result<FuseMount, MountError> {
     let connect = Arc::default();
     let event_thread: Arc<EventThread> = Arc::default();
     let served = FsHandler::new(
@@ -208,7 +226,13 @@ pub fn mount(
         options.caching,
         Arc::clone(&event_thread),
     );
-    let served: Arc<dyn request_handler::RequestHandler> = Arc::new(served);
+    let served: Arc<dyn request_handler::RequestHandler> = match snapshots {
+        None => Arc::new(served),
+        Some(source) => Arc::new(ViewHandler {
+            live: served,
+            views: SnapshotViews::new(source),
+        }),
+    };
     let session = FuseSession::start(dir, options, &served)?;
     register_kernel_callbacks(&fs, &session.device.file);
     let events = WriteEvents::start(&fs, &session.device, &event_thread)?;

@@ -18,6 +18,7 @@ use crate::reply::{self, FuseReply};
 use crate::request::Request;
 use crate::request_handler::{AsyncWriter, RequestHandler};
 use crate::{Caching, ConnectHook, ErrorHook, FreeSpaceFn};
+pub(crate) use attributes::xattr;
 use pagemesh_base::mount_connection::CONNECT_IOCTL;
 use pagemesh_base::proc_maps::WILL_MAP_IOCTL;
 use pagemesh_base::space::SpaceError;
@@ -106,6 +107,11 @@ impl FsHandler {
             caching,
             event_thread: events,
         }
+    }
+
+    /// The live file system.
+    pub(crate) fn fs(&self) -> &Fs {
+        &self.fs
     }
 
     fn errno(&self, error: &FsError) -> Errno {

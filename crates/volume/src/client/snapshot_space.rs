@@ -146,6 +146,12 @@ impl SnapshotSpace {
         })))
     }
 
+    /// The epoch of the snapshot.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        self.0.snapshot
+    }
+
     /// The same space, and its errors name the snapshot so, as in `VOLUME@NAME`.
     #[must_use]
     pub fn with_label(mut self, label: &str) -> SnapshotSpace {

@@ -11,6 +11,7 @@ use crate::commands::mount::free_space::{self, raise_limit};
 use crate::commands::mount::life_signs::LifeSigns;
 use crate::commands::mount::mount_table::{find_mount_at, resolve_parent};
 use crate::commands::mount::snapshot;
+use crate::commands::mount::snapshot_views::MountSnapshots;
 use crate::commands::mount::takeover;
 use crate::commands::mount::waiters::{
     AddressWait, NOBODY_WAITS, UnmountWaiters, notify_complete, notify_unmounted, serve_waiters,
@@ -30,7 +31,7 @@ use pagemesh_base::space::{Space, SpaceError};
 use pagemesh_brick::resource_limits;
 use pagemesh_direct::server::{DirectServer, IsMounted};
 use pagemesh_fs::{Fs, FsError};
-use pagemesh_fuse::{Caching, FuseMount, MountOptions, Transport};
+use pagemesh_fuse::{Caching, FuseMount, MountOptions, SnapshotSource, Transport};
 use pagemesh_manage::wire::{Attachment, VolumeContent, VolumeDetail};
 use pagemesh_metrics::{BoundResponder, Responder};
 use pagemesh_volume::{AttachError, Volume};
@@ -103,7 +104,16 @@ fn serve_volume(args: &MountArgs, name: &VolumeName, dir: PathBuf) -> anyhow::Re
     let options = mount_options(args, name);
     let on_error = fenced.clone();
     let on_error = move |error: &FsError| on_error.check_error(error);
-    let mut mounted = pagemesh_fuse::mount(fs, &dir, &options, Box::new(on_error), free_space)?;
+    let snapshots = MountSnapshots {
+        manager: cluster_client(&args.client)?,
+        volume: name.clone(),
+        transport: args.transport,
+        client: args.client.clone(),
+    };
+    let on_error = Box::new(on_error);
+    let snapshots = Some(Box::new(snapshots) as Box<dyn SnapshotSource>);
+    let mut mounted =
+        pagemesh_fuse::mount_with_snapshots(fs, &dir, &options, on_error, free_space, snapshots)?;
     if let Some(seconds) = args.commit_interval {
         mounted.defer_commits(Duration::from_secs(seconds))?;
     }

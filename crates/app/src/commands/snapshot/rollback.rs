@@ -7,7 +7,7 @@
 
 use super::SnapshotPath;
 use super::source::{Changes, SnapshotSource};
-use super::space_io::SpaceIo;
+use super::space_io::{CHANGES_MAX, SpaceIo};
 use super::temporary::TemporarySnapshot;
 use crate::args::{ManagerArgs, Transport};
 use crate::client::{DetachGuard, attach_for_rollback, cluster_client};
@@ -18,7 +18,7 @@ use crate::snapshot_path::VolumeOrSnapshot;
 use anyhow::{Context, anyhow, bail, ensure};
 use clap::Args;
 use pagemesh_base::layout::{EpochNumber, VolumeName};
-use pagemesh_base::space::Space;
+use pagemesh_base::space::{Space, SpaceError};
 use pagemesh_base::units::Size;
 use pagemesh_manage::ManagerClient;
 use pagemesh_manage::rollback::ROLLBACK_HOLD;
@@ -33,6 +33,9 @@ use std::io::{BufRead, IsTerminal, Write};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// How long an undo waits for room in the pools, and the pause between two tries.
+const ROOM_LIMIT: Duration = Duration::from_secs(60);
+const ROOM_PAUSE: Duration = Duration::from_millis(200);
 /// The attachment of a volume that no client has attached.
 const NO_ATTACHMENT: EpochNumber = EpochNumber(0);
 
@@ -401,12 +404,18 @@ fn copy_back(
         rate: args.rate.map(|rate| rate.0.max(1)),
         began: Instant::now(),
     };
+    if is_undone {
+        // The pages that the rollback wrote: the snapshot that they came from has them, too. They are freed first, so that
+        // a full pool has room for the others.
+        changes.visit(0, |part| copier.clear_different(part.offset, &part.new))?;
+        copier.io.flush()?;
+    }
     changes.visit(0, |part| {
         let content = match is_undone {
             true => &part.new,
             false => &part.old,
         };
-        copier.put(part.offset, content)?;
+        copier.put_with_patience(part.offset, content, is_undone)?;
         bar.inc(content.len() as u64);
         Ok(())
     })?;
@@ -425,6 +434,45 @@ struct PageCopier {
 }
 
 impl PageCopier {
+    /// Writes a part. Bricks return freed pages some time later: an undo waits for that.
+    fn put_with_patience(
+        &mut self,
+        offset: u64,
+        content: &[u8],
+        is_undone: bool,
+    ) -> anyhow::Result<()> {
+        let until = Instant::now() + ROOM_LIMIT;
+        loop {
+            let Err(cause) = self.put(offset, content) else {
+                return Ok(());
+            };
+            let is_full = matches!(cause.downcast_ref(), Some(SpaceError::NoSpace(_)));
+            // The other changes of the part end, whether well or not.
+            let mut ends = (0..CHANGES_MAX).map(|_| self.io.wait());
+            ends.find(Result::is_ok).unwrap_or(Ok(()))?;
+            if !is_undone || !is_full || Instant::now() >= until {
+                return Err(cause);
+            }
+            std::thread::sleep(ROOM_PAUSE);
+        }
+    }
+
+    /// Clears the pages that differ.
+    fn clear_different(&mut self, offset: u64, content: &[u8]) -> anyhow::Result<()> {
+        let present = self.io.read(offset, content.len() as u32)?;
+        let pages = content.chunks(PAGE_BYTES).zip(present.chunks(PAGE_BYTES));
+        let differ: Vec<bool> = pages.map(|(wanted, present)| wanted != present).collect();
+        let mut at = offset;
+        for run in differ.chunk_by(|a, b| a == b) {
+            let len = (run.len() * PAGE_BYTES) as u64;
+            if run[0] {
+                self.io.clear(at, len)?;
+            }
+            at += len;
+        }
+        self.io.wait()
+    }
+
     fn put(&mut self, offset: u64, content: &[u8]) -> anyhow::Result<()> {
         // A volume does not shrink.
         ensure!(

@@ -6,7 +6,7 @@ use pagemesh_base::space::{Channel, Completion, Extent, Reply, Request, Space, T
 use pagemesh_base::wait;
 
 /// Changes in flight: enough to keep each leg busy, and a few MiB.
-const CHANGES_MAX: usize = 16;
+pub const CHANGES_MAX: usize = 16;
 /// Bytes of one request that clears a range.
 const CLEAR_BYTES_MAX: u64 = 256 << 20;
 

@@ -19,7 +19,7 @@ fn attr(attr: &Attr) -> FuseReply {
 }
 
 /// The value of an attribute, or its length.
-fn xattr(value: Vec<u8>, size: u32) -> Result<FuseReply> {
+pub(crate) fn xattr(value: Vec<u8>, size: u32) -> Result<FuseReply> {
     match size {
         0 => Ok(FuseReply::new(&abi::GetXattrOut {
             size: value.len() as u32,

@@ -1,0 +1,450 @@
+//! `.snapshot/NAME/…` in each directory of a mount: read-only views of the file systems in snapshots.
+//!
+//! A directory in a view is the same inode as the live one, at the time of the snapshot. Listings do not show `.snapshot`. A real
+//! entry of this name wins, and hides the views of its directory.
+//!
+//! Node numbers, which are also the inode numbers that programs see:
+//!
+//! | node | bits |
+//! |---|---|
+//! | `.snapshot` of the live directory D | 63, 62, and D |
+//! | inode I in a snapshot | 63, the slot of the snapshot from bit 47 on, and I |
+//!
+//! Invariants:
+//! - A slot belongs to one snapshot as long as the mount lasts, so a node never changes its meaning.
+//! - At most [`OPEN_MAX`] snapshots are open. One that nobody used for [`IDLE_MAX`] is closed at the next use of a view.
+//! - No lock is held over I/O.
+//! - Nothing in a view is changed, and no node of a view reaches the live file system.
+
+use crate::abi;
+use crate::attr::dirent_type;
+use crate::names;
+use crate::reply::{self, FuseReply, Listing};
+use crate::request::{ReadRange, Request};
+use crate::request_handler::{AsyncWriter, RequestHandler};
+use crate::serve::{FsHandler, xattr};
+use pagemesh_base::poison;
+use pagemesh_fs::{Attr, DirEntry, Fs, FsError, Ino, InodeKind, Result, SeekTarget, Time};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// The name of the directory with the views.
+pub const SNAPSHOT_DIR: &[u8] = b".snapshot";
+/// Snapshots that are open at once. Each has caches, and recovery data if it was in the middle of writes.
+const OPEN_MAX: usize = 8;
+/// An open snapshot that was not used for this long is closed.
+const IDLE_MAX: Duration = Duration::from_secs(300);
+/// How long the kernel may use the name of a snapshot without asking again: it may be deleted.
+const NAME_TIMEOUT_S: u64 = 1;
+
+const VIEW: u64 = 1 << 63;
+const DIRECTORY: u64 = 1 << 62;
+const SLOT_SHIFT: u32 = 47;
+const SLOTS_MAX: usize = 1 << (62 - SLOT_SHIFT);
+const INO_MASK: u64 = (1 << SLOT_SHIFT) - 1;
+const SEEK_DATA: u32 = 3;
+const SEEK_HOLE: u32 = 4;
+
+/// The snapshots of the mounted file system.
+pub trait SnapshotSource: Send + Sync {
+    /// Their names, the newest first.
+    ///
+    /// # Errors
+    /// `EIO` if they cannot be listed.
+    fn names(&self) -> std::result::Result<Vec<String>, Errno>;
+
+    /// The identity of the snapshot that has this name now: another snapshot never has it.
+    ///
+    /// # Errors
+    /// `ENOENT` if there is none, `EIO` if that cannot be found out.
+    fn find(&self, name: &str) -> std::result::Result<u64, Errno>;
+
+    /// Opens the file system of a snapshot.
+    ///
+    /// # Errors
+    /// `ESTALE` if the snapshot was deleted, `EIO` if it cannot be read.
+    fn open(&self, name: &str, id: u64) -> std::result::Result<Arc<Fs>, Errno>;
+}
+
+/// The views of a mount.
+pub(crate) struct SnapshotViews {
+    source: Box<dyn SnapshotSource>,
+    table: Mutex<ViewTable>,
+}
+
+/// A snapshot that a program has named.
+struct ViewSlot {
+    name: String,
+    id: u64,
+    open: Option<(Arc<Fs>, Instant)>,
+}
+
+#[derive(Default)]
+struct ViewTable {
+    slots: Vec<ViewSlot>,
+    by_id: HashMap<u64, usize>,
+}
+
+impl ViewTable {
+    /// Closes the snapshots that are idle, and the one that was used least recently if there is no room for another.
+    fn close_unused(&mut self, now: Instant) -> Vec<Arc<Fs>> {
+        let mut closed = Vec::new();
+        for slot in &mut self.slots {
+            let is_idle = |open: &mut (Arc<Fs>, Instant)| now.duration_since(open.1) >= IDLE_MAX;
+            closed.extend(slot.open.take_if(is_idle).map(|(fs, _)| fs));
+        }
+        let open = self.slots.iter_mut().filter(|slot| slot.open.is_some());
+        let mut open: Vec<_> = open.collect();
+        if open.len() >= OPEN_MAX {
+            open.sort_by_key(|slot| slot.open.as_ref().map(|(_, used)| *used));
+            closed.extend(open[0].open.take().map(|(fs, _)| fs));
+        }
+        closed
+    }
+}
+
+/// A node of a view.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ViewNode {
+    Directory(Ino),
+    Inode { slot: usize, ino: Ino },
+}
+
+fn view_node(node: u64) -> Option<ViewNode> {
+    if node & VIEW == 0 {
+        return None;
+    }
+    Some(match node & DIRECTORY {
+        0 => ViewNode::Inode {
+            slot: ((node & !VIEW) >> SLOT_SHIFT) as usize,
+            ino: Ino(node & INO_MASK),
+        },
+        _ => ViewNode::Directory(Ino(node & !(VIEW | DIRECTORY))),
+    })
+}
+
+fn inode_node(slot: usize, ino: Ino) -> Result<u64> {
+    match ino.0 & !INO_MASK {
+        0 => Ok(VIEW | (slot as u64) << SLOT_SHIFT | ino.0),
+        _ => Err(Errno::OVERFLOW.into()),
+    }
+}
+
+/// Attributes under the node of a view.
+fn with_node(mut attr: Attr, node: u64) -> Attr {
+    attr.ino = Ino(node);
+    attr
+}
+
+/// The attributes of the directory `.snapshot` of a live directory.
+fn directory_attr(directory: Ino) -> Attr {
+    let time = Time::default();
+    Attr {
+        ino: Ino(VIEW | DIRECTORY | directory.0),
+        generation: 0,
+        kind: InodeKind::Directory,
+        mode: 0o555,
+        links: 2,
+        uid: 0,
+        gid: 0,
+        size: 0,
+        pages: 0,
+        atime: time,
+        mtime: time,
+        ctime: time,
+        btime: time,
+        device: 0,
+        has_volatile_size: false,
+    }
+}
+
+impl SnapshotViews {
+    pub(crate) fn new(source: Box<dyn SnapshotSource>) -> SnapshotViews {
+        let table = Mutex::default();
+        SnapshotViews { source, table }
+    }
+
+    /// The slot of a snapshot.
+    fn slot(&self, name: &str, id: u64) -> Result<usize> {
+        let mut table = poison::lock(&self.table);
+        if let Some(slot) = table.by_id.get(&id) {
+            return Ok(*slot);
+        }
+        let slot = table.slots.len();
+        if slot >= SLOTS_MAX {
+            return Err(Errno::NFILE.into());
+        }
+        table.slots.push(ViewSlot {
+            name: name.to_owned(),
+            id,
+            open: None,
+        });
+        table.by_id.insert(id, slot);
+        Ok(slot)
+    }
+
+    /// The file system of a slot, opened if it is not.
+    fn fs(&self, slot: usize) -> Result<Arc<Fs>> {
+        let now = Instant::now();
+        let (name, id) = {
+            let mut table = poison::lock(&self.table);
+            let known = table.slots.get_mut(slot).ok_or(Errno::STALE)?;
+            if let Some((fs, used)) = &mut known.open {
+                *used = now;
+                return Ok(Arc::clone(fs));
+            }
+            (known.name.clone(), known.id)
+        };
+        let opened = self.source.open(&name, id)?;
+        let mut table = poison::lock(&self.table);
+        let closed = table.close_unused(now);
+        let known = table.slots.get_mut(slot).ok_or(Errno::STALE)?;
+        // Another thread may have opened it meanwhile.
+        let (fs, used) = known.open.get_or_insert((opened, now));
+        *used = now;
+        let fs = Arc::clone(fs);
+        drop(table);
+        drop(closed);
+        Ok(fs)
+    }
+
+    /// Answers a request about a node of a view.
+    fn handle(&self, node: ViewNode, live: &Fs, request: Request<'_>) -> Result<FuseReply> {
+        match (node, request) {
+            (
+                _,
+                Request::Forget(_)
+                | Request::Release { .. }
+                | Request::Flush
+                | Request::Fsync { .. },
+            ) => Ok(FuseReply::DONE),
+            (_, Request::OpenDir) => Ok(FuseReply::new(&abi::OpenOut::default())),
+            // The kernel copies by reads and writes.
+            (_, Request::Copy { .. }) => Err(Errno::OPNOTSUPP.into()),
+            (_, Request::Ioctl { .. }) => Err(Errno::NOSYS.into()),
+            (ViewNode::Directory(directory), request) => {
+                self.handle_directory(directory, live, request)
+            }
+            (ViewNode::Inode { slot, ino }, request) => {
+                handle_inode(&*self.fs(slot)?, slot, ino, request)
+            }
+        }
+    }
+
+    /// Answers a request about the `.snapshot` of a live directory.
+    fn handle_directory(
+        &self,
+        directory: Ino,
+        live: &Fs,
+        request: Request<'_>,
+    ) -> Result<FuseReply> {
+        let own = directory_attr(directory);
+        match request {
+            Request::GetAttr => Ok(FuseReply::new(&reply::attr(&own))),
+            Request::Statx => Ok(reply::statx(&own)),
+            Request::Lookup(b".") => Ok(FuseReply::new(&reply::entry(&own))),
+            Request::Lookup(name) => self.lookup_snapshot(directory, live, name),
+            Request::ReadDir(span) => self.list_snapshots(&own, directory, span, false),
+            Request::ReadDirPlus(span) => self.list_snapshots(&own, directory, span, true),
+            Request::GetXattr { .. } => Err(Errno::NODATA.into()),
+            Request::ListXattr { size } => xattr(vec![], size),
+            Request::Statfs => Err(Errno::NOSYS.into()),
+            _ => Err(Errno::ROFS.into()),
+        }
+    }
+
+    /// The live directory as it was in a snapshot.
+    fn lookup_snapshot(&self, directory: Ino, live: &Fs, name: &[u8]) -> Result<FuseReply> {
+        let name = std::str::from_utf8(name).map_err(|_| Errno::NOENT)?;
+        let slot = self.slot(name, self.source.find(name)?)?;
+        let fs = self.fs(slot)?;
+        let generation = live.attr(directory)?.generation;
+        // It may be younger than the snapshot.
+        let attr = match fs.attr(directory) {
+            Err(FsError::Posix(_)) => return Err(Errno::NOENT.into()),
+            attr => attr?,
+        };
+        let is_same = attr.kind == InodeKind::Directory && attr.generation == generation;
+        if !is_same || attr.links == 0 {
+            return Err(Errno::NOENT.into());
+        }
+        let entry = abi::EntryOut {
+            entry_s: NAME_TIMEOUT_S,
+            ..reply::entry(&with_node(attr, inode_node(slot, directory)?))
+        };
+        Ok(FuseReply::new(&entry))
+    }
+
+    fn list_snapshots(
+        &self,
+        own: &Attr,
+        directory: Ino,
+        span: ReadRange,
+        has_attributes: bool,
+    ) -> Result<FuseReply> {
+        let names = self.source.names()?;
+        let dots = [(b".".to_vec(), own.ino.0), (b"..".to_vec(), directory.0)];
+        // A name gets its number when it is looked up.
+        let names = names.into_iter().map(|name| (name.into_bytes(), u64::MAX));
+        let kind = dirent_type(InodeKind::Directory);
+        let mut listing = Listing::new(span.size);
+        for (cookie, (name, node)) in (1..).zip(dots.into_iter().chain(names)) {
+            let told = has_attributes.then(abi::EntryOut::default);
+            if cookie > span.offset && !listing.add(told.as_ref(), (node, cookie, kind), &name) {
+                break;
+            }
+        }
+        Ok(listing.finish())
+    }
+}
+
+/// Answers a request about an inode of a snapshot.
+fn handle_inode(fs: &Fs, slot: usize, ino: Ino, request: Request<'_>) -> Result<FuseReply> {
+    let attr = || -> Result<Attr> { Ok(with_node(fs.attr(ino)?, inode_node(slot, ino)?)) };
+    match request {
+        Request::GetAttr => Ok(FuseReply::new(&reply::attr(&attr()?))),
+        Request::Statx => Ok(reply::statx(&attr()?)),
+        Request::Lookup(b".") => Ok(FuseReply::new(&reply::entry(&attr()?))),
+        Request::Lookup(name) => {
+            let found = fs.lookup(ino, name)?;
+            // Nothing in a snapshot is freed, so nothing has to be counted.
+            fs.forget(found.ino, 1);
+            let node = inode_node(slot, found.ino)?;
+            Ok(FuseReply::new(&reply::entry(&with_node(found, node))))
+        }
+        Request::Open { flags } => {
+            let access = OFlags::from_bits_retain(flags) & OFlags::ACCMODE;
+            match access == OFlags::RDONLY {
+                true => attr().map(|_| FuseReply::new(&abi::OpenOut::default())),
+                false => Err(Errno::ROFS.into()),
+            }
+        }
+        Request::Read { span, .. } => {
+            let bytes = fs.read(&mut *fs.borrow_channel()?, ino, span.offset, span.size)?;
+            Ok(FuseReply::Data(bytes))
+        }
+        Request::ReadDir(span) => list(fs, slot, ino, span, false),
+        Request::ReadDirPlus(span) => list(fs, slot, ino, span, true),
+        Request::ReadLink => Ok(FuseReply::Data(fs.read_link(ino)?)),
+        Request::GetXattr { name, size } => {
+            let value = fs.xattr(ino, name);
+            xattr(
+                value.map_err(|error| names::missing_xattr_error(name, error))?,
+                size,
+            )
+        }
+        Request::ListXattr { size } => {
+            let ended = fs.xattr_names(ino)?.into_iter().flat_map(|mut name| {
+                name.push(0);
+                name
+            });
+            xattr(ended.collect(), size)
+        }
+        Request::Seek { offset, whence } => {
+            let what = match whence {
+                SEEK_DATA => SeekTarget::Data,
+                SEEK_HOLE => SeekTarget::Hole,
+                _ => return Err(Errno::INVAL.into()),
+            };
+            let offset = u64::try_from(offset).map_err(|_| Errno::NXIO)?;
+            let found = fs.seek(&mut *fs.borrow_channel()?, ino, offset, what)?;
+            Ok(FuseReply::new(&abi::LseekOut {
+                offset: found.cast_signed(),
+            }))
+        }
+        _ => Err(Errno::ROFS.into()),
+    }
+}
+
+fn list(
+    fs: &Fs,
+    slot: usize,
+    ino: Ino,
+    span: ReadRange,
+    has_attributes: bool,
+) -> Result<FuseReply> {
+    let mut listing = Listing::new(span.size);
+    let told = has_attributes.then(abi::EntryOut::default);
+    fs.list(ino, span.offset, |listed: &DirEntry| {
+        let Ok(node) = inode_node(slot, listed.ino) else {
+            return false;
+        };
+        let entry = (node, listed.cookie, dirent_type(listed.kind));
+        // The kernel looks names up when it needs them.
+        listing.add(told.as_ref(), entry, &listed.name)
+    })?;
+    Ok(listing.finish())
+}
+
+/// The requests of a mount with views.
+pub(crate) struct ViewHandler {
+    pub(crate) live: FsHandler,
+    pub(crate) views: SnapshotViews,
+}
+
+impl RequestHandler for ViewHandler {
+    fn async_writer(&self) -> Option<Box<dyn AsyncWriter + '_>> {
+        self.live.async_writer()
+    }
+
+    fn handle(&self, header: &abi::InHeader, request: Request<'_>) -> FuseReply {
+        if let Some(node) = view_node(header.node) {
+            let answer = self.views.handle(node, self.live.fs(), request);
+            return answer.unwrap_or_else(|error| {
+                if !matches!(error, FsError::Posix(_) | FsError::Snapshot) {
+                    tracing::error!(%error, "a read of a snapshot failed");
+                }
+                FuseReply::Error(error.errno())
+            });
+        }
+        match request {
+            Request::Lookup(SNAPSHOT_DIR) => {
+                let found = self.live.handle(header, Request::Lookup(SNAPSHOT_DIR));
+                match found {
+                    FuseReply::Error(Errno::NOENT) => {
+                        let own = directory_attr(Ino(header.node));
+                        FuseReply::new(&reply::entry(&own))
+                    }
+                    found => found,
+                }
+            }
+            Request::ForgetAll(mut all) => {
+                all.retain(|one| view_node(one.node).is_none());
+                self.live.handle(header, Request::ForgetAll(all))
+            }
+            // A link of a file in a view, and a copy to one, are refused; so is a rename to a view.
+            Request::Link { node, .. } if view_node(node).is_some() => {
+                FuseReply::Error(Errno::ROFS)
+            }
+            Request::Rename { to, .. } if view_node(to).is_some() => FuseReply::Error(Errno::ROFS),
+            Request::Copy { to_node, .. } if view_node(to_node).is_some() => {
+                FuseReply::Error(Errno::ROFS)
+            }
+            request => self.live.handle(header, request),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_of_views_name_one_inode() {
+        for (slot, ino) in [(0, 1), (1, 7), (SLOTS_MAX - 1, INO_MASK)] {
+            let node = inode_node(slot, Ino(ino)).expect("a number");
+            let expected = ViewNode::Inode {
+                slot,
+                ino: Ino(ino),
+            };
+            assert_eq!(view_node(node), Some(expected));
+        }
+        assert!(inode_node(0, Ino(INO_MASK + 1)).is_err());
+        let own = directory_attr(Ino(9)).ino.0;
+        assert_eq!(view_node(own), Some(ViewNode::Directory(Ino(9))));
+        assert_eq!(view_node(INO_MASK), None);
+    }
+}
