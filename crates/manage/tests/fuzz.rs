@@ -396,9 +396,6 @@ fn status() -> ClusterStatus {
         scrubs_corrected: 2,
         scrubs_damaged: 1,
         store_failed: true,
-        schedules: 3,
-        schedules_warning: 1,
-        schedules_critical: 1,
     }
 }
 

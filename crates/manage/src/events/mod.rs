@@ -22,6 +22,7 @@ mod list;
 mod record;
 mod ring;
 mod scrubs;
+mod snapshot_draft;
 
 pub use feed::QUEUE_MESSAGES;
 pub use list::EventFilter;

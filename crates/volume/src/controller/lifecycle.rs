@@ -19,6 +19,7 @@
 use super::call::{BlockingCall, CallOutcome};
 use super::layout_query::{fetch_layout, refresh_addresses};
 use super::reconfigure::{self, CONNECTS_MAX};
+use super::recover_in_flight;
 use super::state::{AttachFailure, ControllerState};
 use crate::limits::{
     ATTACH_TRIES_MAX, DETACH_LIMIT, DETACH_TRIES_MAX, MANAGER_RETRY_MAX, MANAGER_RETRY_MIN,
@@ -255,6 +256,13 @@ pub(super) async fn detach(state: Rc<ControllerState>) {
             state.shared.replication.is_done(last) || state.now() >= until
         })
         .await;
+    if poison::lock(&state.shared.members).len() <= 1 {
+        let columns = state.model().columns.len();
+        for column in 0..columns {
+            // The next client recovers a column that fails now.
+            let _ = recover_in_flight::forget_in_flight(&state, column).await;
+        }
+    }
     state.closing.set(true);
     let attachment = state.model().attachment;
     state.fence_channels();

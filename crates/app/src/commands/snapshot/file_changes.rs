@@ -259,7 +259,10 @@ mod tests {
     }
 
     /// A tree of the root, and of inodes with a generation, a ctime and names; an inode below 10 is a directory.
-    fn tree(nodes: &[(u64, u32, i64, &[(u64, &str)])]) -> FileTree {
+    /// An inode: number, mode, time, and the names in it with their inodes.
+    type Node<'n> = (u64, u32, i64, &'n [(u64, &'n str)]);
+
+    fn tree(nodes: &[Node<'_>]) -> FileTree {
         let root = FileNode {
             attr: attr(1, 0, InodeKind::Directory, 0),
             links: BTreeSet::new(),

@@ -30,6 +30,7 @@ impl TemporarySnapshot<'_> {
         manager: &'a ManagerClient,
         volume: &VolumeName,
     ) -> anyhow::Result<TemporarySnapshot<'a>> {
+        #[allow(clippy::disallowed_methods)] // A name for people; no decision depends on it.
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let unix_ms = now.map_or(0, |now| now.as_millis());
         let name = format!("now-{unix_ms}-{}", std::process::id()).parse()?;

@@ -45,36 +45,9 @@ pub(super) async fn recover_in_flight(
     let _guests = state.block_live_direct_clients(|_| true).await;
     // The replica was not sent the outcome of unacknowledged changes.
     replication_sender::end_replication(state, column, "the in-sync copies are being made equal");
-    let (settling, stale) = {
-        let model = state.model();
-        let keep = &model.columns[column];
-        let legs = |wanted| {
-            LegSet::from_fn(|leg| {
-                keep.legs
-                    .get(leg)
-                    .is_some_and(|keep| keep.leg.state == wanted)
-            })
-        };
-        let (in_sync, syncing) = (legs(LegState::InSync), legs(LegState::Syncing));
-        let settling = ColumnRecovery {
-            state,
-            column,
-            connections: leg_connections(state, column, in_sync.union(syncing))
-                .ok_or(RecoveryInterrupted)?,
-            in_sync,
-            syncing,
-            unable: Cell::new(LegSet::NONE),
-        };
-        (settling, keep.has_stale())
-    };
-    let mut tables: Vec<Option<Vec<InFlightOp>>> = vec![Some(vec![]); 3];
-    for party in &settling.connections {
-        let answer = party.control.call(state, SliceRequest::InFlight).await;
-        match answer {
-            Ok(SliceReply::InFlight(table)) => tables[party.leg] = table,
-            other => return Err(settling.interrupted(party.leg, other.err())),
-        }
-    }
+    let settling = ColumnRecovery::of_written_legs(state, column).ok_or(RecoveryInterrupted)?;
+    let stale = state.model().columns[column].has_stale();
+    let tables = settling.in_flight_tables().await?;
     if settling.connections.len() > 1 && !defect::is(Defect::NotRecovered) {
         settling.equalize_all(tables).await?;
     }
@@ -92,6 +65,35 @@ pub(super) async fn recover_in_flight(
     Ok(())
 }
 
+/// Lets the legs of a column forget writes that they list as in flight, after all channels have ended. Otherwise the manager
+/// could not tell that the legs are equal, and would refuse a snapshot of the detached volume. A column with legs that are not
+/// in-sync keeps its lists: the next client needs them.
+pub(super) async fn forget_in_flight(
+    state: &ControllerState,
+    column: usize,
+) -> Result<(), RecoveryInterrupted> {
+    let is_whole = {
+        let model = state.model();
+        let column = &model.columns[column];
+        let mut legs = column.legs.iter();
+        column.gate == ColumnGate::Open && legs.all(|it| it.leg.state == LegState::InSync)
+    };
+    let direct_access = state.shared.direct_access.get();
+    if !is_whole || direct_access.is_some_and(|it| !it.segment.is_idle()) {
+        return Ok(());
+    }
+    let settling = ColumnRecovery::of_written_legs(state, column).ok_or(RecoveryInterrupted)?;
+    let tables = settling.in_flight_tables().await?;
+    let is_empty = |table: &Option<Vec<_>>| table.as_ref().is_some_and(Vec::is_empty);
+    if tables.iter().all(is_empty) {
+        return Ok(());
+    }
+    if settling.connections.len() > 1 {
+        settling.equalize_all(tables).await?;
+    }
+    settling.finish(true).await
+}
+
 /// One recovery of a column.
 struct ColumnRecovery<'a> {
     state: &'a ControllerState,
@@ -105,7 +107,41 @@ struct ColumnRecovery<'a> {
     unable: Cell<LegSet>,
 }
 
-impl ColumnRecovery<'_> {
+impl<'a> ColumnRecovery<'a> {
+    /// A recovery of the written legs. None if one is not connected.
+    fn of_written_legs(state: &'a ControllerState, column: usize) -> Option<ColumnRecovery<'a>> {
+        let model = state.model();
+        let legs = |wanted| {
+            LegSet::from_fn(|leg| {
+                let mut keep = model.columns[column].legs.get(leg).into_iter();
+                keep.any(|keep| keep.leg.state == wanted)
+            })
+        };
+        let (in_sync, syncing) = (legs(LegState::InSync), legs(LegState::Syncing));
+        drop(model);
+        Some(ColumnRecovery {
+            state,
+            column,
+            connections: leg_connections(state, column, in_sync.union(syncing))?,
+            in_sync,
+            syncing,
+            unable: Cell::new(LegSet::NONE),
+        })
+    }
+
+    /// The writes in flight that each leg lists; none: too many to list.
+    async fn in_flight_tables(&self) -> Result<Vec<Option<Vec<InFlightOp>>>, RecoveryInterrupted> {
+        let mut tables: Vec<Option<Vec<InFlightOp>>> = vec![Some(vec![]); 3];
+        for party in &self.connections {
+            let answer = party.control.call(self.state, SliceRequest::InFlight).await;
+            match answer {
+                Ok(SliceReply::InFlight(table)) => tables[party.leg] = table,
+                other => return Err(self.interrupted(party.leg, other.err())),
+            }
+        }
+        Ok(tables)
+    }
+
     fn connections_of(&self, legs: LegSet) -> Vec<LegConnection> {
         let wanted = self
             .connections
