@@ -58,7 +58,7 @@ impl Manager {
             EventDraft::fenced(name, &earlier.client, client, (&cause, epoch))
         }));
         drafts.push(EventDraft::attached(name, client, epoch));
-        self.commit_volume(&mut book, &record, drafts)?;
+        self.commit_promotion(&mut book, &record, drafts, promoted.is_some())?;
         let holder = TrackedHolder::new(epoch, self.clock.elapsed());
         book.holders.insert(name.clone(), holder);
         if let Some(copy) = promoted {

@@ -7,7 +7,7 @@ use crate::events::EventDraft;
 use crate::fault::Fault;
 use crate::manager::Manager;
 use crate::records::VolumeRecord;
-use crate::snapshots::SnapshotFault;
+use crate::snapshots::{SnapshotFault, SnapshotRecord, SnapshotState};
 use crate::wire::{AttachVolume, VolumeDetail};
 use pagemesh_base::layout::VolumeName;
 
@@ -18,6 +18,24 @@ pub(crate) fn check_receiver(record: &VolumeRecord, request: &AttachVolume) -> R
         (true, false) => Err(SnapshotFault::Received(name()).into()),
         (false, true) => Err(SnapshotFault::NotReceived(name()).into()),
         _ => Ok(()),
+    }
+}
+
+/// The label of a snapshot that was received as a whole begins so.
+const RECEIVED_LABEL: &str = "received=";
+/// The label of a snapshot that a receiver makes to take a volume back.
+const RESET_LABEL: &str = "receive-reset";
+
+/// Refuses a snapshot that is not a receiver's.
+pub(crate) fn check_receiver_snapshot(
+    record: &VolumeRecord,
+    labels: &[String],
+) -> Result<(), Fault> {
+    let is_own = |label: &String| label.starts_with(RECEIVED_LABEL) || label == RESET_LABEL;
+    match record.received.is_none() || (record.attachment.is_some() && labels.iter().any(is_own)) {
+        true => Ok(()),
+        // The next stream begins at the newest snapshot.
+        false => Err(SnapshotFault::Received(record.layout_state.layout.name.clone()).into()),
     }
 }
 
@@ -41,7 +59,12 @@ impl Manager {
             });
         }
         let of = book.snapshots.of(name);
-        let newest = of.and_then(|of| of.live().map(|it| it.epoch).max());
+        // Others on the way of a receive do not have all of a snapshot of the origin.
+        let is_whole = |it: &&SnapshotRecord| {
+            let mut labels = it.labels.iter();
+            it.state == SnapshotState::Committed && labels.any(|it| it.starts_with(RECEIVED_LABEL))
+        };
+        let newest = of.and_then(|of| of.live().filter(is_whole).map(|it| it.epoch).max());
         if newest.is_none_or(|newest| newest < last_receive) {
             return Err(SnapshotFault::Unfinished(name.clone()).into());
         }

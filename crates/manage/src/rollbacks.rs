@@ -32,6 +32,9 @@ impl Manager {
         let mut book = self.state();
         check_not_busy(&book, volume)?;
         let mut record = book.volume(volume)?.clone();
+        if record.received.is_some() {
+            return Err(SnapshotFault::Received(volume.clone()).into());
+        }
         let to = live_snapshot(&book, volume, &request.snapshot)?.clone();
         let new = || Rollback {
             to: to.name.clone(),

@@ -125,13 +125,18 @@ impl Manager {
             actor: format!("schedule {schedule}").into(),
             ..CallContext::default()
         });
-        if !plan.create.is_empty() {
-            actor.create_scheduled(schedule, volume, plan.create)?;
-        }
+        // Deletions may make the room that the next snapshot needs, and neither waits for the other.
+        let mut pruned = Ok(());
         for name in plan.prune.iter().take(PRUNED_MAX).filter(|_| may_prune) {
-            actor.delete_snapshot(volume, name)?;
+            pruned = pruned.and(actor.delete_snapshot(volume, name).map(drop));
         }
-        Ok(())
+        let created = match plan.create.is_empty() {
+            true => Ok(()),
+            false => actor
+                .create_scheduled(schedule, volume, plan.create)
+                .map(drop),
+        };
+        created.and(pruned)
     }
 
     fn create_scheduled(
@@ -334,16 +339,16 @@ fn scheduled<'b>(
     let is_whole = |it: &&SnapshotRecord| it.state == SnapshotState::Committed;
     let newest = book.snapshots.of(volume).and_then(|of| of.live().last());
     let newest = newest.map(|it| it.epoch);
-    let is_received = book
-        .volumes
-        .get(volume)
-        .is_some_and(|it| it.received.is_some());
+    let target = book.volumes.get(volume);
+    let is_received = target.is_some_and(|it| it.received.is_some());
+    let is_attached = target.is_some_and(|it| it.attachment.is_some());
     live.filter(is_whole).filter_map(move |it| {
         let (unix_s, classes) = parse_name(&record.prefix, &it.name)?;
         let mut schedules = book.schedules.records();
         let identity = (it.volume, it.epoch);
-        // The next stream of changes begins at the newest snapshot of a volume that receives.
-        let is_start = is_received && newest == Some(it.epoch);
+        // The next stream of changes begins at the newest snapshot of a volume that receives. During a receive, the snapshot
+        // before is compared with it.
+        let is_start = is_received && (is_attached || newest == Some(it.epoch));
         Some(ScheduledSnapshot {
             name: it.name.clone(),
             epoch: it.epoch.0,

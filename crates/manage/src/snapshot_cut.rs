@@ -9,6 +9,7 @@ use crate::events::EventDraft;
 use crate::fault::Fault;
 use crate::idempotency::{CallStart, CreateAnswer, RunningCall};
 use crate::manager::{Manager, ManagerState};
+use crate::received::check_receiver_snapshot;
 use crate::records::{Attachment, VolumeRecord};
 use crate::rollbacks::check_snapshot_allowed;
 use crate::slices::slice_locations;
@@ -198,10 +199,7 @@ impl Manager {
         check_room(&book, volume, &request.name)?;
         check_snapshot_allowed(&record, &request.name)?;
         let attachment = record.attachment.clone();
-        if record.received.is_some() && attachment.is_none() {
-            // The next stream begins at the newest snapshot.
-            return Err(SnapshotFault::Received(volume.clone()).into());
-        }
+        check_receiver_snapshot(&record, &request.labels)?;
         record.layout_state = record.layout_state.reserve_epoch()?;
         let epoch = record.layout_state.reserved;
         let layout = self.snapshot_layout(&book, &record, epoch);

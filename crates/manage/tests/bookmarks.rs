@@ -79,7 +79,10 @@ fn bookmarks_are_served_over_rest() {
     let made = client
         .create_bookmark(&v, &bookmark("a", Some("b")))
         .expect("made");
-    assert_eq!(client.bookmarks(&v).expect("listed"), [made.clone()]);
+    assert_eq!(
+        client.bookmarks(&v).expect("listed"),
+        std::slice::from_ref(&made)
+    );
     assert_eq!(client.bookmark(&v, &snap("b")).expect("shown").info, made);
     client.delete_bookmark(&v, &snap("b")).expect("deleted");
     client.delete_bookmark(&v, &snap("b")).expect_err("gone");

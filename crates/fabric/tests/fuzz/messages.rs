@@ -248,6 +248,7 @@ fn form(answer: &Answer) -> (Option<Discriminant<SliceReply>>, u8) {
         Ok(Reply::List { more, .. }) => (None, 2 + u8::from(*more)),
         Ok(Reply::Status(_)) => (None, 4),
         Ok(Reply::Snapshots { more, .. }) => (None, 20 + u8::from(*more)),
+        Ok(Reply::Progress(_)) => (None, 22),
         Err(error) => (None, 5 + error_code(error)),
     }
 }

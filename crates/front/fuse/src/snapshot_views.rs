@@ -420,6 +420,8 @@ impl RequestHandler for ViewHandler {
                 FuseReply::Error(Errno::ROFS)
             }
             Request::Rename { to, .. } if view_node(to).is_some() => FuseReply::Error(Errno::ROFS),
+            // It would hide the views.
+            Request::Rename { new, .. } if new == SNAPSHOT_DIR => FuseReply::Error(Errno::EXIST),
             Request::Copy { to_node, .. } if view_node(to_node).is_some() => {
                 FuseReply::Error(Errno::ROFS)
             }

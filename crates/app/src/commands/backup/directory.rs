@@ -286,6 +286,11 @@ impl BackupDirectory {
                 }
             }
         }
+        // Each chunk that is left is of a finished backup.
+        let mark = self.dir.join("unfinished");
+        if !dry_run && mark.exists() {
+            fs::remove_file(mark)?;
+        }
         Ok(report)
     }
 
@@ -353,7 +358,7 @@ impl BackupDirectory {
             directory: self,
             name: name.to_owned(),
             manifest: ManifestWriter::new(BufWriter::new(file), header)?,
-            mark,
+            mark: (!was_unfinished).then_some(mark),
             checks_known: was_unfinished || check_all,
             stored_chunks: 0,
             stored_bytes: 0,
@@ -366,7 +371,8 @@ pub struct NewBackup<'a> {
     directory: &'a BackupDirectory,
     name: String,
     manifest: ManifestWriter<BufWriter<tempfile::NamedTempFile>>,
-    mark: PathBuf,
+    /// The mark that the backup has made. An earlier one stays: chunks of other volumes may be incomplete, until they are pruned.
+    mark: Option<PathBuf>,
     /// Whether chunks that are there are read before they are used: a crash may have left incomplete ones.
     checks_known: bool,
     pub stored_chunks: u64,
@@ -418,7 +424,9 @@ impl NewBackup<'_> {
         file.persist_noclobber(&path)
             .with_context(|| format!("cannot store {}", path.display()))?;
         backups.sync_all()?;
-        fs::remove_file(&self.mark)?;
+        if let Some(mark) = &self.mark {
+            fs::remove_file(mark)?;
+        }
         Ok(chunks)
     }
 }

@@ -1,6 +1,7 @@
 //! `pagemesh fs restore`: copies a file or a directory of a mounted file system back from a snapshot.
 //!
-//! Invariant: the copy is made beside its place under another name, and renamed when it is whole.
+//! Invariant: the copy is made in a directory beside its place that nobody else can enter, reached by its descriptor, and renamed
+//! when it is whole. So no other user sees it without its attributes, or leads it elsewhere.
 
 use crate::args::Output;
 use crate::output;
@@ -8,14 +9,15 @@ use anyhow::{Context, anyhow, bail, ensure};
 use clap::Args;
 use pagemesh_manage::snapshots::SnapshotName;
 use rustix::fs::{
-    AtFlags, CWD, Gid, Mode, RenameFlags, SeekFrom, Timespec, Timestamps, Uid, XattrFlags, chownat,
-    lgetxattr, llistxattr, lsetxattr, renameat_with, seek, utimensat,
+    AtFlags, CWD, Gid, Mode, OFlags, RenameFlags, SeekFrom, Timespec, Timestamps, Uid, XattrFlags,
+    chownat, fstat, lgetxattr, llistxattr, lsetxattr, renameat_with, seek, utimensat,
 };
 use rustix::io::Errno;
 use serde::Serialize;
 use std::ffi::{CStr, OsString};
 use std::fs::{self, File, Metadata, Permissions};
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -79,11 +81,9 @@ pub fn run(args: &RestoreArgs) -> anyhow::Result<()> {
         "the directory {} does not exist; restore that one, or name another place with --to",
         parent.display()
     );
-    let name = to.file_name().context("the path has no name")?;
-    let mut partial = OsString::from(".");
-    partial.push(name);
-    partial.push(format!(".restore-{}", std::process::id()));
-    let partial = parent.join(partial);
+    ensure!(to.file_name().is_some(), "the path has no name");
+    let staging = PrivateDirectory::new(parent)?;
+    let partial = staging.inside("copy");
     let mut copied = Copied::default();
     let done = copy(&source, &partial, &mut copied).and_then(|()| {
         let flags = match existing.is_some() {
@@ -93,10 +93,7 @@ pub fn run(args: &RestoreArgs) -> anyhow::Result<()> {
         renameat_with(CWD, &partial, CWD, &to, flags)
             .with_context(|| format!("cannot put the copy at {}", to.display()))
     });
-    if let Err(cause) = done {
-        remove(&partial);
-        return Err(cause);
-    }
+    done?;
     let restored = Restored {
         path: to,
         snapshot,
@@ -110,6 +107,46 @@ pub fn run(args: &RestoreArgs) -> anyhow::Result<()> {
             restored.snapshot, restored.files
         )
     })
+}
+
+/// A directory that its owner alone can enter. It is deleted with its content in the end.
+struct PrivateDirectory {
+    directory: tempfile::TempDir,
+    opened: OwnedFd,
+}
+
+impl PrivateDirectory {
+    fn new(parent: &Path) -> anyhow::Result<PrivateDirectory> {
+        let cannot = || format!("cannot make a directory in {}", parent.display());
+        let mut made = tempfile::Builder::new();
+        let directory = made.prefix(".restore-").tempdir_in(parent);
+        let directory = directory.with_context(cannot)?;
+        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::RDONLY | OFlags::CLOEXEC;
+        let opened = rustix::fs::open(directory.path(), flags, Mode::empty());
+        let opened = opened.with_context(cannot)?;
+        let found = fstat(&opened).with_context(cannot)?;
+        // The owner of the parent may have put another directory in its place.
+        let is_own = found.st_uid == rustix::process::geteuid().as_raw();
+        ensure!(
+            is_own && found.st_mode & 0o077 == 0,
+            "another process has replaced {}",
+            directory.path().display()
+        );
+        Ok(PrivateDirectory { directory, opened })
+    }
+
+    /// A path in the directory, wherever it has been moved.
+    fn inside(&self, name: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.opened.as_raw_fd())).join(name)
+    }
+}
+
+impl Drop for PrivateDirectory {
+    fn drop(&mut self) {
+        if self.directory.path().exists() {
+            remove(&self.inside("copy"));
+        }
+    }
 }
 
 /// Removes the rest of a copy.
@@ -130,7 +167,6 @@ fn find(path: &Path, from: Option<&SnapshotName>) -> anyhow::Result<(String, Pat
     let parents = path.ancestors().skip(1);
     let existing = parents.into_iter().find(|parent| parent.is_dir());
     let existing = existing.ok_or_else(|| anyhow!("{} has no directory", path.display()))?;
-    let rest = path.strip_prefix(existing)?;
     let views = existing.join(SNAPSHOT_DIR);
     let list = || -> io::Result<Vec<OsString>> {
         let entries = fs::read_dir(&views)?;
@@ -149,12 +185,18 @@ fn find(path: &Path, from: Option<&SnapshotName>) -> anyhow::Result<(String, Pat
         })?,
     };
     for name in &names {
-        let found = views.join(name).join(rest);
-        match fs::symlink_metadata(&found) {
-            Ok(_) => return Ok((name.to_string_lossy().into_owned(), found)),
-            Err(cause) if cause.kind() == io::ErrorKind::NotFound => {}
-            Err(cause) => {
-                return Err(cause).with_context(|| format!("cannot read {}", found.display()));
+        // A directory that was made again has no earlier views. Those of its parents have the former one.
+        for above in existing.ancestors() {
+            let Ok(rest) = path.strip_prefix(above) else {
+                break;
+            };
+            let view = above.join(SNAPSHOT_DIR).join(name);
+            if !view.is_dir() {
+                continue;
+            }
+            let found = view.join(rest);
+            if fs::symlink_metadata(&found).is_ok() {
+                return Ok((name.to_string_lossy().into_owned(), found));
             }
         }
     }
@@ -202,13 +244,19 @@ fn copy_one(from: &Path, to: &Path, found: &Metadata, copied: &mut Copied) -> an
     if kind.is_symlink() {
         std::os::unix::fs::symlink(fs::read_link(from)?, to)?;
     } else if kind.is_file() {
-        copied.bytes += copy_data(&File::open(from)?, &File::create_new(to)?, found.len())?;
+        copied.bytes += copy_data(&open_source(from)?, &File::create_new(to)?, found.len())?;
     } else {
         let kind = rustix::fs::FileType::from_raw_mode(found.mode());
         let mode = Mode::from_raw_mode(found.mode());
         rustix::fs::mknodat(CWD, to, kind, mode, found.rdev())?;
     }
     Ok(())
+}
+
+/// Opens a file that is no link.
+fn open_source(from: &Path) -> anyhow::Result<File> {
+    let flags = OFlags::NOFOLLOW | OFlags::RDONLY | OFlags::CLOEXEC;
+    Ok(File::from(rustix::fs::open(from, flags, Mode::empty())?))
 }
 
 /// Copies the data of a file, and leaves its holes out.

@@ -258,10 +258,10 @@ mod tests {
         }
     }
 
-    /// A tree of the root, and of inodes with a generation, a ctime and names; an inode below 10 is a directory.
-    /// An inode: number, mode, time, and the names in it with their inodes.
+    /// An inode: number, generation, ctime, and its names with their directories.
     type Node<'n> = (u64, u32, i64, &'n [(u64, &'n str)]);
 
+    /// A tree of the root and of inodes. An inode below 10 is a directory.
     fn tree(nodes: &[Node<'_>]) -> FileTree {
         let root = FileNode {
             attr: attr(1, 0, InodeKind::Directory, 0),
