@@ -399,6 +399,41 @@ fn unfilled_clone_continues_after_restart() {
 }
 
 #[test]
+fn clone_is_filled_from_its_start_after_another_was_given_up() {
+    const LEAVES: u64 = 40;
+    let mut bed = Bed::new();
+    let size = LEAVES * 512 * PAGE;
+    bed.pool.resize(slice(1), size).expect("larger");
+    for leaf in 0..LEAVES {
+        bed.change(1, leaf * 512, 1, Some(7));
+    }
+    let source = CloneSource {
+        origin: slice(1),
+        snapshot: Epoch(bed.snapshot(1)),
+    };
+    bed.pool.create_clone(slice(2), source, size).expect("room");
+    let progress = bed.pool.fill_clone(slice(2)).expect("room");
+    assert!(!progress.is_complete(), "{progress:?}");
+    bed.pool.delete(slice(2)).expect("it is there");
+    for _ in 0..10 {
+        bed.pool.checkpoint().expect("sound");
+        while bed.pool.maintain().expect("sound") {}
+    }
+    // It gets the number of the other one.
+    bed.pool.create_clone(slice(3), source, size).expect("room");
+    bed.fill(3);
+    let handle = bed.pool.handle(slice(3)).expect("filled");
+    for leaf in 0..LEAVES {
+        let mut bytes = [0; PAGE_BYTES];
+        let read = bed
+            .session
+            .read(&handle, leaf * 512 * PAGE, &mut bytes, Epoch(u32::MAX));
+        read.expect("sound");
+        assert_eq!(bytes, [7; PAGE_BYTES], "leaf {leaf}");
+    }
+}
+
+#[test]
 fn promoted_clone_lets_its_origin_go() {
     let mut bed = Bed::new();
     for page in (0..600).step_by(8) {

@@ -31,7 +31,7 @@ use pagemesh_base::layout::SliceId;
 pub use pagemesh_base::slice::{CloneProgress, CloneSource};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::Ordering;
 
 /// Leaves that one call of [`Pool::fill_clone`] links.
@@ -50,6 +50,14 @@ const NODES_ABOVE: u64 = 4;
 pub(crate) struct CloneWork {
     filled_below: HashMap<ObjectId, u64>,
     promoted: HashMap<ObjectId, Promotion>,
+}
+
+impl CloneWork {
+    /// Forgets the progress of an object that is gone. Another one may get its number.
+    pub(super) fn forget(&mut self, object: ObjectId) {
+        self.filled_below.remove(&object);
+        self.promoted.remove(&object);
+    }
 }
 
 /// The progress of a promotion.
@@ -101,6 +109,8 @@ impl<M: Media> Pool<M> {
             self.superblock.features.incompatible |= Features::CLONES;
             self.write_next_superblock()?;
         }
+        // A move that is not applied yet would leave its old frame in use.
+        self.apply_all_versions()?;
         // Before the clone names a frame.
         self.set_cloned_below(origin, self.newest_clone_base(origin).max(base))?;
         let entry = Object {
@@ -110,7 +120,18 @@ impl<M: Media> Pool<M> {
             base,
             ..Object::FREE
         };
-        self.create_object(slice, size_bytes, entry)
+        let created = self.create_object(slice, size_bytes, entry);
+        if created.is_err() {
+            self.update_cloned_below(origin)?;
+        }
+        created
+    }
+
+    /// Applies all records that are committed now.
+    fn apply_all_versions(&mut self) -> Result<(), ObjectError> {
+        let committed = self.mapping.control.seq().load(Ordering::Acquire);
+        self.wait_for_ops()?;
+        self.checkpoint_versions(Seq(committed))
     }
 
     /// Fills some leaves of a clone. The caller repeats it until nothing is left to do.
@@ -168,17 +189,21 @@ impl<M: Media> Pool<M> {
         };
         self.check_clones(object, |_| true)?;
         self.ensure_free_frames(PROMOTE_PAGES + MOVE_PAGES_MAX)?;
-        let mut progress = self.clones.promoted.remove(&object).unwrap_or_default();
-        let is_promoted = self.promote_step(object, &mut progress)?;
-        if !is_promoted {
-            self.clones.promoted.insert(object, progress);
+        let mut progress = self
+            .clones
+            .promoted
+            .get(&object)
+            .copied()
+            .unwrap_or_default();
+        let stepped = self.promote_step(object, &mut progress);
+        self.clones.promoted.insert(object, progress);
+        if !stepped? {
             let done = progress.next_page / LEAF_PAGES;
             return Ok(CloneProgress { done, all });
         }
         // No record that replaced a shared frame may be replayed from either superblock: then its frame would be freed.
         for _ in 0..2 {
-            let committed = self.mapping.control.seq().load(Ordering::Acquire);
-            self.checkpoint_versions(Seq(committed))?;
+            self.apply_all_versions()?;
             self.commit_entry(object, self.objects[&object])?;
         }
         if let Some(of_versions) = self.versions.of(object).map(|it| it.object) {
@@ -191,13 +216,15 @@ impl<M: Media> Pool<M> {
                 },
             )?;
         }
+        let entry = self.objects[&object];
         let entry = Object {
             role: ObjectRole::Slice,
+            shared_below: entry.newest_snapshot(),
             base: Epoch(0),
-            ..self.objects[&object]
+            ..entry
         };
         self.commit_entry(object, entry)?;
-        self.update_shared_below(object)?;
+        self.clones.forget(object);
         self.update_cloned_below(origin)?;
         Ok(CloneProgress { done: all, all })
     }
@@ -268,13 +295,15 @@ impl<M: Media> Pool<M> {
     pub(super) fn load_clones(&mut self) -> Result<(), ObjectError> {
         let with_clones = self.objects.iter();
         let with_clones = with_clones.filter(|(_, entry)| entry.cloned_below != Epoch(0));
-        let origins: Vec<_> = with_clones.map(|(object, _)| *object).collect();
-        for origin in origins {
-            if !matches!(self.objects[&origin].role, ObjectRole::VersionsOf(_)) {
-                self.update_cloned_below(origin)?;
-            }
-        }
-        Ok(())
+        // A crash may have come between the two entries of an origin.
+        let origin_of = |(object, entry): (&ObjectId, &Object)| match entry.role {
+            ObjectRole::VersionsOf(origin) => origin,
+            _ => *object,
+        };
+        let origins: BTreeSet<ObjectId> = with_clones.map(origin_of).collect();
+        origins
+            .into_iter()
+            .try_for_each(|origin| self.update_cloned_below(origin))
     }
 
     /// Makes leaves of a range, up to a limit. Returns the leaf to continue with.
@@ -285,14 +314,20 @@ impl<M: Media> Pool<M> {
         leaves: std::ops::Range<u64>,
         filled: &mut Vec<FilledLeaf>,
     ) -> Result<u64, ObjectError> {
+        let mut read = 0;
         for leaf in leaves.clone() {
-            if filled.len() == FILL_LEAVES {
+            if read == FILL_LEAVES {
                 return Ok(leaf);
             }
             let first = PageNo(leaf * LEAF_PAGES);
             if let SlotLocation::At(_) = self.mapping.locate(object, 0, first)? {
                 continue;
             }
+            if !self.has_leaf(source.origin, first)? {
+                continue;
+            }
+            // It may need a checkpoint.
+            read += 1;
             let seen = self.version_leaf(source.origin, source.snapshot, leaf)?;
             let slot = |index| {
                 seen.frame(index)
@@ -307,6 +342,13 @@ impl<M: Media> Pool<M> {
             }
         }
         Ok(leaves.end)
+    }
+
+    /// Whether a slice has a leaf with this page. A leaf is never unlinked, so a snapshot sees no page without one.
+    fn has_leaf(&self, slice: SliceId, page: PageNo) -> Result<bool, ObjectError> {
+        let (object, _) = self.find(slice)?;
+        let found = self.mapping.locate(object, 0, page)?;
+        Ok(matches!(found, SlotLocation::At(_)))
     }
 
     /// Writes the slots of a leaf into a new frame.
@@ -372,8 +414,7 @@ impl<M: Media> Pool<M> {
             return Ok(true);
         };
         let Some(logged_below) = progress.logged_below else {
-            let committed = self.mapping.control.seq().load(Ordering::Acquire);
-            self.checkpoint_versions(Seq(committed))?;
+            self.apply_all_versions()?;
             progress.logged_below = Some(self.superblock.version_log.tail);
             return Ok(false);
         };

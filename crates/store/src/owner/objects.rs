@@ -217,6 +217,7 @@ impl<M: Media> Pool<M> {
             },
         )?;
         self.leaf_cache.clear();
+        self.clones.forget(object);
         self.freed_objects.push((seq, object));
         match entry.role.origin() {
             Some(origin) => self.update_cloned_below(origin),

@@ -5,7 +5,7 @@
 use super::error::ObjectError;
 use super::pool::Pool;
 use crate::format::geometry::frame_at;
-use crate::format::object::{HEIGHT, ObjectState, ROOT_AT};
+use crate::format::object::{HEIGHT, ObjectRole, ObjectState, ROOT_AT};
 use crate::format::record::{Change, NO_SUMS, PAGES_MAX};
 use crate::format::slot::Slot;
 use crate::format::table::NODE_SLOTS;
@@ -40,12 +40,23 @@ impl<M: Media> Pool<M> {
         let handle = self.mapping.handle(object, self.objects[&object].slice)?;
         for _ in 0..RECLAIM_STEPS {
             if !self.reclaim_step(&handle)? {
+                if self.has_versions_object(object) {
+                    // It may name frames of the origin, which this entry keeps in use.
+                    self.deleting.rotate_left(1);
+                    return Ok(self.deleting.len() > 1);
+                }
                 self.deleting.remove(0);
                 self.drop_object(object)?;
                 return Ok(!self.deleting.is_empty());
             }
         }
         Ok(true)
+    }
+
+    /// Whether the versions of a deleted slice are not freed yet.
+    fn has_versions_object(&self, object: ObjectId) -> bool {
+        let mut entries = self.objects.values();
+        entries.any(|it| it.state != ObjectState::Free && it.role == ObjectRole::VersionsOf(object))
     }
 
     /// Unmaps a run of slots of the first leaf that has mapped slots, or an empty node. False when

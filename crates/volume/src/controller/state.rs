@@ -493,7 +493,7 @@ impl ControllerState {
 pub(super) struct DirectAccessGuard<'a>(Option<&'a DirectAccess>);
 
 impl<'a> DirectAccessGuard<'a> {
-    fn new(guests: Option<&'a DirectAccess>) -> DirectAccessGuard<'a> {
+    pub(super) fn new(guests: Option<&'a DirectAccess>) -> DirectAccessGuard<'a> {
         if let Some(guests) = guests {
             guests.segment.close();
         }
