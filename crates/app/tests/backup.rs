@@ -190,16 +190,19 @@ fn damage_is_found_and_repaired_by_a_full_backup() {
     backup(&cluster, &["create", "v@two", at, "--full"]);
     assert_eq!(backup(&cluster, &["verify", at])["problems"], json!([]));
     // A crash between the chunks and the manifest: the next backup reads the chunks that are there.
-    fs::write(&victim, "").unwrap();
-    fs::write(dir.join("unfinished"), "").unwrap();
     backup(
         &cluster,
         &["prune", at, "--delete", "v@one", "--delete", "v@two"],
     );
+    fs::write(dir.join("unfinished"), "").unwrap();
     fs::create_dir_all(victim.parent().unwrap()).unwrap();
     fs::write(&victim, "").unwrap();
     backup(&cluster, &["create", "v@one", at]);
     assert_eq!(backup(&cluster, &["verify", at])["problems"], json!([]));
+    // Chunks that this backup does not name may be incomplete, so the mark stays until they are pruned.
+    assert!(dir.join("unfinished").exists());
+    backup(&cluster, &["prune", at]);
+    assert!(!dir.join("unfinished").exists());
     // No chunk goes while a manifest is damaged.
     let manifest = dir.join("backups/v@one");
     let mut bytes = fs::read(&manifest).unwrap();
