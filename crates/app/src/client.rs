@@ -150,7 +150,7 @@ pub fn attach_for_rollback(
     Ok(Volume::attach(authority, connector, name.clone(), &who)?)
 }
 
-/// A connection whose attach is that for a rollback.
+/// A connection that attaches for a rollback.
 struct RollbackConnection(ManagerClient);
 
 impl VolumeConnection for RollbackConnection {

@@ -57,7 +57,7 @@ fn changed_ranges_of_a_volume_are_listed() {
     cluster.ok(&["snapshot", "create", "w@one"]);
     cluster.refused(
         &["snapshot", "diff", "v@one", "w@one"],
-        &["v@one is no snapshot of w"],
+        &["v@one is not of w"],
     );
 }
 

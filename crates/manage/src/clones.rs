@@ -13,6 +13,7 @@ use crate::layout_state::LayoutState;
 use crate::manager::{Manager, ManagerState};
 use crate::records::{CloneOrigin, VolumeRecord};
 use crate::slices::{SliceLocation, slice_locations};
+use crate::snapshot_drops::check_no_clone;
 use crate::snapshot_lists::{live_snapshot, no_such_snapshot};
 use crate::snapshots::{SnapshotFault, SnapshotName, SnapshotRecord};
 use crate::volumes::{check_name_free, check_not_busy, size_reply};
@@ -247,23 +248,5 @@ impl Manager {
             empty: !has_all,
             asynchronous: false,
         }
-    }
-}
-
-/// Refuses a change of a snapshot on which clones depend.
-pub(crate) fn check_no_clone(
-    book: &ManagerState,
-    volume: &VolumeName,
-    snapshot: &SnapshotRecord,
-) -> Result<(), Fault> {
-    let clones = book.volumes.clones_of(volume, snapshot.epoch);
-    match clones.is_empty() {
-        false => Err(SnapshotFault::HasClones {
-            volume: volume.clone(),
-            name: snapshot.name.clone(),
-            clones,
-        }
-        .into()),
-        true => Ok(()),
     }
 }

@@ -39,7 +39,7 @@ pub enum RollbackPhase {
 /// A rollback that has not ended. Until then, other uses of the volume are refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Rollback {
-    /// The snapshot whose content the volume gets.
+    /// The snapshot that gives the volume its content.
     #[schema(value_type = crate::api::document::Name)]
     pub to: SnapshotName,
     /// Its epoch.
@@ -66,7 +66,7 @@ pub(crate) enum RollbackRefusal {
 /// The end of a rollback.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RollbackEnd {
-    /// The snapshot whose content the volume has now. A hold by [`ROLLBACK_HOLD`] on it ends.
+    /// The snapshot with the present content of the volume. A hold by [`ROLLBACK_HOLD`] on it ends.
     pub content: SnapshotName,
     /// Whether it was undone.
     pub is_undone: bool,

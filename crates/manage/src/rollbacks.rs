@@ -148,7 +148,7 @@ impl Manager {
         })
     }
 
-    /// Ends a rollback whose pages are all copied. The hold of the snapshot whose content the volume has now ends.
+    /// Ends a rollback after all pages are copied. The hold of the snapshot with its present content ends.
     ///
     /// # Errors
     /// When the attachment is over, or the rollback is in another phase.

@@ -4,7 +4,6 @@
 //! prepare it that is still on its way would bring it back. So an uncertain one is dropped again when no such request
 //! can be left.
 
-use crate::clones::check_no_clone;
 use crate::events::EventDraft;
 use crate::fault::Fault;
 use crate::manager::{Manager, ManagerState};
@@ -325,4 +324,22 @@ fn check_deletable(
         return Err(fault.into());
     }
     check_no_clone(book, volume, record)
+}
+
+/// Refuses a change of a snapshot on which clones depend.
+pub(crate) fn check_no_clone(
+    book: &ManagerState,
+    volume: &VolumeName,
+    snapshot: &SnapshotRecord,
+) -> Result<(), Fault> {
+    let clones = book.volumes.clones_of(volume, snapshot.epoch);
+    match clones.is_empty() {
+        false => Err(SnapshotFault::HasClones {
+            volume: volume.clone(),
+            name: snapshot.name.clone(),
+            clones,
+        }
+        .into()),
+        true => Ok(()),
+    }
 }

@@ -197,7 +197,13 @@ fn promoted_volume_is_attached_by_clients_alone() {
     });
     served
         .client
-        .create_snapshot(&w, &request("a"))
+        .create_snapshot(
+            &w,
+            &pagemesh_manage::wire::CreateSnapshot {
+                labels: vec!["received=x@1".into()],
+                ..request("a")
+            },
+        )
         .expect("made");
     cutter.join().expect("no panic");
     let any = DetachVolume { attachment: None };

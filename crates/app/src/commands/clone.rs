@@ -48,7 +48,7 @@ pub struct PromoteArgs {
     pub client: ManagerArgs,
 }
 
-/// Bytes of a part whose promotion the manager counts.
+/// Bytes of a part, as the manager counts promotions.
 const PART_BYTES: u64 = 2 << 20;
 
 /// Makes, lists and promotes clones.

@@ -30,6 +30,7 @@ pub mod reply;
 pub mod request;
 
 mod bodies;
+mod control;
 pub(crate) mod fields;
 
 use pagemesh_base::checksum::crc32c;

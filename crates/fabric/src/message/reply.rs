@@ -166,11 +166,7 @@ fn encode_reply(
                 body.extend_from_slice(&sum.to_le_bytes());
             })
         }
-        (MessageKind::Births, Reply::Slice(SliceReply::Births(births))) => {
-            list(&births, |birth, body| {
-                body.extend_from_slice(&birth.0.to_le_bytes());
-            })
-        }
+        (MessageKind::Births, Reply::Slice(SliceReply::Births(births))) => list(&births, put_epoch),
         (MessageKind::Dirty, Reply::Slice(SliceReply::Dirty { runs, next })) => {
             if let Some(page) = next {
                 (header.flags, header.offset) = (FLAG_MORE, page.0);
@@ -194,9 +190,7 @@ fn encode_reply(
         (MessageKind::Status, Reply::Status(status)) => encode_status(&status),
         (MessageKind::Snapshots, Reply::Snapshots { snapshots, more }) => {
             header.flags = if more { FLAG_MORE } else { 0 };
-            list(&snapshots, |snapshot, body| {
-                body.extend_from_slice(&snapshot.0.to_le_bytes());
-            })
+            list(&snapshots, put_epoch)
         }
         (
             MessageKind::CreateClone | MessageKind::PromoteClone,
@@ -238,6 +232,10 @@ fn list<T>(entries: &[T], one: impl Fn(&T, &mut Vec<u8>)) -> Bytes {
         one(entry, &mut body);
     }
     body.into()
+}
+
+fn put_epoch(epoch: &Epoch, body: &mut Vec<u8>) {
+    body.extend_from_slice(&epoch.0.to_le_bytes());
 }
 
 fn put_in_flight(operation: &InFlightOp, body: &mut Vec<u8>) {

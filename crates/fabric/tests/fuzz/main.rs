@@ -157,6 +157,15 @@ fn of_snapshots() -> Vec<Request> {
             slice,
             after: Epoch(2),
         },
+        Control::CreateClone {
+            slice,
+            source: CloneSource {
+                origin: SliceId(Uuid::from_u128(3)),
+                snapshot,
+            },
+            size_bytes: 1 << 20,
+        },
+        Control::PromoteClone { slice },
     ];
     let of_slice = of_slice.map(|request| Request::Slice { handle: 0, request });
     of_slice

@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BeginRollback {
-    /// The snapshot whose content the volume gets.
+    /// The snapshot that gives the volume its content.
     #[schema(value_type = crate::api::document::Name)]
     pub snapshot: SnapshotName,
     /// `true` begins although a client has attached the volume. The attach for the rollback fences it.

@@ -70,7 +70,7 @@ impl Features {
     /// Replaced pages are kept for snapshots: the version log, versions of slices in the object table, and records of
     /// kind 8.
     pub const VERSIONS: u64 = 1 << 0;
-    /// Slices share frames with snapshots of other slices: clones in the object table, and records of kind 8 that link leaves.
+    /// Clones: slices that share frames with snapshots of other slices.
     pub const CLONES: u64 = 1 << 1;
 
     /// Whether this program may open a pool with them.

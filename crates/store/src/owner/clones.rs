@@ -1,7 +1,7 @@
 //! Clones: slices that begin with the pages of a snapshot of another slice, their origin.
 //!
 //! 1. [`Pool::create_clone`] creates the object. Its base is the epoch of the snapshot.
-//! 2. [`Pool::fill_clone`] links leaves whose slots name the frames that the snapshot sees. No page is copied. After the
+//! 2. [`Pool::fill_clone`] links leaves with slots for the frames that the snapshot sees. No page is copied. After the
 //!    last leaf the clone is a slice like any other: sessions and direct clients need to know nothing of it.
 //! 3. [`Pool::promote_clone`] copies the pages that the clone still shares. Then it depends on nothing.
 //!
@@ -16,6 +16,7 @@
 
 use super::error::ObjectError;
 use super::pool::Pool;
+use super::version_store::Promotion;
 use super::versions::LEAF_PAGES;
 use crate::format::geometry::frame_at;
 use crate::format::object::{Object, ObjectRole, ObjectState};
@@ -31,7 +32,7 @@ use pagemesh_base::layout::SliceId;
 pub use pagemesh_base::slice::{CloneProgress, CloneSource};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
 /// Leaves that one call of [`Pool::fill_clone`] links.
@@ -44,32 +45,6 @@ const PROMOTE_PAGES: u64 = 256;
 const PROMOTE_LEAVES: u64 = 256;
 /// Nodes above a leaf, and a frame that a session needs to find that none is missing.
 const NODES_ABOVE: u64 = 4;
-
-/// The owner's memory of clones in progress. A restart begins again, and passes what is done.
-#[derive(Default)]
-pub(crate) struct CloneWork {
-    filled_below: HashMap<ObjectId, u64>,
-    promoted: HashMap<ObjectId, Promotion>,
-}
-
-impl CloneWork {
-    /// Forgets the progress of an object that is gone. Another one may get its number.
-    pub(super) fn forget(&mut self, object: ObjectId) {
-        self.filled_below.remove(&object);
-        self.promoted.remove(&object);
-    }
-}
-
-/// The progress of a promotion.
-#[derive(Clone, Copy, Default)]
-struct Promotion {
-    /// The next page of the slice.
-    next_page: u64,
-    /// All pages of the slice are its own, so no new line of the log names a shared frame. The tail of the log then.
-    logged_below: Option<u64>,
-    /// The next page of its object of versions.
-    next_version: u64,
-}
 
 /// A leaf that is durable and not linked yet.
 struct FilledLeaf {
@@ -240,7 +215,7 @@ impl<M: Media> Pool<M> {
         Ok(clones.map(|entry| (entry.slice, entry.base)).collect())
     }
 
-    /// Refuses a change of a slice on whose snapshots clones depend.
+    /// Refuses a change of a slice if clones depend on its snapshots.
     pub(super) fn check_clones(
         &self,
         origin: ObjectId,

@@ -20,10 +20,9 @@ use crate::format::in_flight;
 use crate::format::object::{Object, ObjectRole, ObjectState};
 use crate::format::superblock::{BitmapEnds, Features, Superblock};
 use crate::format::version_log::VersionLogPlace;
-use crate::owner::clones::CloneWork;
 use crate::owner::frame_allocator::FrameAllocator;
 use crate::owner::session_table::SessionTable;
-use crate::owner::version_store::VersionStore;
+use crate::owner::version_store::{CloneWork, VersionStore};
 use crate::recovery::{
     PoolError, RecoveryResult, RecoverySummary, read_superblock_of_first, recover, write_superblock,
 };

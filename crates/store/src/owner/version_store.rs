@@ -87,3 +87,29 @@ pub(super) struct Sweep {
     pub(super) after: u64,
     pub(super) next_leaf: u64,
 }
+
+/// The owner's memory of clones in progress. A restart begins again, and passes what is done.
+#[derive(Default)]
+pub(crate) struct CloneWork {
+    pub(super) filled_below: HashMap<ObjectId, u64>,
+    pub(super) promoted: HashMap<ObjectId, Promotion>,
+}
+
+impl CloneWork {
+    /// Forgets the progress of an object that is gone. Another one may get its number.
+    pub(super) fn forget(&mut self, object: ObjectId) {
+        self.filled_below.remove(&object);
+        self.promoted.remove(&object);
+    }
+}
+
+/// The progress of a promotion.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Promotion {
+    /// The next page of the slice.
+    pub(super) next_page: u64,
+    /// All pages of the slice are its own, so no new line of the log names a shared frame. The tail of the log then.
+    pub(super) logged_below: Option<u64>,
+    /// The next page of its object of versions.
+    pub(super) next_version: u64,
+}

@@ -89,7 +89,7 @@ impl<M: Media> Session<M> {
         self.commit_adoption(handle, 0, first, at)
     }
 
-    /// Links a leaf whose slots are durable. The nodes above it are linked, and nothing else changes the object.
+    /// Links a leaf with durable slots. The nodes above it are linked, and nothing else changes the object.
     pub(crate) fn link_filled_leaf(
         &mut self,
         handle: &Handle,

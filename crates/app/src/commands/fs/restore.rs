@@ -119,7 +119,10 @@ impl PrivateDirectory {
     fn new(parent: &Path) -> anyhow::Result<PrivateDirectory> {
         let cannot = || format!("cannot make a directory in {}", parent.display());
         let mut made = tempfile::Builder::new();
-        let directory = made.prefix(".restore-").tempdir_in(parent);
+        let made = made
+            .prefix(".restore-")
+            .permissions(Permissions::from_mode(0o700));
+        let directory = made.tempdir_in(parent);
         let directory = directory.with_context(cannot)?;
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::RDONLY | OFlags::CLOEXEC;
         let opened = rustix::fs::open(directory.path(), flags, Mode::empty());

@@ -79,7 +79,7 @@ pub struct RollbackArgs {
 #[derive(Serialize)]
 struct RolledBack {
     volume: VolumeName,
-    /// The snapshot whose content the volume has, or would have.
+    /// The snapshot with the content that the volume has, or would have.
     content: SnapshotName,
     /// Bytes of the pages that were written since the snapshot, if they were counted.
     #[serde(skip_serializing_if = "Option::is_none")]

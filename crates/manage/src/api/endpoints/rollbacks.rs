@@ -101,7 +101,7 @@ async fn start_rollback_copy(
     api.run_store_work(start).await.map(Json)
 }
 
-/// Ends a rollback whose pages are all copied.
+/// Ends a rollback after all pages are copied.
 #[utoipa::path(post, path = "/api/v1/volumes/{name}/rollback/finish", tag = "snapshots",
     security(("token" = ["cluster"])),
     params(("name" = document::Name, Path, description = "The volume")), request_body = FinishRollback,
@@ -165,7 +165,7 @@ impl ManagerClient {
         self.call(Method::POST, &path, CALL_TIMEOUT, &request)
     }
 
-    /// Ends a rollback whose pages are all copied.
+    /// Ends a rollback after all pages are copied.
     #[allow(clippy::missing_errors_doc)]
     pub fn finish_rollback(
         &self,
