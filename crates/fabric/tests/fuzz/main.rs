@@ -159,7 +159,7 @@ fn of_snapshots() -> Vec<Request> {
         },
         Control::CreateClone {
             slice,
-            source: CloneSource {
+            source: pagemesh_base::slice::CloneSource {
                 origin: SliceId(Uuid::from_u128(3)),
                 snapshot,
             },

@@ -28,5 +28,6 @@ pub use name::{HoldTag, SnapshotName};
 pub use record::{SnapshotLayout, SnapshotRecord, SnapshotState};
 pub use table::{SNAPSHOTS_MAX, VOLUME_SNAPSHOTS_MAX};
 
+pub use orders::CutResult;
 pub(crate) use orders::{CutOrders, CutOutcome, PollState};
 pub(crate) use table::{SnapshotEntry, SnapshotTable, VolumeSnapshots};

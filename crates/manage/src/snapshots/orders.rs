@@ -4,12 +4,25 @@
 //! alone holds them: a restarted manager drops all snapshots that were not committed. The lock is taken last, after the
 //! lock of the state, and is not held over waits of other threads.
 
-use crate::wire::CutResult;
 use pagemesh_base::layout::{EpochNumber, VolumeName};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
+use utoipa::ToSchema;
+
+/// The result of a cut.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum CutResult {
+    /// All written legs have the snapshot, and all earlier changes have ended.
+    Done,
+    /// The layout changed, or a leg was lost. The manager tries again with another epoch.
+    LayoutChanged(String),
+    /// The client cannot make snapshots of the volume now.
+    Failed(String),
+}
 
 /// The orders of all volumes.
 #[derive(Debug, Default)]

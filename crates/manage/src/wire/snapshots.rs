@@ -1,6 +1,7 @@
 //! Bodies about snapshots, and about the cuts that clients make for them.
 
 use super::BrickAddress;
+pub use crate::snapshots::CutResult;
 use crate::snapshots::{HoldTag, SnapshotName, SnapshotState};
 use pagemesh_base::layout::{BrickId, EpochNumber, Layout, VolumeName};
 use serde::{Deserialize, Serialize};
@@ -176,18 +177,6 @@ pub struct CutOrder {
     /// The epoch of the snapshot.
     #[schema(value_type = u32)]
     pub epoch: EpochNumber,
-}
-
-/// The result of a cut.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub enum CutResult {
-    /// All written legs have the snapshot, and all earlier changes have ended.
-    Done,
-    /// The layout changed, or a leg was lost. The manager tries again with another epoch.
-    LayoutChanged(String),
-    /// The client cannot make snapshots of the volume now.
-    Failed(String),
 }
 
 /// A client's answer to an order.

@@ -67,10 +67,9 @@ impl Features {
         compatible: 0,
     };
 
-    /// Replaced pages are kept for snapshots: the version log, versions of slices in the object table, and records of
-    /// kind 8.
+    /// Replaced pages are kept for snapshots: the version log, objects of versions, and records of kind 8.
     pub const VERSIONS: u64 = 1 << 0;
-    /// Clones: slices that share frames with snapshots of other slices.
+    /// Slices share frames with snapshots of other slices.
     pub const CLONES: u64 = 1 << 1;
 
     /// Whether this program may open a pool with them.
