@@ -7,7 +7,7 @@ use crate::layout_state::LayoutChange;
 use crate::manager::Manager;
 use crate::received::check_receiver;
 use crate::records::{Attachment, VolumeRecord};
-use crate::rollbacks::check_no_rollback;
+use crate::rollback_checks::check_no_rollback;
 use crate::volumes::{CLIENT_BYTES_MAX, check_text};
 use crate::wire::{AttachReply, AttachVolume};
 use pagemesh_base::layout::VolumeName;

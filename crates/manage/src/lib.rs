@@ -62,6 +62,7 @@ mod received;
 pub mod records;
 mod replicas;
 pub mod rollback;
+mod rollback_checks;
 mod rollbacks;
 mod schedule_book;
 mod schedule_runner;

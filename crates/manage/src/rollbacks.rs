@@ -7,6 +7,7 @@ use crate::fault::Fault;
 use crate::manager::{Manager, ManagerState};
 use crate::records::VolumeRecord;
 use crate::rollback::{self, ROLLBACK_HOLD, Rollback, RollbackPhase, RollbackRefusal};
+use crate::rollback_checks::check_no_rollback;
 use crate::snapshot_lists::live_snapshot;
 use crate::snapshots::{HOLDS_MAX, HoldTag, SnapshotFault, SnapshotName, SnapshotRecord};
 use crate::store::StoreWrite;
@@ -200,17 +201,6 @@ impl Manager {
     }
 }
 
-/// Refuses the use of a volume during its rollback.
-pub(crate) fn check_no_rollback(record: &VolumeRecord) -> Result<(), Fault> {
-    match &record.rollback {
-        None => Ok(()),
-        Some(it) => {
-            let volume = &record.layout_state.layout.name;
-            Err(fault(volume, RollbackRefusal::Other(it.clone())))
-        }
-    }
-}
-
 /// Refuses a snapshot of a state between two snapshots. The client of a rollback makes the one of before.
 pub(crate) fn check_snapshot_allowed(
     record: &VolumeRecord,
@@ -219,14 +209,6 @@ pub(crate) fn check_snapshot_allowed(
     match &record.rollback {
         Some(it) if it.phase == RollbackPhase::Preparing && it.undo == *name => Ok(()),
         _ => check_no_rollback(record),
-    }
-}
-
-/// Refuses to delete a snapshot that a rollback needs.
-pub(crate) fn check_not_needed(record: &VolumeRecord, name: &SnapshotName) -> Result<(), Fault> {
-    match &record.rollback {
-        Some(it) if [&it.to, &it.undo].contains(&name) => check_no_rollback(record),
-        _ => Ok(()),
     }
 }
 

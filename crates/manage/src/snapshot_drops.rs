@@ -7,7 +7,7 @@
 use crate::events::EventDraft;
 use crate::fault::Fault;
 use crate::manager::{Manager, ManagerState};
-use crate::rollbacks::check_not_needed;
+use crate::rollback_checks::check_not_needed;
 use crate::slices::slice_locations;
 use crate::snapshot_bookmarks::bookmark_removal_writes;
 use crate::snapshot_lists::live_snapshot;

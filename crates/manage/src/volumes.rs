@@ -15,7 +15,7 @@ use crate::lists::volume_tag;
 use crate::manager::{Manager, ManagerState, PENDING_DELETES_MAX, TrackedDelete, VOLUMES_MAX};
 use crate::placement::{PlacedSegment, Placement, PlacementRequest, place};
 use crate::records::{Attachment, LegNote, PendingDelete, VolumeRecord};
-use crate::rollbacks::check_no_rollback;
+use crate::rollback_checks::check_no_rollback;
 use crate::shape::Shape;
 use crate::slices::{SliceLocation, promised_slices, slice_locations};
 use crate::snapshot_drops::volume_removal_writes;

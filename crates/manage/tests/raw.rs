@@ -653,7 +653,12 @@ fn openapi_document_lists_every_route() {
             } else {
                 peer.request(method, &path, "")
             };
-            assert!(!matches!(answer.status, 404 | 405), "{method} {path}");
+            // Without a rollback there is none to show, to carry out or to end.
+            let is_missing = match path.contains("/rollback") {
+                true => answer.body.contains("there is nothing at"),
+                false => answer.status == 404,
+            };
+            assert!(!is_missing && answer.status != 405, "{method} {path}");
         }
         let mut references = vec![];
         collect_references(&document, &mut references);
