@@ -1,4 +1,4 @@
-//! Rollbacks of volumes to snapshots: the requests of a client, and what they change in the store.
+//! Rollbacks of volumes to snapshots: the requests of a client, and their changes of the store.
 //!
 //! The client copies the pages; the manager keeps the phase ([`crate::rollback`]), and refuses other uses of the volume.
 

@@ -38,7 +38,9 @@ fn days_period(class: SnapshotClass, unix_s: u64) -> u64 {
         SnapshotClass::Weekly => (day + 7 * 10_000 - START / DAY) / 7,
         SnapshotClass::Monthly | SnapshotClass::Yearly => {
             let (mut year, mut left) = (1970, day);
-            let is_leap = |year: u64| year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+            let is_leap = |year: u64| {
+                year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
+            };
             while left >= 365 + u64::from(is_leap(year)) {
                 left -= 365 + u64::from(is_leap(year));
                 year += 1;

@@ -2,7 +2,7 @@
 
 mod diff;
 mod file_changes;
-mod receive;
+pub mod receive;
 mod rollback;
 mod send;
 pub mod source;

@@ -2,37 +2,30 @@
 //!
 //! A crash may leave a clone that is not filled. Each image fills it, and must have the contents of the snapshot then.
 
-use super::budget::{Budget, EXTREMES, env_number};
-use super::fixed::base;
+use super::CheckCounts;
+use super::budget::Budget;
 use super::harness::CrashHarness;
 use super::model::{CheckFailure, Effect, ObjectContents, ObjectEntry, content, fail};
 use super::ops::{self, MAIN, Op};
 use super::owner::SharedPool;
-use super::random::{self, SequencePlan, plan};
+use super::random::{self, SequencePlan};
 use super::recover::MediumKind;
 use super::rng::Rng;
-use super::{CheckCounts, catch_panic, snapshots};
+use super::snapshots::{Workload, is_full};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
 use pagemesh_store::clones::CloneSource;
 use pagemesh_store::pool::ObjectError;
-use pagemesh_store::pool_mapping::StoreError;
 use uuid::Uuid;
 
 /// The clone of the main slice.
 pub(super) const CLONE: SliceId = SliceId(Uuid::from_u128(0x10));
-const LIVES: u64 = 3;
-const OPS_PER_LIFE: u64 = 14;
 /// Images that the tests check at least, for each kind of medium.
 const IMAGES_MIN: u64 = 12_000;
 const BUDGET: Budget = Budget {
     all_max: 12,
     sampled: 4,
 };
-
-fn is_full(cause: &ObjectError) -> bool {
-    matches!(cause, ObjectError::Store(StoreError::NoSpace))
-}
 
 /// Fills clones that a crash left unfilled.
 pub(super) fn fill_all(pool: &SharedPool) -> Result<(), CheckFailure> {
@@ -143,35 +136,11 @@ fn on_clone(mut op: Op, is_on_clone: bool) -> Op {
     op
 }
 
-fn run(plan: SequencePlan, seed: u64, counts: &mut CheckCounts) -> Result<(), CheckFailure> {
-    let mut rng = Rng::new(seed.wrapping_mul(0x2545_f491_4f6c_dd1d));
-    counts.sequences += 1;
-    let mut tag = 0;
-    let mut world = base(plan.kind, plan.is_full).open(2, Some(EXTREMES), counts)?;
-    world.budget = Some(plan.budget);
-    ops::run(&mut world, &Op::Snapshot(MAIN), 0)?;
-    ops::run(&mut world, &Op::Clone(0), 0)?;
-    for life in 0..LIVES {
-        for _ in 0..2 + rng.below(OPS_PER_LIFE) {
-            tag += 1;
-            let op = random_op(&mut rng, plan);
-            ops::run(&mut world, &op, seed << 16 | tag)?;
-        }
-        if life + 1 < LIVES {
-            let chosen = rng.below(world.last_points.len() as u64) as usize;
-            let (point, oracle) = world.last_points[chosen].clone();
-            let image = match rng.below(3) {
-                0 => point.image(0),
-                1 => point.all_persisted(),
-                _ => point.sample(rng.below(1 << 40)),
-            };
-            world.resume_from_image(image, oracle, 2)?;
-            snapshots::drop_unfinished(&mut world)?;
-        }
-    }
-    ops::retire_dead_clients(&mut world)?;
-    world.empty_pool()
-}
+const WORKLOAD: Workload = Workload {
+    first: &[Op::Snapshot(MAIN), Op::Clone(0)],
+    random_op,
+    budget: BUDGET,
+};
 
 /// Runs sequences until so many images are checked.
 pub(super) fn sequences(
@@ -179,46 +148,15 @@ pub(super) fn sequences(
     images: u64,
     counts: &mut CheckCounts,
 ) -> Result<(), CheckFailure> {
-    let plan = SequencePlan {
-        budget: BUDGET,
-        ..plan(kind, false)
-    };
-    let only = env_number("PAGEMESH_SEED");
-    let mut seed = only.unwrap_or(1);
-    while counts.images < images {
-        let mut own = CheckCounts::default();
-        let outcome = run(plan, seed, &mut own);
-        counts.add(&own);
-        outcome.map_err(|CheckFailure { check, detail }| CheckFailure {
-            check,
-            detail: format!("seed {seed}: {detail}"),
-        })?;
-        seed += 1;
-        if only.is_some() {
-            break;
-        }
-    }
-    Ok(())
-}
-
-fn check_kind(kind: MediumKind) {
-    let mut counts = CheckCounts::default();
-    let outcome = catch_panic(|| sequences(kind, IMAGES_MIN, &mut counts));
-    println!("{kind:?}: {counts}");
-    if let Err(CheckFailure { check, detail }) = outcome {
-        panic!(
-            "{kind:?}, after {} images: {check}: {detail}",
-            counts.images
-        );
-    }
+    WORKLOAD.sequences(kind, images, counts)
 }
 
 #[test]
 fn clones_in_memory_survive_crashes() {
-    check_kind(MediumKind::Memory);
+    WORKLOAD.check(MediumKind::Memory, IMAGES_MIN);
 }
 
 #[test]
 fn clones_on_files_survive_crashes() {
-    check_kind(MediumKind::File);
+    WORKLOAD.check(MediumKind::File, IMAGES_MIN);
 }

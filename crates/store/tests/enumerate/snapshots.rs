@@ -98,7 +98,7 @@ pub(super) fn check_after_writes(
     Ok(())
 }
 
-fn is_full(cause: &ObjectError) -> bool {
+pub(super) fn is_full(cause: &ObjectError) -> bool {
     matches!(cause, ObjectError::Store(StoreError::NoSpace))
 }
 
@@ -202,33 +202,97 @@ fn random_op(rng: &mut Rng, plan: SequencePlan) -> Op {
     }
 }
 
-fn run(plan: SequencePlan, seed: u64, counts: &mut CheckCounts) -> Result<(), CheckFailure> {
-    let mut rng = Rng::new(seed.wrapping_mul(0x2545_f491_4f6c_dd1d));
-    counts.sequences += 1;
-    let mut tag = 0;
-    let mut world = base(plan.kind, plan.is_full).open(2, Some(EXTREMES), counts)?;
-    world.budget = Some(plan.budget);
-    ops::run(&mut world, &Op::Snapshot(MAIN), 0)?;
-    for life in 0..LIVES {
-        for _ in 0..2 + rng.below(OPS_PER_LIFE) {
-            tag += 1;
-            let op = random_op(&mut rng, plan);
-            ops::run(&mut world, &op, seed << 16 | tag)?;
+/// The workload of a test with snapshots: its first operations, and each later one.
+pub(super) struct Workload {
+    pub(super) first: &'static [Op],
+    pub(super) random_op: fn(&mut Rng, SequencePlan) -> Op,
+    pub(super) budget: Budget,
+}
+
+const WORKLOAD: Workload = Workload {
+    first: &[Op::Snapshot(MAIN)],
+    random_op,
+    budget: BUDGET,
+};
+
+impl Workload {
+    fn run(
+        &self,
+        plan: SequencePlan,
+        seed: u64,
+        counts: &mut CheckCounts,
+    ) -> Result<(), CheckFailure> {
+        let mut rng = Rng::new(seed.wrapping_mul(0x2545_f491_4f6c_dd1d));
+        counts.sequences += 1;
+        let mut tag = 0;
+        let mut world = base(plan.kind, plan.is_full).open(2, Some(EXTREMES), counts)?;
+        world.budget = Some(plan.budget);
+        for op in self.first {
+            ops::run(&mut world, op, 0)?;
         }
-        if life + 1 < LIVES {
-            let chosen = rng.below(world.last_points.len() as u64) as usize;
-            let (point, oracle) = world.last_points[chosen].clone();
-            let image = match rng.below(3) {
-                0 => point.image(0),
-                1 => point.all_persisted(),
-                _ => point.sample(rng.below(1 << 40)),
-            };
-            world.resume_from_image(image, oracle, 2)?;
-            drop_unfinished(&mut world)?;
+        for life in 0..LIVES {
+            for _ in 0..2 + rng.below(OPS_PER_LIFE) {
+                tag += 1;
+                let op = (self.random_op)(&mut rng, plan);
+                ops::run(&mut world, &op, seed << 16 | tag)?;
+            }
+            if life + 1 < LIVES {
+                let chosen = rng.below(world.last_points.len() as u64) as usize;
+                let (point, oracle) = world.last_points[chosen].clone();
+                let image = match rng.below(3) {
+                    0 => point.image(0),
+                    1 => point.all_persisted(),
+                    _ => point.sample(rng.below(1 << 40)),
+                };
+                world.resume_from_image(image, oracle, 2)?;
+                drop_unfinished(&mut world)?;
+            }
+        }
+        ops::retire_dead_clients(&mut world)?;
+        world.empty_pool()
+    }
+
+    /// Runs sequences until so many images are checked.
+    pub(super) fn sequences(
+        &self,
+        kind: MediumKind,
+        images: u64,
+        counts: &mut CheckCounts,
+    ) -> Result<(), CheckFailure> {
+        let plan = SequencePlan {
+            budget: self.budget,
+            ..plan(kind, false)
+        };
+        let only = super::budget::env_number("PAGEMESH_SEED");
+        let mut seed = only.unwrap_or(1);
+        while counts.images < images {
+            let mut own = CheckCounts::default();
+            let outcome = self.run(plan, seed, &mut own);
+            counts.add(&own);
+            outcome.map_err(|CheckFailure { check, detail }| CheckFailure {
+                check,
+                detail: format!("seed {seed}: {detail}"),
+            })?;
+            seed += 1;
+            if only.is_some() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks so many images of a kind of medium.
+    pub(super) fn check(&self, kind: MediumKind, images: u64) {
+        let mut counts = CheckCounts::default();
+        let outcome = catch_panic(|| self.sequences(kind, images, &mut counts));
+        println!("{kind:?}: {counts}");
+        if let Err(CheckFailure { check, detail }) = outcome {
+            panic!(
+                "{kind:?}, after {} images: {check}: {detail}",
+                counts.images
+            );
         }
     }
-    ops::retire_dead_clients(&mut world)?;
-    world.empty_pool()
 }
 
 /// Runs sequences until so many images are checked.
@@ -237,46 +301,15 @@ pub(super) fn sequences(
     images: u64,
     counts: &mut CheckCounts,
 ) -> Result<(), CheckFailure> {
-    let plan = SequencePlan {
-        budget: BUDGET,
-        ..plan(kind, false)
-    };
-    let only = super::budget::env_number("PAGEMESH_SEED");
-    let mut seed = only.unwrap_or(1);
-    while counts.images < images {
-        let mut own = CheckCounts::default();
-        let outcome = run(plan, seed, &mut own);
-        counts.add(&own);
-        outcome.map_err(|CheckFailure { check, detail }| CheckFailure {
-            check,
-            detail: format!("seed {seed}: {detail}"),
-        })?;
-        seed += 1;
-        if only.is_some() {
-            break;
-        }
-    }
-    Ok(())
-}
-
-fn check_kind(kind: MediumKind) {
-    let mut counts = CheckCounts::default();
-    let outcome = catch_panic(|| sequences(kind, IMAGES_MIN, &mut counts));
-    println!("{kind:?}: {counts}");
-    if let Err(CheckFailure { check, detail }) = outcome {
-        panic!(
-            "{kind:?}, after {} images: {check}: {detail}",
-            counts.images
-        );
-    }
+    WORKLOAD.sequences(kind, images, counts)
 }
 
 #[test]
 fn snapshots_in_memory_survive_crashes() {
-    check_kind(MediumKind::Memory);
+    WORKLOAD.check(MediumKind::Memory, IMAGES_MIN);
 }
 
 #[test]
 fn snapshots_on_files_survive_crashes() {
-    check_kind(MediumKind::File);
+    WORKLOAD.check(MediumKind::File, IMAGES_MIN);
 }

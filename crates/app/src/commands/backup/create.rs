@@ -3,15 +3,15 @@
 use super::CreateArgs;
 use super::directory::{BackupDirectory, BackupInfo, NewBackup};
 use crate::client::manager_client;
-use crate::commands::snapshot::source::{BookmarkSource, Changes, SnapshotSource};
+use crate::commands::snapshot::source::{BookmarkSource, Changes, SnapshotSource, stream_content};
 use crate::output::{self, bytes};
 use crate::snapshot_path::{BookmarkPath, SnapshotPath};
 use anyhow::{Context, ensure};
 use pagemesh_manage::ManagerClient;
 use pagemesh_manage::snapshots::SnapshotName;
-use pagemesh_manage::wire::{CreateBookmark, VolumeContent};
+use pagemesh_manage::wire::CreateBookmark;
 use pagemesh_stream::backup::{CHUNK_BYTES, ManifestEntry, ManifestReader};
-use pagemesh_stream::{Header, StreamContent, StreamStart};
+use pagemesh_stream::{Header, StreamStart};
 use serde::Serialize;
 use std::io::Read;
 use uuid::Uuid;
@@ -93,10 +93,7 @@ fn header_of(
     args: &CreateArgs,
     source: &SnapshotSource,
 ) -> anyhow::Result<Header> {
-    let content = match manager.volume(&args.snapshot.volume)?.info.content {
-        VolumeContent::Blocks => StreamContent::Blocks,
-        VolumeContent::Files => StreamContent::Files,
-    };
+    let content = stream_content(manager, &args.snapshot.volume)?;
     Ok(Header {
         stream: Uuid::new_v4(),
         to: source.identity.clone(),

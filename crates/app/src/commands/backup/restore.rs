@@ -3,13 +3,12 @@
 use super::RestoreArgs;
 use super::directory::BackupDirectory;
 use crate::client::{DetachGuard, attach, cluster_client};
+use crate::commands::snapshot::receive::target::create_request;
 use crate::commands::snapshot::space_io::SpaceIo;
 use crate::output::{self, bytes};
 use anyhow::Context;
-use pagemesh_manage::wire::{CreateVolume, VolumeContent, VolumeInfo};
-use pagemesh_manage::{LayoutKind, TierPolicy};
+use pagemesh_manage::wire::VolumeInfo;
 use pagemesh_stream::backup::CHUNK_BYTES;
-use pagemesh_stream::{Header, StreamContent};
 use serde::Serialize;
 use std::sync::Arc;
 
@@ -27,7 +26,9 @@ pub fn run(args: &RestoreArgs) -> anyhow::Result<()> {
     let directory = BackupDirectory::open_to_read(&args.dir)?;
     let header = directory.manifest(&name)?.header().clone();
     let manager = cluster_client(&args.client)?;
-    let made = manager.create(&create_request(args, &header)?)?.volume.info;
+    let shape = (args.copies, args.class.as_deref());
+    let request = create_request(&args.volume, shape, &header, false)?;
+    let made = manager.create(&request)?.volume.info;
     let data_bytes = match write(args, &directory, &name) {
         Ok(written) => written,
         Err(cause) => {
@@ -52,26 +53,6 @@ pub fn run(args: &RestoreArgs) -> anyhow::Result<()> {
             "restored {} to the volume {}: {size}",
             restored.backup, args.volume
         )
-    })
-}
-
-fn create_request(args: &RestoreArgs, header: &Header) -> anyhow::Result<CreateVolume> {
-    Ok(CreateVolume {
-        name: args.volume.clone(),
-        size_bytes: header.limit_bytes,
-        layout: match args.copies {
-            1 => LayoutKind::Concat,
-            _ => LayoutKind::Mirror,
-        },
-        columns: None,
-        copies: Some(args.copies),
-        durability: args.class.as_deref().map(str::parse).transpose()?,
-        content: match header.content {
-            StreamContent::Blocks => VolumeContent::Blocks,
-            StreamContent::Files => VolumeContent::Files,
-        },
-        tier: TierPolicy::Auto,
-        received: false,
     })
 }
 

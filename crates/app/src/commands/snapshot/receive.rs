@@ -5,7 +5,7 @@
 //! promoted.
 
 mod received;
-mod target;
+pub mod target;
 
 use super::space_io::SpaceIo;
 use crate::args::{CLASSES, ManagerArgs, Transport};

@@ -1,7 +1,7 @@
 //! `pagemesh snapshot send`: writes a snapshot, or the changes between two, as a stream.
 
 use super::SnapshotPath;
-use super::source::{BookmarkSource, ChangedPart, Changes, SnapshotSource};
+use super::source::{BookmarkSource, ChangedPart, Changes, SnapshotSource, stream_content};
 use crate::args::{ManagerArgs, Transport};
 use crate::client::manager_client;
 use crate::output::{self, bytes};
@@ -10,10 +10,7 @@ use anyhow::{Context, bail, ensure};
 use clap::Args;
 use pagemesh_base::units::Size;
 use pagemesh_manage::ManagerClient;
-use pagemesh_manage::wire::VolumeContent;
-use pagemesh_stream::{
-    Header, PAGE_BYTES, ResumeToken, StreamContent, StreamStart, StreamWriter, Totals,
-};
+use pagemesh_stream::{Header, PAGE_BYTES, ResumeToken, StreamStart, StreamWriter, Totals};
 use serde::Serialize;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, IsTerminal, Write};
@@ -188,10 +185,7 @@ fn header_of(
             token.start.clone()
         }
     };
-    let content = match manager.volume(&args.snapshot.volume)?.info.content {
-        VolumeContent::Blocks => StreamContent::Blocks,
-        VolumeContent::Files => StreamContent::Files,
-    };
+    let content = stream_content(manager, &args.snapshot.volume)?;
     Ok(Header {
         stream: Uuid::new_v4(),
         to: source.identity.clone(),

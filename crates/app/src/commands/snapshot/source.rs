@@ -8,12 +8,13 @@ use crate::snapshot_path::BookmarkPath;
 use anyhow::{Context, ensure};
 use pagemesh_base::authority::ResolvedLayout;
 use pagemesh_base::ids::Epoch;
+use pagemesh_base::layout::VolumeName;
 use pagemesh_base::space::{Extent, Space, SpaceError};
 use pagemesh_fabric::limits::Timeouts;
 use pagemesh_manage::ManagerClient;
 use pagemesh_manage::authority::resolved_layout;
-use pagemesh_manage::wire::{BookmarkInfo, SnapshotInfo};
-use pagemesh_stream::{ContentSummary, PAGE_BYTES, SnapshotIdentity};
+use pagemesh_manage::wire::{BookmarkInfo, SnapshotInfo, VolumeContent};
+use pagemesh_stream::{ContentSummary, PAGE_BYTES, SnapshotIdentity, StreamContent};
 use pagemesh_volume::{SnapshotSpace, Transport, Transports};
 use serde::Serialize;
 use std::sync::Arc;
@@ -319,6 +320,17 @@ fn first_union(one: &[Extent], other: &[Extent]) -> Option<Extent> {
     Some(Extent {
         len: one.len.min(other.len),
         mapped: one.mapped || other.mapped,
+    })
+}
+
+/// The content of a volume, as a stream names it.
+pub fn stream_content(
+    manager: &ManagerClient,
+    volume: &VolumeName,
+) -> anyhow::Result<StreamContent> {
+    Ok(match manager.volume(volume)?.info.content {
+        VolumeContent::Blocks => StreamContent::Blocks,
+        VolumeContent::Files => StreamContent::Files,
     })
 }
 

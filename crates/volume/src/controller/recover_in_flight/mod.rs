@@ -89,7 +89,7 @@ pub(super) async fn forget_in_flight(
     let settling = ColumnRecovery::of_written_legs(state, column).ok_or(RecoveryInterrupted)?;
     let tables = settling.in_flight_tables().await?;
     let listed = tables.iter().flatten().map(Vec::len).sum::<usize>();
-    // The next client compares what takes long.
+    // A long comparison is left to the next client.
     if tables.iter().any(Option::is_none) || !(1..=FORGOTTEN_MAX).contains(&listed) {
         return Ok(());
     }

@@ -60,7 +60,12 @@ impl Target {
         let existing = volumes.iter().find(|it| it.name == args.volume);
         let Some(volume) = existing else {
             check_without_volume(&args.volume, header)?;
-            let created = manager.create(&create_request(args, header)?)?;
+            let created = manager.create(&create_request(
+                &args.volume,
+                (args.copies, args.class.as_deref()),
+                header,
+                true,
+            )?)?;
             return Ok(Target {
                 id: created.volume.info.id,
                 name,
@@ -101,20 +106,26 @@ fn check_without_volume(name: &VolumeName, header: &Header) -> anyhow::Result<()
     Ok(())
 }
 
-fn create_request(args: &ReceiveArgs, header: &Header) -> anyhow::Result<CreateVolume> {
+/// The volume that a stream or a backup with this header is written to.
+pub fn create_request(
+    volume: &VolumeName,
+    (copies, class): (usize, Option<&str>),
+    header: &Header,
+    received: bool,
+) -> anyhow::Result<CreateVolume> {
     Ok(CreateVolume {
-        name: args.volume.clone(),
+        name: volume.clone(),
         size_bytes: header.limit_bytes,
-        layout: match args.copies {
+        layout: match copies {
             1 => LayoutKind::Concat,
             _ => LayoutKind::Mirror,
         },
         columns: None,
-        copies: Some(args.copies),
-        durability: args.class.as_deref().map(str::parse).transpose()?,
+        copies: Some(copies),
+        durability: class.map(str::parse).transpose()?,
         content: content_of(header),
         tier: TierPolicy::Auto,
-        received: true,
+        received,
     })
 }
 
