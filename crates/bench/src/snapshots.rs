@@ -1,31 +1,22 @@
-//! The cost of snapshots: writes to a volume, without a snapshot and while snapshots are taken.
+//! The cost of snapshots: cases that alternate in each round, so that load of the machine affects all alike.
 //!
-//! Each round measures the same volume without snapshots, then with one each interval, so that load of the machine affects both
-//! alike. The caller takes and drops the snapshots.
+//! The first case is the base of the ratios. The caller takes and drops snapshots, and starts peers.
 
 use crate::error::BenchError;
-use crate::load::{LoadResult, LoadWorker, RequestMix, RunLimit};
+use crate::fio::{self, FileCase, FioSample};
+use crate::load::LoadResult;
+use crate::mirror::MountPlace;
 use crate::report::{Report, ReportCell};
 use crate::session::check_rounds;
 use crate::stats::{median, median_ratio};
-use pagemesh_base::space::Space;
+use serde::Serialize;
 use serde_json::json;
 use std::error::Error;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Options of a run.
-#[derive(Clone, Debug)]
-pub struct SnapshotOptions {
-    /// Rounds, [`crate::session::ROUNDS_MIN`] to [`crate::session::ROUNDS_MAX`].
-    pub rounds: usize,
-    /// Duration of a measurement.
-    pub runtime: Duration,
-    /// The time from one snapshot to the next.
-    pub interval: Duration,
-    /// The durability class of the pools.
-    pub class: String,
-}
+/// The pause between two looks of the thread that takes snapshots.
+const TAKER_POLL: Duration = Duration::from_millis(1);
 
 /// Takes and drops snapshots of the measured volume.
 pub trait SnapshotTaker: Sync {
@@ -42,57 +33,143 @@ pub trait SnapshotTaker: Sync {
     fn drop_all(&self) -> Result<(), Box<dyn Error + Send + Sync>>;
 }
 
-/// The figures of one case, one of each round.
-#[derive(Default)]
-struct CaseFigures {
-    writes_per_s: Vec<f64>,
-    p99_us: Vec<f64>,
-    worst_us: Vec<f64>,
+/// The figures of one measurement.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct CaseSample {
+    /// Operations per second.
+    pub per_s: f64,
+    /// 99 % of the latencies, in µs.
+    pub p99_us: Option<f64>,
+    /// The longest operation, in µs.
+    pub longest_us: Option<f64>,
 }
 
-impl CaseFigures {
-    fn record(&mut self, result: &LoadResult) {
-        let summary = result.writes.summary();
-        self.writes_per_s
-            .push(summary.count as f64 / result.wall.as_secs_f64());
-        self.p99_us.push(summary.p99_ns as f64 / 1e3);
-        self.worst_us.push(summary.max_ns as f64 / 1e3);
+impl CaseSample {
+    /// The sample of a closed loop of reads or writes.
+    #[must_use]
+    pub fn of_load(result: &LoadResult) -> CaseSample {
+        let latencies = match result.writes.count() {
+            0 => &result.reads,
+            _ => &result.writes,
+        };
+        let summary = latencies.summary();
+        CaseSample {
+            per_s: result.operations() as f64 / result.wall.as_secs_f64(),
+            p99_us: Some(summary.p99_ns as f64 / 1e3),
+            longest_us: Some(summary.max_ns as f64 / 1e3),
+        }
+    }
+
+    /// The sample of work that took this time.
+    #[must_use]
+    pub fn of_time(amount: u64, took: Duration) -> CaseSample {
+        CaseSample {
+            per_s: amount as f64 / took.as_secs_f64(),
+            ..CaseSample::default()
+        }
+    }
+
+    fn of_fio(sample: &FioSample) -> CaseSample {
+        CaseSample {
+            per_s: sample.iops,
+            p99_us: Some(sample.clat_p99_ns / 1e3),
+            longest_us: None,
+        }
     }
 }
 
-/// Runs the benchmark; see the module.
-///
-/// **Data loss:** the measured volume is overwritten.
+/// A case: measures once in each round.
+pub struct ComparedCase<'c> {
+    /// Its name in the report.
+    pub name: String,
+    /// The measurement. Its work before and after is its own.
+    pub measure: Box<dyn FnMut() -> Result<CaseSample, BenchError> + 'c>,
+}
+
+impl<'c> ComparedCase<'c> {
+    /// A case.
+    pub fn new(
+        name: impl Into<String>,
+        measure: impl FnMut() -> Result<CaseSample, BenchError> + 'c,
+    ) -> ComparedCase<'c> {
+        ComparedCase {
+            name: name.into(),
+            measure: Box::new(measure),
+        }
+    }
+}
+
+/// The texts of a comparison.
+#[derive(Clone, Copy, Debug)]
+pub struct ComparisonTexts<'t> {
+    /// The title of the report.
+    pub title: &'t str,
+    /// The durability class of the pools.
+    pub class: &'t str,
+    /// The operations: `writes`.
+    pub operations: &'t str,
+    /// Their unit: `1/s`.
+    pub unit: &'t str,
+}
+
+/// Measures all cases in each round, and compares them with the first.
 ///
 /// # Errors
-/// If an option is invalid, or a request or a snapshot fails.
-pub fn run_snapshots(
-    measured: &dyn Space,
-    taker: &dyn SnapshotTaker,
-    options: &SnapshotOptions,
+/// If the number of rounds is invalid, or a measurement fails.
+pub fn compare(
+    texts: &ComparisonTexts<'_>,
+    rounds: usize,
+    cases: &mut [ComparedCase<'_>],
 ) -> Result<Report, BenchError> {
-    check_rounds(options.rounds)?;
-    let mut worker = LoadWorker::open(measured, &RequestMix::default(), 0, 1)?;
-    // Each page gets a frame, so that later writes replace one.
-    let pages = measured.size_bytes() / 4096;
-    worker.run(RunLimit::Operations(pages * 2))?;
-    let (mut cases, mut create_us) = ([CaseFigures::default(), CaseFigures::default()], Vec::new());
-    for _ in 0..options.rounds {
-        let alone = worker.run(RunLimit::Time(options.runtime))?;
-        cases[0].record(&alone);
-        let (with, took) = run_with_snapshots(&mut worker, taker, options)?;
-        cases[1].record(&with);
-        create_us.extend(took.iter().map(|it| it.as_secs_f64() * 1e6));
-        taker.drop_all().map_err(BenchError::Mount)?;
+    check_rounds(rounds)?;
+    let mut samples: Vec<Vec<CaseSample>> = vec![Vec::new(); cases.len()];
+    for _ in 0..rounds {
+        for (case, samples) in cases.iter_mut().zip(&mut samples) {
+            samples.push((case.measure)()?);
+        }
     }
-    Ok(report(&cases, &create_us, options))
+    let columns = [
+        ("case", ""),
+        (texts.operations, texts.unit),
+        ("to the first", "×"),
+        ("p99", "µs"),
+        ("p99 to the first", "×"),
+        ("longest", "µs"),
+    ];
+    let mut report = Report::new("snapshots", texts.title, texts.class, &columns);
+    let figures = |samples: &[CaseSample], of: fn(&CaseSample) -> Option<f64>| -> Vec<f64> {
+        samples.iter().filter_map(of).collect()
+    };
+    for (case, of_case) in cases.iter().zip(&samples) {
+        let per_s = |samples| figures(samples, |it| Some(it.per_s));
+        let p99 = |samples| figures(samples, |it| it.p99_us);
+        let row: Vec<ReportCell> = vec![
+            case.name.as_str().into(),
+            median(&per_s(of_case)).into(),
+            median_ratio(&per_s(of_case), &per_s(&samples[0])).into(),
+            median(&p99(of_case)).into(),
+            median_ratio(&p99(of_case), &p99(&samples[0])).into(),
+            median(&figures(of_case, |it| it.longest_us)).into(),
+        ];
+        report.add_row(row);
+    }
+    report.add_note(format!("medians of {rounds} alternating rounds"));
+    report.raw = json!({
+        "cases": cases.iter().map(|it| &it.name).collect::<Vec<_>>(),
+        "samples_by_case_round": samples,
+    });
+    Ok(report)
 }
 
-fn run_with_snapshots(
-    worker: &mut LoadWorker,
+/// Measures while a snapshot is taken each interval. Returns the durations of the snapshots, too.
+///
+/// # Errors
+/// If the measurement or a snapshot fails.
+pub fn with_snapshots<T>(
     taker: &dyn SnapshotTaker,
-    options: &SnapshotOptions,
-) -> Result<(LoadResult, Vec<Duration>), BenchError> {
+    interval: Duration,
+    measure: impl FnOnce() -> Result<T, BenchError>,
+) -> Result<(T, Vec<Duration>), BenchError> {
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let snapshots = scope.spawn(|| {
@@ -102,14 +179,14 @@ fn run_with_snapshots(
                 let began = Instant::now();
                 taker.take()?;
                 took.push(began.elapsed());
-                next += options.interval;
+                next += interval;
                 while Instant::now() < next && !is_over.load(Ordering::Relaxed) {
-                    std::thread::sleep(Duration::from_millis(1));
+                    std::thread::sleep(TAKER_POLL);
                 }
             }
             Ok(took)
         });
-        let result = worker.run(RunLimit::Time(options.runtime));
+        let result = measure();
         is_over.store(true, Ordering::Relaxed);
         let took: Result<_, Box<dyn Error + Send + Sync>> = match snapshots.join() {
             Ok(took) => took,
@@ -119,41 +196,35 @@ fn run_with_snapshots(
     })
 }
 
-fn report(cases: &[CaseFigures; 2], create_us: &[f64], options: &SnapshotOptions) -> Report {
-    let columns = [
-        ("snapshots", ""),
-        ("writes", "1/s"),
-        ("to none", "×"),
-        ("p99", "µs"),
-        ("p99 to none", "×"),
-        ("longest write", "µs"),
-    ];
-    let title = "4 KiB random writes to a mirrored volume, while snapshots are taken";
-    let mut report = Report::new("snapshots", title, &options.class, &columns);
-    let interval = format!("one each {} ms", options.interval.as_millis());
-    for (name, case) in ["none", &interval].into_iter().zip(cases) {
-        let row: Vec<ReportCell> = vec![
-            name.into(),
-            median(&case.writes_per_s).into(),
-            median_ratio(&case.writes_per_s, &cases[0].writes_per_s).into(),
-            median(&case.p99_us).into(),
-            median_ratio(&case.p99_us, &cases[0].p99_us).into(),
-            median(&case.worst_us).into(),
-        ];
-        report.add_row(row);
-    }
-    report.add_note(format!(
-        "medians of {} rounds; a snapshot took {:.0} µs (median of {})",
-        options.rounds,
-        median(create_us).unwrap_or_default(),
-        create_us.len()
-    ));
-    let of = |get: fn(&CaseFigures) -> &Vec<f64>| cases.iter().map(get).collect::<Vec<_>>();
-    report.raw = json!({
-        "writes_per_s_by_case_round": of(|case| &case.writes_per_s),
-        "p99_us_by_case_round": of(|case| &case.p99_us),
-        "longest_us_by_case_round": of(|case| &case.worst_us),
-        "create_us": create_us,
-    });
-    report
+/// The file of [`measure_file_writes`].
+const FILE_CASE: FileCase = FileCase {
+    direction: fio::Direction::Write,
+    bytes: 4096,
+    jobs: 1,
+    think_us: 0,
+    rate_iops: None,
+    sync: true,
+    processes: true,
+};
+
+/// Writes the file of [`measure_file_writes`] once.
+///
+/// # Errors
+/// If fio is missing or fails.
+pub fn fill_file(place: &MountPlace, size_bytes: u64) -> Result<(), BenchError> {
+    crate::process::require_program("fio", fio::PACKAGE)?;
+    fio::fill_files(&place.dir, FILE_CASE.jobs, size_bytes)
+}
+
+/// Random synchronous writes of 4 KiB to a file by one program.
+///
+/// # Errors
+/// If fio fails.
+pub fn measure_file_writes(
+    place: &MountPlace,
+    size_bytes: u64,
+    runtime: Duration,
+) -> Result<CaseSample, BenchError> {
+    let sample = fio::measure_files(&place.prefix, &place.dir, FILE_CASE, size_bytes, runtime)?;
+    Ok(CaseSample::of_fio(&sample))
 }

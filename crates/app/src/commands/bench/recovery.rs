@@ -121,8 +121,25 @@ fn close<M: Media + Send + Sync + 'static>(
     Ok((held_bytes, recovered))
 }
 
+/// Opens the pool of a brick that was killed. Returns the time that it took, the bytes that it holds, and its findings.
+pub fn recover(path: &Path) -> anyhow::Result<(Duration, (u64, RecoverySummary))> {
+    let start = Instant::now();
+    let options = OpenOptions {
+        is_sparse: true,
+        ..OpenOptions::default()
+    };
+    let opened = OpenedPool::open(path, options)?;
+    let wall = start.elapsed();
+    let found = match opened {
+        OpenedPool::Mapped(opened) => close(opened)?,
+        OpenedPool::Disk(opened) => close(opened)?,
+        OpenedPool::Tiered(opened) => close(opened)?,
+    };
+    Ok((wall, found))
+}
+
 /// Memory of a process that no file has.
-fn anonymous_bytes(process: u32) -> anyhow::Result<u64> {
+pub fn anonymous_bytes(process: u32) -> anyhow::Result<u64> {
     let path = format!("/proc/{process}/status");
     let status = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
     let line = status.lines().find_map(|it| it.strip_prefix("RssAnon:"));
@@ -161,18 +178,7 @@ impl RecoveryBench {
         brick.0.kill()?;
         brick.0.wait()?;
         drop(leg);
-        let start = Instant::now();
-        let options = OpenOptions {
-            is_sparse: true,
-            ..OpenOptions::default()
-        };
-        let opened = OpenedPool::open(&path, options)?;
-        let wall = start.elapsed();
-        let (held_bytes, recovered) = match opened {
-            OpenedPool::Mapped(opened) => close(opened)?,
-            OpenedPool::Disk(opened) => close(opened)?,
-            OpenedPool::Tiered(opened) => close(opened)?,
-        };
+        let (wall, (held_bytes, recovered)) = recover(&path)?;
         Ok(RecoverySample {
             wall,
             records: recovered.records,

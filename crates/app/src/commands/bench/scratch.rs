@@ -109,13 +109,26 @@ impl ScratchCluster {
 
     /// Creates a mirrored volume, and returns its durability class.
     pub fn create_volume(&self, name: &VolumeName) -> anyhow::Result<String> {
+        self.create_sized_volume(name, VOLUME_BYTES, 2)
+    }
+
+    /// Creates a volume with this size and number of copies, and returns its durability class.
+    pub fn create_sized_volume(
+        &self,
+        name: &VolumeName,
+        size_bytes: u64,
+        copies: u32,
+    ) -> anyhow::Result<String> {
         let client = self.manager_client()?;
         let sized = client.create(&CreateVolume {
             name: name.clone(),
-            size_bytes: VOLUME_BYTES,
-            layout: LayoutKind::Mirror,
+            size_bytes,
+            layout: match copies {
+                1 => LayoutKind::Concat,
+                _ => LayoutKind::Mirror,
+            },
             columns: None,
-            copies: None,
+            copies: Some(copies as usize),
             durability: None,
             content: VolumeContent::Blocks,
             tier: TierPolicy::Auto,
