@@ -33,7 +33,7 @@ use pagemesh_store::session::Session;
 use pagemesh_telemetry::{MediaBytes, MeterSet};
 use pool_devices::PoolDevices;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -41,9 +41,14 @@ use tier::{Tier, TierThread};
 use uuid::Uuid;
 use versions::VersionCache;
 
+/// The longest pause of the maintenance for threads that wait for the pool.
+const POOL_YIELD_MAX: Duration = Duration::from_millis(2);
+
 /// A running pool.
 pub struct Brick<M = MappedMedia> {
     pool: Mutex<Pool<M>>,
+    /// Threads that wait for the pool's lock.
+    pool_waiters: AtomicUsize,
     mapping: Arc<PoolMapping<M>>,
     durability: Durability,
     /// Notified whenever a session was closed.
@@ -282,6 +287,7 @@ impl<M: Media + Send + Sync + 'static> Brick<M> {
             || self.is_ending(),
             || {
                 let more = self.maintain();
+                self.yield_pool();
                 let wait = self.scrub_if_due(Instant::now());
                 if more { Some(Duration::ZERO) } else { wait }
             },
@@ -298,6 +304,7 @@ impl<M: Media> Brick<M> {
         Brick {
             mapping: pool.mapping().clone(),
             pool: Mutex::new(pool),
+            pool_waiters: AtomicUsize::new(0),
             durability,
             session_closed: Condvar::new(),
             stopping: AtomicBool::new(false),
@@ -388,7 +395,19 @@ impl<M: Media> Brick<M> {
     }
 
     pub(crate) fn pool(&self) -> MutexGuard<'_, Pool<M>> {
-        lock(&self.pool)
+        self.pool_waiters.fetch_add(1, Ordering::Relaxed);
+        let pool = lock(&self.pool);
+        self.pool_waiters.fetch_sub(1, Ordering::Relaxed);
+        pool
+    }
+
+    /// Lets threads that wait for the pool take it before the next round of maintenance. The lock is not fair: a thread
+    /// that takes it again at once keeps the others out for as long as it has work.
+    fn yield_pool(&self) {
+        let until = Instant::now() + POOL_YIELD_MAX;
+        while self.pool_waiters.load(Ordering::Relaxed) > 0 && Instant::now() < until {
+            std::thread::yield_now();
+        }
     }
 
     /// The figures of the disk below the pool. None for a pool in memory.

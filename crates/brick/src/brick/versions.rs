@@ -113,7 +113,7 @@ impl<M: Media> VersionReader<'_, M> {
             check_range(found.size_bytes, range)?;
             return Ok(found);
         }
-        let mut pool = lock(&self.brick.pool);
+        let mut pool = self.brick.pool();
         let found = Arc::new(look_up(self.brick, &mut pool, key, range)?);
         if self.brick.mapping.version_generation() == generation {
             self.brick.versions.insert(generation, key, &found);
@@ -179,7 +179,7 @@ impl<M: Media> VersionReader<'_, M> {
         let report = |cause| self.brick.report_error(cause);
         let found = match &self.source {
             LeafSource::Locked(pool) => pool.snapshots_of(self.slice),
-            LeafSource::Cache(_) => lock(&self.brick.pool).snapshots_of(self.slice),
+            LeafSource::Cache(_) => self.brick.pool().snapshots_of(self.slice),
         };
         Ok(found.map_err(report)?.contains(&epoch))
     }
@@ -388,6 +388,6 @@ impl<M: Media> Brick<M> {
                 return result;
             }
         }
-        read(&mut reader(LeafSource::Locked(lock(&self.pool))))
+        read(&mut reader(LeafSource::Locked(self.pool())))
     }
 }

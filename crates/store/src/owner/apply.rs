@@ -3,6 +3,7 @@
 
 use super::checkpoint::{CheckpointLimits, CheckpointPass};
 use super::pool::{OWNER_SESSION, Pool};
+use super::versions::may_be_seen;
 use crate::defect::{self, Defect};
 use crate::format::geometry::{OBJECT_BYTES, frame_at};
 use crate::format::journal::{Journal, JournalChunk, NextEntry};
@@ -180,6 +181,7 @@ impl<M: Media> Pool<M> {
 
     /// Collects the frames that a record took and freed, and flushes the checksums of its pages.
     fn collect_frames(&self, record: &Record, pass: &mut CheckpointPass) {
+        let entry = self.entry_of_pages(record);
         for (change, page) in record.changes_by_page() {
             let (old, new) = (change.old.frame(), change.new.frame());
             if old == new {
@@ -191,11 +193,14 @@ impl<M: Media> Pool<M> {
                     self.flush_checksum(frame, pass);
                 }
             }
-            match (old, self.kept_version(record, change, page)) {
+            let kept = entry.and_then(|entry| self.kept_version(entry, record, change, page));
+            let is_of_origin =
+                |frame| entry.is_some_and(|it| self.is_frame_kept(it, record, frame));
+            match (old, kept) {
                 (_, Some(version)) => pass.kept.push(version),
-                (Some(frame), None) if self.is_frame_kept(record, frame) => {}
+                (Some(frame), None) if is_of_origin(frame) => {}
                 (Some(frame), None) => {
-                    if self.may_be_seen(record) {
+                    if entry.is_some_and(|entry| may_be_seen(entry, record)) {
                         self.mapping.end_version_generation();
                     }
                     pass.freed.push(frame.0);

@@ -88,6 +88,9 @@ impl CutError {
     }
 }
 
+/// Tries to look at a channel between two of its calls: some 100 µs.
+const CORE_TRIES: u32 = 4000;
+
 /// Cuts a snapshot, and sends the result.
 pub(super) async fn cut(
     state: Rc<ControllerState>,
@@ -121,7 +124,9 @@ async fn try_cut(state: &ControllerState, snapshot: Epoch) -> Result<(), CutErro
     if snapshot <= present {
         return Err(CutError::OldEpoch { snapshot, present });
     }
+    let began = state.now();
     prepare(state, &legs, snapshot).await?;
+    let prepared = state.now();
     let is_settled = || {
         let is_settled = |member: &Arc<Member>| is_settled(member, legs.layout);
         state.reconciling.get() == 0 && members(state).iter().all(|(_, it)| is_settled(it))
@@ -136,7 +141,16 @@ async fn try_cut(state: &ControllerState, snapshot: Epoch) -> Result<(), CutErro
     if state.reconciles.get() != reconciled {
         return Err(CutError::TornOperation);
     }
+    let ended = state.now();
     flush(state, &legs).await?;
+    tracing::debug!(
+        volume = %state.name,
+        %snapshot,
+        prepare_us = (prepared - began).as_micros(),
+        older_changes_us = (ended - prepared).as_micros(),
+        flush_us = (state.now() - ended).as_micros(),
+        "the steps of a cut"
+    );
     legs.check(state)
 }
 
@@ -297,14 +311,23 @@ fn is_settled(member: &Member, layout: Epoch) -> bool {
 
 /// Whether a channel is between two calls, and has this property. A channel that was dropped has none,
 /// until its changes have ended and it is no member any more.
+///
+/// The thread of a busy channel is almost always inside a call of a few microseconds. So this tries for longer than a
+/// call takes; but it does not wait for a call that a lost leg delays, because the controller is needed for that.
 fn has(member: &Member, property: impl Fn(&crate::client::channel::ChannelCore) -> bool) -> bool {
     crate::steps::step("core");
-    let core = match member.core.try_lock() {
-        Ok(core) => core,
-        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-        Err(TryLockError::WouldBlock) => return false,
-    };
-    core.as_deref().is_some_and(property)
+    for _ in 0..CORE_TRIES {
+        let core = match member.core.try_lock() {
+            Ok(core) => core,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                std::hint::spin_loop();
+                continue;
+            }
+        };
+        return core.as_deref().is_some_and(property);
+    }
+    false
 }
 
 /// The changes that may have been stamped before the cut.

@@ -59,6 +59,13 @@ fn other_id(slice: SliceId) -> SliceId {
     SliceId(Uuid::from_u128(slice.0.as_u128() ^ VERSIONS_ID))
 }
 
+/// Whether a reader of a snapshot may know a frame that a record of pages frees: a page or a version that moved, or a
+/// version that was dropped.
+pub(super) fn may_be_seen(entry: &Object, record: &Record) -> bool {
+    let is_of_versions = matches!(entry.role, ObjectRole::VersionsOf(_));
+    is_of_versions || record.kept_birth.is_some() && entry.shared_below != Epoch(0)
+}
+
 impl<M: Media> Pool<M> {
     /// The object of versions with this identity.
     pub(super) fn versions_with_id(&self, id: SliceId) -> Option<ObjectId> {
@@ -135,18 +142,23 @@ impl<M: Media> Pool<M> {
         Ok(versions.map_or(Vec::new(), |versions| versions.snapshots.clone()))
     }
 
-    /// The version that a record replaces, if a snapshot may see it. Recovery decides alike.
+    /// The entry of the slice whose pages a record changes. None: it changes nodes.
+    pub(super) fn entry_of_pages(&self, record: &Record) -> Option<&Object> {
+        match record.level {
+            0 => self.objects.get(&record.object),
+            _ => None,
+        }
+    }
+
+    /// The version that a record of pages replaces, if a snapshot may see it. Recovery decides alike.
     pub(super) fn kept_version(
         &self,
+        entry: &Object,
         record: &Record,
         change: &Change,
         page: PageNo,
     ) -> Option<Version> {
-        if record.level > 0 || self.versions.slices.is_empty() {
-            return None;
-        }
         let frame = change.old.frame()?;
-        let entry = self.objects.get(&record.object)?;
         let newest = entry.newest_snapshot();
         if change.new.frame() == Some(frame)
             || newest == Epoch(0)
@@ -166,26 +178,14 @@ impl<M: Media> Pool<M> {
     }
 
     /// Whether the frame that a record replaces belongs to the origin of a clone, or a clone may name it.
-    pub(super) fn is_frame_kept(&self, record: &Record, frame: FrameNo) -> bool {
-        let bounds = self.objects.get(&record.object).map(Object::clone_bounds);
-        let Some(bounds) = bounds.filter(|it| record.level == 0 && *it != CloneBounds::default())
-        else {
+    pub(super) fn is_frame_kept(&self, entry: &Object, record: &Record, frame: FrameNo) -> bool {
+        let bounds = entry.clone_bounds();
+        if bounds == CloneBounds::default() {
             return false;
-        };
+        }
         let birth = self.mapping.frame_word(frame).birth();
         let keeps = bounds.keeps_frame(birth.unwrap_or(Epoch(0)), record.kept_birth.is_some());
         keeps && !defect::is(Defect::OriginFrameFreed)
-    }
-
-    /// Whether a reader of a snapshot may know a frame that the record frees: a page or a version that moved, or a version
-    /// that was dropped.
-    pub(super) fn may_be_seen(&self, record: &Record) -> bool {
-        let Some(entry) = self.objects.get(&record.object) else {
-            return false;
-        };
-        let is_of_versions = matches!(entry.role, ObjectRole::VersionsOf(_));
-        let is_moved = record.kept_birth.is_some() && entry.shared_below != Epoch(0);
-        record.level == 0 && (is_of_versions || is_moved)
     }
 
     /// Creates the object of a slice's versions, unless it is there.
