@@ -204,7 +204,7 @@ const FILE_CASE: FileCase = FileCase {
     think_us: 0,
     rate_iops: None,
     sync: true,
-    processes: true,
+    processes: false,
 };
 
 /// Writes the file of [`measure_file_writes`] once.

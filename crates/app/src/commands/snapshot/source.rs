@@ -19,7 +19,7 @@ use pagemesh_volume::{SnapshotSpace, Transport, Transports};
 use serde::Serialize;
 use std::sync::Arc;
 
-/// Bytes of one read. Bricks get it in pieces.
+/// Bytes of one read, or of several small ones at once. Bricks get it in pieces.
 const READ_BYTES: u64 = 4 << 20;
 
 /// A snapshot, and the copies to read it from.
@@ -269,22 +269,30 @@ impl Changes {
         Ok(count)
     }
 
-    /// Calls `visit` with each changed part from this byte on, in order. It holds one part in memory.
+    /// Calls `visit` with each changed part from this byte on, in order. It holds [`READ_BYTES`] of them in memory.
     pub fn visit(
         &mut self,
         start: u64,
         mut visit: impl FnMut(ChangedPart) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
+        let mut batch = Vec::new();
+        let mut batch_bytes = 0;
         self.visit_ranges(start, |changes, offset, len| {
             let end = offset + len;
             let mut offset = offset;
             while offset < end {
-                let len = READ_BYTES.min(end - offset) as u32;
-                visit(changes.read(offset, len)?)?;
-                offset += u64::from(len);
+                let len = READ_BYTES.min(end - offset);
+                if batch_bytes + len > READ_BYTES {
+                    batch_bytes = 0;
+                    changes.read(&std::mem::take(&mut batch), &mut visit)?;
+                }
+                batch.push((offset, len as u32));
+                batch_bytes += len;
+                offset += len;
             }
             Ok(())
-        })
+        })?;
+        self.read(&batch, &mut visit)
     }
 
     /// Bytes of the snapshot, changed or not.
@@ -292,23 +300,34 @@ impl Changes {
         self.new.read(offset, len)
     }
 
-    fn read(&mut self, offset: u64, len: u32) -> anyhow::Result<ChangedPart> {
-        let new = self.new.read(offset, len)?;
-        let mut old = Vec::new();
-        if let Some((earlier, size_bytes)) = &mut self.old
-            && offset < *size_bytes
-        {
-            let len = u64::from(len).min(*size_bytes - offset) as u32;
-            old = earlier.read(offset, len)?;
+    /// Reads parts, several at once, and visits them in order.
+    fn read(
+        &mut self,
+        parts: &[(u64, u32)],
+        visit: &mut impl FnMut(ChangedPart) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let new = self.new.read_all(parts)?;
+        let mut before = Vec::new();
+        if let Some((earlier, size_bytes)) = &mut self.old {
+            let within = parts.iter().take_while(|(offset, _)| offset < size_bytes);
+            let within: Vec<_> = within
+                .map(|&(offset, len)| (offset, u64::from(len).min(*size_bytes - offset) as u32))
+                .collect();
+            before = earlier.read_all(&within)?;
         }
-        // Behind its end, the volume had zeroes.
-        old.resize(new.len(), 0);
-        Ok(ChangedPart {
-            offset,
-            new,
-            old,
-            is_old_known: self.is_old_known,
-        })
+        let mut before = before.into_iter();
+        for (&(offset, _), new) in parts.iter().zip(new) {
+            let mut old = before.next().unwrap_or_default();
+            // Behind its end, the volume had zeroes.
+            old.resize(new.len(), 0);
+            visit(ChangedPart {
+                offset,
+                new,
+                old,
+                is_old_known: self.is_old_known,
+            })?;
+        }
+        Ok(())
     }
 }
 

@@ -7,6 +7,8 @@ use pagemesh_base::wait;
 
 /// Changes in flight: enough to keep each leg busy, and a few MiB.
 pub const CHANGES_MAX: usize = 16;
+/// Reads in flight.
+const READS_MAX: usize = 16;
 /// Bytes of one request that clears a range.
 const CLEAR_BYTES_MAX: u64 = 256 << 20;
 
@@ -35,6 +37,29 @@ impl SpaceIo {
             Reply::Data(data) => Ok(data),
             _ => bail!("an answer without data"),
         }
+    }
+
+    /// Reads ranges, several at once. No change is in flight.
+    pub fn read_all(&mut self, ranges: &[(u64, u32)]) -> anyhow::Result<Vec<Vec<u8>>> {
+        let mut read: Vec<Vec<u8>> = vec![Vec::new(); ranges.len()];
+        let first = self.last + 1;
+        let mut started = 0;
+        let mut ended = 0;
+        while ended < ranges.len() {
+            while started < ranges.len() && self.in_flight < READS_MAX {
+                let (offset, len) = ranges[started];
+                self.submit(Request::Read { offset, len });
+                started += 1;
+            }
+            let (token, reply) = self.wait_for_next()?;
+            let index = token.0.checked_sub(first).map(|index| index as usize);
+            match (index.and_then(|index| read.get_mut(index)), reply) {
+                (Some(part), Reply::Data(data)) => *part = data,
+                _ => bail!("an answer to no read"),
+            }
+            ended += 1;
+        }
+        Ok(read)
     }
 
     /// The extents from the start of a range on: at least one. No change is in flight.
@@ -106,10 +131,15 @@ impl SpaceIo {
 
     /// The reply of any request.
     fn wait_for_one(&mut self) -> anyhow::Result<Reply> {
+        Ok(self.wait_for_next()?.1)
+    }
+
+    /// The next reply, and the request that it is for.
+    fn wait_for_next(&mut self) -> anyhow::Result<(Token, Reply)> {
         loop {
             if let Some(completion) = self.completions.pop() {
                 self.in_flight -= 1;
-                return Ok(completion.result?);
+                return Ok((completion.token, completion.result?));
             }
             self.channel.reap(&mut self.completions);
             if self.completions.is_empty() {

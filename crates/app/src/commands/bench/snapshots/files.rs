@@ -21,7 +21,7 @@ const SPARE_DIVISOR: u64 = 8;
 const NAME: &str = "files";
 
 /// The report of one program under `exec`, as far as this needs it.
-#[derive(Deserialize)]
+#[derive(Clone, Copy, Default, Deserialize)]
 struct ProgramReport {
     direct: u64,
     kernel: u64,
@@ -47,20 +47,28 @@ pub(super) fn run(args: &SnapshotsArgs) -> anyhow::Result<Report> {
         size_bytes * u64::from(copies),
     );
     let took = RefCell::new(Vec::new());
-    let during = RefCell::new(ProgramReport {
-        direct: 0,
-        kernel: 0,
-    });
+    // Those before a program joins the mount use the kernel in both cases.
+    let counts = RefCell::new([ProgramReport::default(); 2]);
     let write = || measure_file_writes(&place, file_bytes, args.measure.runtime());
+    let counted = |case: usize, before: ProgramReport| -> anyhow::Result<()> {
+        let after = read_reports(&reports)?;
+        let mut counts = counts.borrow_mut();
+        counts[case].direct += after.direct - before.direct;
+        counts[case].kernel += after.kernel - before.kernel;
+        Ok(())
+    };
+    let read = || read_reports(&reports).map_err(step_error);
     let mut cases = [
-        ComparedCase::new("no snapshot", write),
+        ComparedCase::new("no snapshot", || {
+            let before = read()?;
+            let sample = write()?;
+            counted(0, before).map_err(step_error)?;
+            Ok(sample)
+        }),
         ComparedCase::new(format!("one each {} ms", args.interval_ms), || {
-            let before = read_reports(&reports).map_err(step_error)?;
+            let before = read()?;
             let (sample, times) = with_snapshots(&taker, args.interval(), write)?;
-            let after = read_reports(&reports).map_err(step_error)?;
-            let mut during = during.borrow_mut();
-            during.direct += after.direct - before.direct;
-            during.kernel += after.kernel - before.kernel;
+            counted(1, before).map_err(step_error)?;
             took.borrow_mut().extend(times);
             taker.drop_all().map_err(BenchError::Mount)?;
             Ok(sample)
@@ -75,10 +83,13 @@ pub(super) fn run(args: &SnapshotsArgs) -> anyhow::Result<Report> {
     let mut report = compare(&texts, args.measure.rounds, &mut cases)?;
     drop(cases);
     report.add_note(durations(&took.into_inner()));
-    let ProgramReport { direct, kernel } = during.into_inner();
+    let [without, with] = counts.into_inner();
     report.add_note(format!(
-        "while snapshots were taken, {direct} operations were direct, and {kernel} used the kernel: those before a \
-         program joins the mount, and those that a snapshot turned away"
+        "of the operations, {} of {} used the kernel without snapshots, and {} of {} with them",
+        without.kernel,
+        without.kernel + without.direct,
+        with.kernel,
+        with.kernel + with.direct
     ));
     Ok(report)
 }
@@ -98,10 +109,7 @@ fn read_reports(path: &Path) -> anyhow::Result<ProgramReport> {
         Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => String::new(),
         text => text.with_context(|| format!("cannot read {}", path.display()))?,
     };
-    let mut sum = ProgramReport {
-        direct: 0,
-        kernel: 0,
-    };
+    let mut sum = ProgramReport::default();
     for line in text.lines() {
         let one: ProgramReport = serde_json::from_str(line)
             .with_context(|| format!("{} has no report: {line}", path.display()))?;
