@@ -3,6 +3,7 @@
 //! the fakes of tests.
 
 mod brick_control;
+mod seen_pages;
 
 use crate::ids::{Epoch, PageNo};
 use crate::layout::{BrickId, SliceId};
@@ -10,9 +11,10 @@ use crate::space::{Extent, SpaceError, TRANSACTION_PAGES_MAX, check_range};
 use crate::tier_hint::TierHint;
 use crate::units::PAGE_BYTES;
 pub use brick_control::{
-    BrickControl, CLONES_UNKNOWN, CloneProgress, CloneSource, SNAPSHOTS_UNKNOWN,
+    BrickControl, CLONES_UNKNOWN, CloneProgress, CloneSource, SNAPSHOTS_UNKNOWN, SPACE_UNKNOWN,
 };
 use bytes::Bytes;
+pub use seen_pages::{SEEN_BY_SLICE, SEEN_RUNS_MAX, SeenPages, SeenPagesList};
 use serde::{Deserialize, Serialize};
 use std::os::fd::RawFd;
 use std::time::Instant;

@@ -11,12 +11,12 @@ use crate::receive_buffer::ReceiveBuffer;
 use crate::send_queue::SendQueue;
 use crate::stream::Stream;
 use crate::wire::{ReceiveResult, WaitFor, Wire};
-use pagemesh_base::ids::Epoch;
+use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::{BrickId, SliceId};
 use pagemesh_base::poison::lock;
 use pagemesh_base::slice::{
-    BrickControl, BrickStatus, CLONES_UNKNOWN, CloneProgress, CloneSource, SliceError, SliceInfo,
-    SliceReply, SliceRequest,
+    BrickControl, BrickStatus, CLONES_UNKNOWN, CloneProgress, CloneSource, SPACE_UNKNOWN,
+    SeenPagesList, SliceError, SliceInfo, SliceReply, SliceRequest,
 };
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -33,6 +33,7 @@ pub struct BrickClient<W = Stream> {
     knows_hints: bool,
     knows_snapshots: bool,
     knows_clones: bool,
+    knows_space: bool,
 }
 
 struct CallState {
@@ -78,6 +79,7 @@ impl<W: Wire> BrickClient<W> {
             knows_hints: false,
             knows_snapshots: false,
             knows_clones: false,
+            knows_space: false,
         }
     }
 
@@ -117,6 +119,15 @@ impl<W: Wire> BrickClient<W> {
     pub fn with_clones(self, knows_clones: bool) -> BrickClient<W> {
         BrickClient {
             knows_clones,
+            ..self
+        }
+    }
+
+    /// Sets whether the brick counts the space of snapshots. A client refuses such calls otherwise.
+    #[must_use]
+    pub fn with_space(self, knows_space: bool) -> BrickClient<W> {
+        BrickClient {
+            knows_space,
             ..self
         }
     }
@@ -346,6 +357,16 @@ impl<W: Wire + Send + Sync> BrickControl for BrickClient<W> {
 
     fn promote_clone(&self, slice: SliceId) -> Result<CloneProgress, SliceError> {
         self.call_clone(Control::PromoteClone { slice })
+    }
+
+    fn count_seen_pages(&self, slice: SliceId, from: PageNo) -> Result<SeenPagesList, SliceError> {
+        if !self.knows_space {
+            return Err(SliceError::Refused(SPACE_UNKNOWN.into()));
+        }
+        match self.call(&Request::Control(Control::CountSeenPages { slice, from }))? {
+            Reply::SeenPages(list) if list.next.is_none_or(|next| next > from) => Ok(list),
+            _ => Err(self.unexpected_reply()),
+        }
     }
 
     fn snapshots(&self, slice: SliceId) -> Result<Vec<Epoch>, SliceError> {

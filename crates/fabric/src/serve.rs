@@ -477,6 +477,9 @@ fn execute_control(brick: &dyn BrickControl, asked: Control) -> Answer {
             created.map(Reply::Progress)
         }
         Control::PromoteClone { slice } => brick.promote_clone(slice).map(Reply::Progress),
+        Control::CountSeenPages { slice, from } => {
+            brick.count_seen_pages(slice, from).map(Reply::SeenPages)
+        }
     }
 }
 

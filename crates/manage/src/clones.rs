@@ -172,7 +172,7 @@ impl Manager {
         self.commit_volume(&mut book, &record, vec![draft])
     }
 
-    fn brick_fault(&self, place: &SliceLocation, cause: SliceError) -> Fault {
+    pub(crate) fn brick_fault(&self, place: &SliceLocation, cause: SliceError) -> Fault {
         Fault::Brick {
             brick: self.brick_label(place.brick),
             address: self.brick_address(place.brick),

@@ -74,6 +74,7 @@ mod snapshot_cut;
 mod snapshot_drops;
 mod snapshot_holds;
 mod snapshot_lists;
+mod snapshot_space;
 pub mod snapshots;
 pub mod store;
 mod sweep;

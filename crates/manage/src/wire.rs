@@ -38,9 +38,9 @@ pub use schedules::{
     SchedulePolicy, ScheduleTarget, ScheduleVolume,
 };
 pub use snapshots::{
-    AnswerCut, CloneProgressReply, CreateClone, CreateSnapshot, CreateSnapshots, CreatedSnapshots,
-    CutOrder, CutResult, DeleteSnapshotReply, DeleteVolumeParams, ListSnapshots, PollCut,
-    SnapshotDetail, SnapshotInfo,
+    AnswerCut, CloneProgressReply, CountSpace, CreateClone, CreateSnapshot, CreateSnapshots,
+    CreatedSnapshots, CutOrder, CutResult, DeleteSnapshotReply, DeleteVolumeParams, ListSnapshots,
+    PollCut, SnapshotDetail, SnapshotInfo, SnapshotSpaceInfo, VolumeSpaceReply,
 };
 pub use status::ClusterStatus;
 pub use tier::{

@@ -6,6 +6,7 @@ pub mod receive;
 mod rollback;
 mod send;
 pub mod source;
+mod space;
 pub mod space_io;
 mod temporary;
 
@@ -36,6 +37,9 @@ pub enum SnapshotCommand {
         /// Only snapshots with this label.
         #[arg(long, value_name = "TEXT")]
         label: Option<String>,
+        /// Show the bytes that each snapshot keeps. The bricks count them now.
+        #[arg(long, requires = "volume", conflicts_with = "label")]
+        space: bool,
         #[command(flatten)]
         client: ManagerArgs,
     },
@@ -95,6 +99,9 @@ pub struct DeleteArgs {
     /// Do not ask. Required if standard input is no terminal.
     #[arg(long)]
     pub yes: bool,
+    /// Delete nothing, but print the bytes that the deletion would free. The bricks count them now.
+    #[arg(long)]
+    pub dry_run: bool,
     #[command(flatten)]
     pub client: ManagerArgs,
 }
@@ -104,9 +111,16 @@ pub fn run(command: &SnapshotCommand) -> anyhow::Result<()> {
     match command {
         SnapshotCommand::Create(args) => create(args),
         SnapshotCommand::List {
+            volume: Some(volume),
+            space: true,
+            client: args,
+            ..
+        } => space::list(args, volume),
+        SnapshotCommand::List {
             volume,
             label,
             client: args,
+            ..
         } => {
             let found = manager_client(args)?.snapshots(volume.as_ref(), label.as_deref())?;
             output::print(args.output, &found, || snapshot_table(&found))
@@ -216,6 +230,9 @@ fn delete(args: &DeleteArgs) -> anyhow::Result<()> {
                 paths.push(path);
             }
         }
+    }
+    if args.dry_run {
+        return space::print_freed(&args.client, &manager, &paths);
     }
     if !args.yes && !confirm(&paths)? {
         bail!("nothing was deleted");

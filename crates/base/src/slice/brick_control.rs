@@ -1,8 +1,11 @@
 //! A manager's calls to a brick.
 
-use super::{BrickStatus, SliceError, SliceInfo};
-use crate::ids::Epoch;
+use super::{BrickStatus, SeenPagesList, SliceError, SliceInfo};
+use crate::ids::{Epoch, PageNo};
 use crate::layout::SliceId;
+
+/// The refusal of a brick of an earlier release, for the space of snapshots.
+pub const SPACE_UNKNOWN: &str = "the brick does not count the space of snapshots; upgrade it first";
 
 /// The progress of filling or promoting a clone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,5 +125,14 @@ pub trait BrickControl: Send + Sync {
     fn promote_clone(&self, slice: SliceId) -> Result<CloneProgress, SliceError> {
         let _ = slice;
         Err(SliceError::Refused(CLONES_UNKNOWN.into()))
+    }
+
+    /// Counts pages of a slice by the snapshots that see them, from a page on, in a bounded time.
+    ///
+    /// # Errors
+    /// When there is no such slice, its versions are damaged, or the brick does not count.
+    fn count_seen_pages(&self, slice: SliceId, from: PageNo) -> Result<SeenPagesList, SliceError> {
+        let _ = (slice, from);
+        Err(SliceError::Refused(SPACE_UNKNOWN.into()))
     }
 }

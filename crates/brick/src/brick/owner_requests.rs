@@ -5,12 +5,12 @@
 
 use super::Brick;
 use pagemesh_base::defect::{self, Defect};
-use pagemesh_base::ids::{EPOCH_MAX, Epoch, ObjectId};
+use pagemesh_base::ids::{EPOCH_MAX, Epoch, ObjectId, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::poison::lock;
 use pagemesh_base::slice::{
     BrickControl, BrickStatus, CloneProgress, CloneSource, DROPPED_SNAPSHOTS_MAX, LIST_ENTRIES_MAX,
-    SliceError, SliceInfo, SliceReply, SliceRequest,
+    SEEN_RUNS_MAX, SeenPagesList, SliceError, SliceInfo, SliceReply, SliceRequest,
 };
 use pagemesh_pmem::Media;
 use pagemesh_store::pool::{ObjectError, Pool};
@@ -287,6 +287,20 @@ impl<M: Media + Send + Sync> BrickControl for Brick<M> {
 
     fn promote_clone(&self, slice: SliceId) -> Result<CloneProgress, SliceError> {
         self.repeat_clone_step(|pool| pool.promote_clone(slice))
+    }
+
+    fn count_seen_pages(&self, slice: SliceId, from: PageNo) -> Result<SeenPagesList, SliceError> {
+        let counted = self.retry_while_stuck(|pool| pool.count_seen_pages(slice, from));
+        let counted = counted.map_err(|cause| self.report_error(cause))?;
+        match counted.runs.len() <= SEEN_RUNS_MAX {
+            true => Ok(counted),
+            false => Err(SliceError::Refused(format!(
+                "the pages from {} on have versions for {} runs of snapshots, and an answer has {SEEN_RUNS_MAX}; \
+                 delete some snapshots first",
+                from.0,
+                counted.runs.len()
+            ))),
+        }
     }
 
     fn snapshots(&self, slice: SliceId) -> Result<Vec<Epoch>, SliceError> {

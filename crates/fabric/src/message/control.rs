@@ -1,7 +1,7 @@
 //! Requests of a manager.
 
 use super::MessageKind;
-use pagemesh_base::ids::Epoch;
+use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::CloneSource;
 
@@ -69,6 +69,13 @@ pub enum Control {
         /// The slice.
         slice: SliceId,
     },
+    /// Count pages by the snapshots that see them.
+    CountSeenPages {
+        /// The slice.
+        slice: SliceId,
+        /// The first page.
+        from: PageNo,
+    },
 }
 
 impl Control {
@@ -84,6 +91,7 @@ impl Control {
             Control::Snapshots { .. } => MessageKind::Snapshots,
             Control::CreateClone { .. } => MessageKind::CreateClone,
             Control::PromoteClone { .. } => MessageKind::PromoteClone,
+            Control::CountSeenPages { .. } => MessageKind::CountSeenPages,
         }
     }
 }

@@ -328,3 +328,26 @@ fn every_clone_message_has_its_frozen_bytes() {
     let lines = lines(control.map(Request::Control).to_vec(), answers);
     check_frozen("protocol-2-clones.txt", &lines);
 }
+
+#[test]
+fn every_space_message_has_its_frozen_bytes() {
+    let slice = slice();
+    let from = PageNo(0x0506);
+    let runs = vec![
+        SeenPages {
+            pages: 7,
+            first: Epoch(3),
+            last: Epoch(0x0a0b_0c0d),
+        },
+        SeenPages {
+            pages: 9,
+            first: Epoch(4),
+            last: SEEN_BY_SLICE,
+        },
+    ];
+    let next = Some(PageNo(0x0706));
+    let list = SeenPagesList { runs, next };
+    let requests = vec![Request::Control(Control::CountSeenPages { slice, from })];
+    let answers = vec![(MessageKind::CountSeenPages, Ok(Reply::SeenPages(list)))];
+    check_frozen("protocol-2-space.txt", &lines(requests, answers));
+}

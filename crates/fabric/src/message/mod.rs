@@ -34,7 +34,7 @@ mod control;
 pub(crate) mod fields;
 
 use pagemesh_base::checksum::crc32c;
-use pagemesh_base::slice::{DROPPED_SNAPSHOTS_MAX, LIST_ENTRIES_MAX, ServiceTime};
+use pagemesh_base::slice::{DROPPED_SNAPSHOTS_MAX, LIST_ENTRIES_MAX, SEEN_RUNS_MAX, ServiceTime};
 use pagemesh_base::space::EXTENTS_MAX;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute, transmute_ref};
@@ -74,6 +74,8 @@ const IN_FLIGHT_BYTES: usize = 24;
 const INFO_BYTES: usize = 32;
 /// Bytes of the progress of a clone.
 const PROGRESS_BYTES: usize = 16;
+/// Bytes of the pages of one run of snapshots.
+const SEEN_BYTES: usize = 16;
 
 /// Why bytes are no message. The connection that carried them ends.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -182,11 +184,13 @@ pub enum MessageKind {
     CreateClone = 40,
     /// Copy the pages that a clone shares.
     PromoteClone = 41,
+    /// Count pages by the snapshots that see them.
+    CountSeenPages = 46,
 }
 
 impl MessageKind {
     /// Every kind.
-    pub const ALL: [MessageKind; 29] = [
+    pub const ALL: [MessageKind; 30] = [
         MessageKind::Read,
         MessageKind::Write,
         MessageKind::Clear,
@@ -216,6 +220,7 @@ impl MessageKind {
         MessageKind::Snapshots,
         MessageKind::CreateClone,
         MessageKind::PromoteClone,
+        MessageKind::CountSeenPages,
     ];
 
     /// Whether it is a request of an attached slice.
@@ -254,6 +259,7 @@ impl MessageKind {
             39 => MessageKind::Snapshots,
             40 => MessageKind::CreateClone,
             41 => MessageKind::PromoteClone,
+            46 => MessageKind::CountSeenPages,
             _ => return None,
         })
     }
@@ -270,7 +276,8 @@ impl MessageKind {
             | MessageKind::List
             | MessageKind::ControlPrepareSnapshot
             | MessageKind::Snapshots
-            | MessageKind::PromoteClone => ID_BYTES as u32,
+            | MessageKind::PromoteClone
+            | MessageKind::CountSeenPages => ID_BYTES as u32,
             MessageKind::CreateClone => 2 * ID_BYTES as u32,
             MessageKind::DropSnapshots => (ID_BYTES + DROPPED_SNAPSHOTS_MAX * BIRTH_BYTES) as u32,
             _ => 0,
@@ -289,6 +296,7 @@ impl MessageKind {
             MessageKind::InFlight => LIST_ENTRIES_MAX * IN_FLIGHT_BYTES,
             MessageKind::List => LIST_ENTRIES_MAX * INFO_BYTES,
             MessageKind::CreateClone | MessageKind::PromoteClone => PROGRESS_BYTES,
+            MessageKind::CountSeenPages => SEEN_RUNS_MAX * SEEN_BYTES,
             MessageKind::Status => STATUS_BYTES + TEXT_BYTES_MAX,
             _ => 0,
         };

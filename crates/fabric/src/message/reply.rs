@@ -14,6 +14,7 @@
 //! | status | | brick 16, capacity, used, sessions 4, incarnation 4, durability as text |
 //! | snapshots | more: ask again after the last | per snapshot 4: its epoch |
 //! | create clone, promote clone | | leaves that are done, all leaves |
+//! | count seen pages | more: offset is the next page to ask from | per run 16: pages, first snapshot 4, last snapshot 4; all ones: the slice |
 //! | others | | |
 //!
 //! An error has its flag and a code in place of the handle:
@@ -42,8 +43,8 @@ use bytes::Bytes;
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::{BrickId, SliceId};
 use pagemesh_base::slice::{
-    BrickStatus, CloneProgress, InFlightOp, PageRun, SliceError, SliceInfo, SliceReply,
-    SliceRequest,
+    BrickStatus, CloneProgress, InFlightOp, PageRun, SeenPages, SeenPagesList, SliceError,
+    SliceInfo, SliceReply, SliceRequest,
 };
 use pagemesh_base::space::Extent;
 use uuid::Uuid;
@@ -85,6 +86,8 @@ pub enum Reply {
     },
     /// To create clone and promote clone.
     Progress(CloneProgress),
+    /// To count seen pages.
+    SeenPages(SeenPagesList),
 }
 
 /// Bytes or entries that the reply must have, if the request fixes the number.
@@ -196,6 +199,16 @@ fn encode_reply(
             MessageKind::CreateClone | MessageKind::PromoteClone,
             Reply::Progress(CloneProgress { done, all }),
         ) => list(&[done, all], |&leaves, body| put(body, leaves)),
+        (MessageKind::CountSeenPages, Reply::SeenPages(SeenPagesList { runs, next })) => {
+            if let Some(page) = next {
+                (header.flags, header.offset) = (FLAG_MORE, page.0);
+            }
+            list(&runs, |run, body| {
+                put(body, run.pages);
+                put_epoch(&run.first, body);
+                put_epoch(&run.last, body);
+            })
+        }
         (kind, Reply::Slice(SliceReply::Done)) if is_answered_by_done(kind) => Bytes::new(),
         _ => return Err("the brick's answer does not fit the request"),
     })
@@ -322,9 +335,14 @@ fn set_used_fields(header: &mut Header, answer: &Answer) {
         Ok(Reply::Attach(attached)) => {
             (header.handle, header.len) = (attached.handle, attached.size_bytes);
         }
-        Ok(Reply::Slice(SliceReply::Dirty {
-            next: Some(page), ..
-        })) => (header.flags, header.offset) = (FLAG_MORE, page.0),
+        Ok(
+            Reply::Slice(SliceReply::Dirty {
+                next: Some(page), ..
+            })
+            | Reply::SeenPages(SeenPagesList {
+                next: Some(page), ..
+            }),
+        ) => (header.flags, header.offset) = (FLAG_MORE, page.0),
         Ok(
             Reply::Slice(SliceReply::InFlight(None))
             | Reply::List { more: true, .. }
@@ -417,6 +435,11 @@ fn decode_reply(header: &Header, body: Vec<u8>) -> Result<Reply, MalformedMessag
             };
             return Ok(Reply::Progress(CloneProgress { done, all }));
         }
+        MessageKind::CountSeenPages => {
+            let runs = fields.list(seen_pages).ok_or_else(cut)?;
+            let next = more.then_some(PageNo(header.offset));
+            return Ok(Reply::SeenPages(SeenPagesList { runs, next }));
+        }
         _ => SliceReply::Done,
     }))
 }
@@ -426,6 +449,15 @@ fn extent(fields: &mut FieldReader<'_>) -> Option<Extent> {
     Some(Extent {
         len: word & !MAPPED,
         mapped: word & MAPPED != 0,
+    })
+}
+
+fn seen_pages(fields: &mut FieldReader<'_>) -> Option<SeenPages> {
+    let pages = fields.u64()?;
+    Some(SeenPages {
+        pages,
+        first: Epoch(fields.u32()?),
+        last: Epoch(fields.u32()?),
     })
 }
 

@@ -25,6 +25,7 @@
 //! | 39 snapshots | | | | epoch: the last snapshot of the previous answer, or 0 | slice |
 //! | 40 create clone | | | bytes | epoch: the snapshot | slice; the slice of the snapshot |
 //! | 41 promote clone | | | | | slice |
+//! | 46 count seen pages | | page | | | slice |
 //!
 //! A write, a clear or a transaction with the flag *durable* is answered after a flush that covers it.
 //!
@@ -169,7 +170,8 @@ impl Request {
                 | Control::Delete { slice }
                 | Control::PrepareSnapshot { slice, .. }
                 | Control::Snapshots { slice, .. }
-                | Control::PromoteClone { slice } => id(slice),
+                | Control::PromoteClone { slice }
+                | Control::CountSeenPages { slice, .. } => id(slice),
                 Control::CreateClone { slice, source, .. } => {
                     [id(slice), id(source.origin)].concat().into()
                 }
@@ -207,6 +209,7 @@ impl Request {
             Request::Control(Control::DropSnapshots { snapshots, .. }) => {
                 header.len = snapshots.len() as u64;
             }
+            Request::Control(Control::CountSeenPages { from, .. }) => header.offset = from.0,
             Request::Control(_) => {}
         }
         header
@@ -251,6 +254,10 @@ impl Request {
             MessageKind::PromoteClone => {
                 Request::Control(Control::PromoteClone { slice: named()? })
             }
+            MessageKind::CountSeenPages => Request::Control(Control::CountSeenPages {
+                slice: named()?,
+                from: PageNo(header.offset),
+            }),
             MessageKind::Snapshots => Request::Control(Control::Snapshots {
                 slice: named()?,
                 after: Epoch(header.epoch),

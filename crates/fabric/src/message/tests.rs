@@ -159,6 +159,10 @@ fn requests() -> impl Strategy<Value = Request> {
                 }
             ),
             slices().prop_map(|slice| Control::PromoteClone { slice }),
+            (slices(), any::<u64>()).prop_map(|(slice, page)| Control::CountSeenPages {
+                slice,
+                from: PageNo(page),
+            }),
         ].prop_map(Request::Control),
     ]
 }
@@ -261,6 +265,20 @@ fn answers() -> impl Strategy<Value = (MessageKind, Answer)> {
             };
             (kind, Ok(Reply::Progress(CloneProgress { done, all })))
         }),
+        1 => (prop::collection::vec(any::<(u64, u32, u32)>(), 0..20), any::<Option<u64>>()).prop_map(
+            |(runs, next)| {
+                let runs = runs.into_iter().map(|(pages, first, last)| SeenPages {
+                    pages,
+                    first: Epoch(first),
+                    last: Epoch(last),
+                });
+                let list = SeenPagesList {
+                    runs: runs.collect(),
+                    next: next.map(PageNo),
+                };
+                (MessageKind::CountSeenPages, Ok(Reply::SeenPages(list)))
+            }
+        ),
         1 => statuses().prop_map(|status| (MessageKind::Status, Ok(Reply::Status(status)))),
         2 => (kinds, errors()).prop_map(|(kind, error)| (kind, Err(error))),
     ]

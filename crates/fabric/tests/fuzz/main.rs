@@ -166,6 +166,10 @@ fn of_snapshots() -> Vec<Request> {
             size_bytes: 1 << 20,
         },
         Control::PromoteClone { slice },
+        Control::CountSeenPages {
+            slice,
+            from: PageNo(512),
+        },
     ];
     let of_slice = of_slice.map(|request| Request::Slice { handle: 0, request });
     of_slice

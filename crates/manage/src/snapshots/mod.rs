@@ -19,6 +19,7 @@ mod name;
 mod orders;
 mod record;
 pub mod schedules;
+mod space;
 mod table;
 
 pub use bookmark::{BOOKMARKS_MAX, BookmarkRecord, VOLUME_BOOKMARKS_MAX};
@@ -30,4 +31,5 @@ pub use table::{SNAPSHOTS_MAX, VOLUME_SNAPSHOTS_MAX};
 
 pub use orders::CutResult;
 pub(crate) use orders::{CutOrders, CutOutcome, PollState};
+pub(crate) use space::{PagesByRun, account, add_runs};
 pub(crate) use table::{SnapshotEntry, SnapshotTable, VolumeSnapshots};

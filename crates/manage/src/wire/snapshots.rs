@@ -90,6 +90,53 @@ pub struct SnapshotDetail {
     pub bricks: BTreeMap<BrickId, BrickAddress>,
 }
 
+/// The bytes of a snapshot, in one copy of the volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SnapshotSpaceInfo {
+    /// The snapshot.
+    #[schema(value_type = crate::api::document::Name)]
+    pub name: SnapshotName,
+    /// Its epoch.
+    #[schema(value_type = u32)]
+    pub epoch: EpochNumber,
+    /// Bytes that its deletion alone frees.
+    pub exclusive_bytes: u64,
+    /// Bytes that it keeps together with other snapshots.
+    pub shared_bytes: u64,
+    /// Bytes that it sees, with those that the volume still has.
+    pub referenced_bytes: u64,
+    /// Bytes that it sees and the snapshot before it does not.
+    pub written_bytes: u64,
+}
+
+/// The bytes of a volume and its snapshots, in one copy, without their tables.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VolumeSpaceReply {
+    /// The volume.
+    #[schema(value_type = crate::api::document::Name)]
+    pub volume: VolumeName,
+    /// Bytes of the volume itself.
+    pub volume_bytes: u64,
+    /// Bytes that only snapshots keep, with those that bricks still free.
+    pub snapshot_bytes: u64,
+    /// Bytes of the volume that the newest snapshot does not see.
+    pub written_bytes: u64,
+    /// Bytes that a deletion of the snapshots of `drop` frees.
+    pub freed_bytes: u64,
+    /// The oldest first.
+    pub snapshots: Vec<SnapshotSpaceInfo>,
+}
+
+/// The snapshots whose deletion is asked about.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct CountSpace {
+    /// Names of snapshots, with a comma between two.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drop: Option<String>,
+}
+
 /// The result of a deletion of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DeleteSnapshotReply {

@@ -12,8 +12,9 @@ use crate::client::{CALL_TIMEOUT, LONG_CALL_TIMEOUT, ManagerClient, ManagerError
 use crate::fault::Fault;
 use crate::snapshots::{HoldTag, SNAPSHOTS_MAX, SnapshotName};
 use crate::wire::{
-    CloneProgressReply, CreateClone, CreateSnapshot, CreateSnapshots, CreatedSnapshots,
+    CloneProgressReply, CountSpace, CreateClone, CreateSnapshot, CreateSnapshots, CreatedSnapshots,
     DeleteSnapshotReply, ErrorBody, ListSnapshots, SnapshotDetail, SnapshotInfo, VolumeSizeReply,
+    VolumeSpaceReply,
 };
 use axum::Json;
 use axum::extract::State;
@@ -36,6 +37,7 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
         .routes(routes!(hold_snapshot, release_snapshot))
         .routes(routes!(create_clone))
         .routes(routes!(promote_clone))
+        .routes(routes!(snapshot_space))
 }
 
 /// The snapshots of all volumes: by the name of the volume, newest first.
@@ -173,6 +175,29 @@ async fn delete_snapshot(
 ) -> JsonResult<DeleteSnapshotReply> {
     let delete = move |manager: &Manager| manager.delete_snapshot(&name, &snapshot);
     api.run_brick_work(delete).await.map(Json)
+}
+
+/// The bytes that the snapshots of a volume keep, in one copy, and those that a deletion of some of them would free. Bricks
+/// count the pages now: some 100 ms for each TiB of pages.
+#[utoipa::path(get, path = "/api/v1/volumes/{name}/snapshot-space", tag = "snapshots",
+    security(("token" = ["viewer"])),
+    params(("name" = document::Name, Path, description = "The volume"), CountSpace),
+    responses((status = 200, body = VolumeSpaceReply), (status = 400, body = ErrorBody),
+        (status = 404, body = ErrorBody), (status = 502, body = ErrorBody)))]
+async fn snapshot_space(
+    State(api): State<ApiState>,
+    PathParam(name): PathParam<VolumeName>,
+    QueryParam(asked): QueryParam<CountSpace>,
+) -> JsonResult<VolumeSpaceReply> {
+    let names = asked.drop.unwrap_or_default();
+    let names = names.split(',').filter(|name| !name.is_empty());
+    let dropped: Result<Vec<SnapshotName>, _> = names.map(str::parse).collect();
+    let dropped = dropped.map_err(|cause| {
+        let error = format!("drop names no snapshots: {cause}");
+        Fault::invalid_field(error, "name snapshots with a comma between two")
+    })?;
+    let count = move |manager: &Manager| manager.snapshot_space(&name, &dropped);
+    api.run_brick_work(count).await.map(Json)
 }
 
 /// Holds a snapshot by a tag, so that it cannot be deleted. A repetition changes nothing.
@@ -315,6 +340,21 @@ impl ManagerClient {
         name: &SnapshotName,
     ) -> Result<SnapshotDetail, ManagerError> {
         self.get(&format!("volumes/{volume}/snapshots/{name}"))
+    }
+
+    /// The bytes that the snapshots of a volume keep, and those that a deletion of some would free.
+    #[allow(clippy::missing_errors_doc)]
+    pub fn snapshot_space(
+        &self,
+        volume: &VolumeName,
+        dropped: &[SnapshotName],
+    ) -> Result<VolumeSpaceReply, ManagerError> {
+        let names: Vec<&str> = dropped.iter().map(SnapshotName::as_str).collect();
+        let names = Some(names.join(",")).filter(|names| !names.is_empty());
+        let query = names.map_or_else(String::new, |names| format!("?drop={names}"));
+        let path = format!("volumes/{volume}/snapshot-space{query}");
+        let answer = self.send(Method::GET, &path, LONG_CALL_TIMEOUT, String::new())?;
+        self.read(answer)
     }
 
     /// Deletes a snapshot.

@@ -24,6 +24,7 @@ mod blocks;
 mod log;
 mod merge;
 mod pages;
+mod space;
 mod sweep;
 mod view;
 
