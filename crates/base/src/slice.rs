@@ -3,6 +3,7 @@
 //! the fakes of tests.
 
 mod brick_control;
+mod page_versions;
 
 use crate::ids::{Epoch, PageNo};
 use crate::layout::{BrickId, SliceId};
@@ -13,6 +14,10 @@ pub use brick_control::{
     BrickControl, CLONES_UNKNOWN, CloneProgress, CloneSource, SNAPSHOTS_UNKNOWN,
 };
 use bytes::Bytes;
+pub use page_versions::{
+    LISTED_SNAPSHOTS_MAX, PageVersion, VERSION_EDITS_MAX, VersionEdit, VersionEdits, VersionList,
+    VersionRange, plan_version_edits,
+};
 use serde::{Deserialize, Serialize};
 use std::os::fd::RawFd;
 use std::time::Instant;
