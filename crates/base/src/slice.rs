@@ -12,6 +12,7 @@ use crate::tier_hint::TierHint;
 use crate::units::PAGE_BYTES;
 pub use brick_control::{
     BrickControl, CLONES_UNKNOWN, CloneProgress, CloneSource, SNAPSHOTS_UNKNOWN,
+    VERSION_COPIES_UNKNOWN,
 };
 use bytes::Bytes;
 pub use page_versions::{

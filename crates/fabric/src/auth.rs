@@ -94,13 +94,15 @@ pub const FEATURES: u32 = 0;
 pub const DRAFT_FEATURE: u32 = 1 << 31;
 
 /// The optional features of this build, as bits. Both ends use a feature if both know it.
-pub const KNOWN: u8 = KNOWS_HINTS | KNOWS_SNAPSHOTS | KNOWS_CLONES;
+pub const KNOWN: u8 = KNOWS_HINTS | KNOWS_SNAPSHOTS | KNOWS_CLONES | KNOWS_VERSION_COPIES;
 /// The bit of tier hints in requests.
 pub const KNOWS_HINTS: u8 = 1;
 /// The bit of the messages of snapshots.
 pub const KNOWS_SNAPSHOTS: u8 = 2;
 /// The bit of the messages of clones.
 pub const KNOWS_CLONES: u8 = 4;
+/// The bit of the messages that copy versions of snapshots to a leg that lacks them.
+pub const KNOWS_VERSION_COPIES: u8 = 8;
 
 /// The first and last version that an end speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -190,6 +192,8 @@ pub struct HandshakeResult {
     pub knows_snapshots: bool,
     /// Whether the other end knows the messages of clones.
     pub knows_clones: bool,
+    /// Whether the other end knows the messages that copy versions of snapshots.
+    pub knows_version_copies: bool,
 }
 
 /// The unfinished keyed hash over the label and both hellos.
@@ -283,6 +287,10 @@ impl<'a> ClientHandshake<'a> {
             knows_hints: self.versions.knows & server.versions().knows & KNOWS_HINTS != 0,
             knows_snapshots: self.versions.knows & server.versions().knows & KNOWS_SNAPSHOTS != 0,
             knows_clones: self.versions.knows & server.versions().knows & KNOWS_CLONES != 0,
+            knows_version_copies: self.versions.knows
+                & server.versions().knows
+                & KNOWS_VERSION_COPIES
+                != 0,
         };
         Ok((prove(self.key, CLIENT_LABEL, &self.hello, hello), agreed))
     }
@@ -354,6 +362,8 @@ impl<'a> ServerHandshake<'a> {
             knows_hints: versions.knows & client.versions().knows & KNOWS_HINTS != 0,
             knows_snapshots: versions.knows & client.versions().knows & KNOWS_SNAPSHOTS != 0,
             knows_clones: versions.knows & client.versions().knows & KNOWS_CLONES != 0,
+            knows_version_copies: versions.knows & client.versions().knows & KNOWS_VERSION_COPIES
+                != 0,
         };
         let state = ServerHandshake {
             key,

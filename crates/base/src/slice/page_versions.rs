@@ -99,9 +99,8 @@ pub fn plan_version_edits(
     missing: &[Epoch],
     complete: &[Epoch],
 ) -> Vec<VersionEdit> {
-    let is_same = |one: &PageVersion, other: &PageVersion| {
-        (one.page, one.birth) == (other.page, other.birth)
-    };
+    let is_same =
+        |one: &PageVersion, other: &PageVersion| (one.page, one.birth) == (other.page, other.birth);
     let mut edits = Vec::new();
     let mut kept: Vec<PageVersion> = Vec::new();
     for present in target {

@@ -3,7 +3,7 @@
 use super::MessageKind;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
-use pagemesh_base::slice::CloneSource;
+use pagemesh_base::slice::{CloneSource, VersionEdits, VersionRange};
 
 /// A manager's call to the brick.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,6 +69,36 @@ pub enum Control {
         /// The slice.
         slice: SliceId,
     },
+    /// List further snapshots of a slice.
+    AdoptSnapshots {
+        /// The slice.
+        slice: SliceId,
+        /// At least one, at most [`DROPPED_SNAPSHOTS_MAX`](pagemesh_base::slice::DROPPED_SNAPSHOTS_MAX).
+        snapshots: Vec<Epoch>,
+    },
+    /// List versions of pages.
+    ListVersions {
+        /// The slice.
+        slice: SliceId,
+        /// The versions.
+        range: VersionRange,
+    },
+    /// Edit versions of pages.
+    EditVersions {
+        /// The slice.
+        slice: SliceId,
+        /// The edits.
+        edits: VersionEdits,
+    },
+    /// Read bytes as a snapshot sees them.
+    ReadVersion {
+        /// The slice.
+        slice: SliceId,
+        /// The snapshot.
+        snapshot: Epoch,
+        /// The first byte, and bytes.
+        range: (u64, u32),
+    },
 }
 
 impl Control {
@@ -84,6 +114,10 @@ impl Control {
             Control::Snapshots { .. } => MessageKind::Snapshots,
             Control::CreateClone { .. } => MessageKind::CreateClone,
             Control::PromoteClone { .. } => MessageKind::PromoteClone,
+            Control::AdoptSnapshots { .. } => MessageKind::AdoptSnapshots,
+            Control::ListVersions { .. } => MessageKind::ListVersions,
+            Control::EditVersions { .. } => MessageKind::EditVersions,
+            Control::ReadVersion { .. } => MessageKind::ControlReadVersion,
         }
     }
 }

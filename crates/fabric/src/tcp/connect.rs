@@ -86,7 +86,8 @@ pub(super) fn connect(
             Ok(client
                 .with_hints(agreed.knows_hints)
                 .with_snapshots(agreed.knows_snapshots)
-                .with_clones(agreed.knows_clones))
+                .with_clones(agreed.knows_clones)
+                .with_version_copies(agreed.knows_version_copies))
         }
         Err(ConnectError::Auth(cause)) => {
             let told = format!("the brick at {endpoint}: {cause}");

@@ -23,9 +23,9 @@ use super::blocks::{Block, EditedVersions};
 use super::pages::{NODES_PER_PAGE, OWN};
 use crate::defect::{self, Defect};
 use crate::format::version_pages::{BLOCK_ENTRIES, DamagedVersions, SNAPSHOTS_MAX};
+use crate::session::LegSession;
 use crate::session::copy_pages::copy_pages;
 use crate::session::version_slots::VersionSlot;
-use crate::session::LegSession;
 use crate::shared::error::StoreError;
 use pagemesh_base::ids::{EPOCH_MAX, Epoch, ObjectId, PageNo, Seq};
 use pagemesh_base::layout::SliceId;
@@ -390,7 +390,9 @@ fn check_edits(request: &VersionEdits, pages: u64) -> Option<u64> {
             && edit.page.0 < pages
             && edit.birth >= OLDEST_BIRTH
             && (edit.from.is_some() || edit.to.is_some())
-            && edit.to.is_none_or(|to| edit.birth < to && to < request.below)
+            && edit
+                .to
+                .is_none_or(|to| edit.birth < to && to < request.below)
             && edit.from.is_none_or(|from| from < request.below)
     };
     let added = edits.iter().filter(|edit| edit.from.is_none()).count();
@@ -409,7 +411,10 @@ fn add_whole_pages(
     let is_meant = |it: &PageVersion| {
         it.page >= range.from
             && it.death < range.below
-            && range.snapshots.iter().any(|&snapshot| it.is_seen_by(snapshot))
+            && range
+                .snapshots
+                .iter()
+                .any(|&snapshot| it.is_seen_by(snapshot))
     };
     for version in of_leaf.into_iter().filter(is_meant) {
         if list.len() >= LIST_ENTRIES_MAX {
