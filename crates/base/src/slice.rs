@@ -3,6 +3,7 @@
 //! the fakes of tests.
 
 mod brick_control;
+mod page_versions;
 mod seen_pages;
 
 use crate::ids::{Epoch, PageNo};
@@ -12,8 +13,13 @@ use crate::tier_hint::TierHint;
 use crate::units::PAGE_BYTES;
 pub use brick_control::{
     BrickControl, CLONES_UNKNOWN, CloneProgress, CloneSource, SNAPSHOTS_UNKNOWN, SPACE_UNKNOWN,
+    VERSION_COPIES_UNKNOWN,
 };
 use bytes::Bytes;
+pub use page_versions::{
+    LISTED_SNAPSHOTS_MAX, PageVersion, VERSION_EDITS_MAX, VersionEdit, VersionEdits, VersionList,
+    VersionRange, plan_version_edits,
+};
 pub use seen_pages::{SEEN_BY_SLICE, SEEN_RUNS_MAX, SeenPages, SeenPagesList};
 use serde::{Deserialize, Serialize};
 use std::os::fd::RawFd;

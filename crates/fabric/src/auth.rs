@@ -94,13 +94,16 @@ pub const FEATURES: u32 = 0;
 pub const DRAFT_FEATURE: u32 = 1 << 31;
 
 /// The optional features of this build, as bits. Both ends use a feature if both know it.
-pub const KNOWN: u8 = KNOWS_HINTS | KNOWS_SNAPSHOTS | KNOWS_CLONES | KNOWS_SPACE;
+pub const KNOWN: u8 =
+    KNOWS_HINTS | KNOWS_SNAPSHOTS | KNOWS_CLONES | KNOWS_VERSION_COPIES | KNOWS_SPACE;
 /// The bit of tier hints in requests.
 pub const KNOWS_HINTS: u8 = 1;
 /// The bit of the messages of snapshots.
 pub const KNOWS_SNAPSHOTS: u8 = 2;
 /// The bit of the messages of clones.
 pub const KNOWS_CLONES: u8 = 4;
+/// The bit of the messages that copy versions of snapshots to a leg that lacks them.
+pub const KNOWS_VERSION_COPIES: u8 = 8;
 /// The bit of the message that counts the space of snapshots.
 pub const KNOWS_SPACE: u8 = 16;
 
@@ -194,6 +197,8 @@ pub struct HandshakeResult {
     pub knows_clones: bool,
     /// Whether the other end counts the space of snapshots.
     pub knows_space: bool,
+    /// Whether the other end knows the messages that copy versions of snapshots.
+    pub knows_version_copies: bool,
 }
 
 /// The unfinished keyed hash over the label and both hellos.
@@ -288,6 +293,10 @@ impl<'a> ClientHandshake<'a> {
             knows_snapshots: self.versions.knows & server.versions().knows & KNOWS_SNAPSHOTS != 0,
             knows_clones: self.versions.knows & server.versions().knows & KNOWS_CLONES != 0,
             knows_space: self.versions.knows & server.versions().knows & KNOWS_SPACE != 0,
+            knows_version_copies: self.versions.knows
+                & server.versions().knows
+                & KNOWS_VERSION_COPIES
+                != 0,
         };
         Ok((prove(self.key, CLIENT_LABEL, &self.hello, hello), agreed))
     }
@@ -360,6 +369,8 @@ impl<'a> ServerHandshake<'a> {
             knows_snapshots: versions.knows & client.versions().knows & KNOWS_SNAPSHOTS != 0,
             knows_clones: versions.knows & client.versions().knows & KNOWS_CLONES != 0,
             knows_space: versions.knows & client.versions().knows & KNOWS_SPACE != 0,
+            knows_version_copies: versions.knows & client.versions().knows & KNOWS_VERSION_COPIES
+                != 0,
         };
         let state = ServerHandshake {
             key,

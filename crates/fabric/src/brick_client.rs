@@ -5,7 +5,9 @@
 
 use crate::limits::LIST_ANSWERS_MAX;
 use crate::message::reply::{self, Answer, AttachReply, ExpectedLen, Reply};
-use crate::message::request::{Control, Request, check_dropped, check_limits};
+use crate::message::request::{
+    Control, Request, check_dropped, check_limits, check_version_edits, check_version_range,
+};
 use crate::message::{Direction, MalformedMessage};
 use crate::receive_buffer::ReceiveBuffer;
 use crate::send_queue::SendQueue;
@@ -16,7 +18,8 @@ use pagemesh_base::layout::{BrickId, SliceId};
 use pagemesh_base::poison::lock;
 use pagemesh_base::slice::{
     BrickControl, BrickStatus, CLONES_UNKNOWN, CloneProgress, CloneSource, SPACE_UNKNOWN,
-    SeenPagesList, SliceError, SliceInfo, SliceReply, SliceRequest,
+    SeenPagesList, SliceError, SliceInfo, SliceReply, SliceRequest, VERSION_COPIES_UNKNOWN,
+    VersionEdits, VersionList, VersionRange,
 };
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -34,6 +37,7 @@ pub struct BrickClient<W = Stream> {
     knows_snapshots: bool,
     knows_clones: bool,
     knows_space: bool,
+    knows_version_copies: bool,
 }
 
 struct CallState {
@@ -80,6 +84,7 @@ impl<W: Wire> BrickClient<W> {
             knows_snapshots: false,
             knows_clones: false,
             knows_space: false,
+            knows_version_copies: false,
         }
     }
 
@@ -120,6 +125,23 @@ impl<W: Wire> BrickClient<W> {
         BrickClient {
             knows_clones,
             ..self
+        }
+    }
+
+    /// Sets whether the brick knows the messages that copy versions of snapshots. A client refuses them otherwise.
+    #[must_use]
+    pub fn with_version_copies(self, knows_version_copies: bool) -> BrickClient<W> {
+        BrickClient {
+            knows_version_copies,
+            ..self
+        }
+    }
+
+    /// A call that copies versions of snapshots.
+    fn call_versions(&self, control: Control) -> Result<Reply, SliceError> {
+        match self.knows_version_copies {
+            true => self.call(&Request::Control(control)),
+            false => Err(SliceError::Refused(VERSION_COPIES_UNKNOWN.into())),
         }
     }
 
@@ -365,6 +387,63 @@ impl<W: Wire + Send + Sync> BrickControl for BrickClient<W> {
         }
         match self.call(&Request::Control(Control::CountSeenPages { slice, from }))? {
             Reply::SeenPages(list) if list.next.is_none_or(|next| next > from) => Ok(list),
+            _ => Err(self.unexpected_reply()),
+        }
+    }
+
+    fn adopt_snapshots(&self, slice: SliceId, adopted: &[Epoch]) -> Result<(), SliceError> {
+        check_dropped(adopted)?;
+        if adopted.is_empty() {
+            return Ok(());
+        }
+        let snapshots = adopted.to_vec();
+        match self.call_versions(Control::AdoptSnapshots { slice, snapshots })? {
+            Reply::Slice(SliceReply::Done) => Ok(()),
+            _ => Err(self.unexpected_reply()),
+        }
+    }
+
+    fn list_versions(
+        &self,
+        slice: SliceId,
+        range: &VersionRange,
+    ) -> Result<VersionList, SliceError> {
+        check_version_range(range)?;
+        let range = range.clone();
+        let from = range.from;
+        match self.call_versions(Control::ListVersions { slice, range })? {
+            Reply::Versions(list)
+                if list.versions.is_sorted() && list.next.is_none_or(|next| next >= from) =>
+            {
+                Ok(list)
+            }
+            _ => Err(self.unexpected_reply()),
+        }
+    }
+
+    fn edit_versions(&self, slice: SliceId, edits: &VersionEdits) -> Result<(), SliceError> {
+        check_version_edits(edits)?;
+        let edits = edits.clone();
+        match self.call_versions(Control::EditVersions { slice, edits })? {
+            Reply::Slice(SliceReply::Done) => Ok(()),
+            _ => Err(self.unexpected_reply()),
+        }
+    }
+
+    fn read_version(
+        &self,
+        slice: SliceId,
+        snapshot: Epoch,
+        (offset, len): (u64, u32),
+    ) -> Result<Vec<u8>, SliceError> {
+        let range = (offset, len);
+        let asked = Control::ReadVersion {
+            slice,
+            snapshot,
+            range,
+        };
+        match self.call_versions(asked)? {
+            Reply::Slice(SliceReply::Data(data)) if data.len() == len as usize => Ok(data),
             _ => Err(self.unexpected_reply()),
         }
     }

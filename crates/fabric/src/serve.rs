@@ -11,7 +11,9 @@
 
 use crate::limits::{DEFERRED_BYTES_MAX, DEFERRED_MAX, UNSENT_REPLY_BYTES_MAX};
 use crate::message::reply::{self, Answer, Reply};
-use crate::message::request::{Control, Request, check_dropped, check_limits};
+use crate::message::request::{
+    Control, Request, check_dropped, check_limits, check_version_edits, check_version_range,
+};
 use crate::message::{Direction, Header, MalformedMessage, MessageKind};
 use crate::receive_buffer::{Body, ReceiveBuffer};
 use crate::send_queue::SendQueue;
@@ -480,6 +482,40 @@ fn execute_control(brick: &dyn BrickControl, asked: Control) -> Answer {
         Control::CountSeenPages { slice, from } => {
             brick.count_seen_pages(slice, from).map(Reply::SeenPages)
         }
+        of_versions => execute_version_copy(brick, of_versions),
+    }
+}
+
+/// Executes a request that copies versions of snapshots.
+fn execute_version_copy(brick: &dyn BrickControl, asked: Control) -> Answer {
+    let done = |()| Reply::Slice(SliceReply::Done);
+    match asked {
+        Control::AdoptSnapshots { slice, snapshots } => {
+            check_dropped(&snapshots)?;
+            brick.adopt_snapshots(slice, &snapshots).map(done)
+        }
+        Control::ListVersions { slice, range } => {
+            check_version_range(&range)?;
+            brick.list_versions(slice, &range).map(Reply::Versions)
+        }
+        Control::EditVersions { slice, edits } => {
+            check_version_edits(&edits)?;
+            brick.edit_versions(slice, &edits).map(done)
+        }
+        Control::ReadVersion {
+            slice,
+            snapshot,
+            range,
+        } => {
+            check_limits(&SliceRequest::ReadVersion {
+                snapshot,
+                offset: range.0,
+                len: range.1,
+            })?;
+            let read = brick.read_version(slice, snapshot, range);
+            read.map(|data| Reply::Slice(SliceReply::Data(data)))
+        }
+        _ => Err(SliceError::Refused("it copies no versions".into())),
     }
 }
 

@@ -96,6 +96,7 @@ impl Manager {
             auto_promote: false,
             received: None,
             rollback: None,
+            late_adoptions: vec![],
             origin: Some(CloneOrigin {
                 volume: volume.clone(),
                 snapshot: snapshot.clone(),
@@ -229,7 +230,8 @@ impl Manager {
     ) -> Leg {
         let slice = SliceId((self.settings.new_id)());
         let mut took_part = cut.legs.iter().filter(|it| it.state == LegState::InSync);
-        let has_all = took_part.any(|it| it.slice == leg.slice);
+        let has_all =
+            snapshot.copies.contains(&leg.slice) || took_part.any(|it| it.slice == leg.slice);
         if has_all {
             let source = CloneSource {
                 origin: leg.slice,

@@ -18,6 +18,7 @@ use crate::placement::{BrickCandidate, OVERPROVISION_FACTOR};
 use crate::published::PublishedState;
 use crate::records::{BrickRecord, PendingDelete, VolumeRecord};
 use crate::slices::{SliceLocation, slice_locations};
+use crate::snapshot_copies::VersionCopies;
 use crate::snapshots::schedules::ScheduleTable;
 use crate::snapshots::{CutOrders, CutTimes, SnapshotState, SnapshotTable};
 use crate::store::{Store, StoreContents, StoreError};
@@ -212,6 +213,8 @@ pub(crate) struct ManagerState {
     pub snapshots: SnapshotTable,
     /// The schedules of snapshots.
     pub schedules: ScheduleTable,
+    /// The progress of copies of versions to legs that lack them.
+    pub version_copies: VersionCopies,
 }
 
 impl ManagerState {

@@ -220,6 +220,7 @@ impl Manager {
             holds: vec![],
             labels: request.labels.clone(),
             uncertain: true,
+            copies: vec![],
         };
         let mut writes = vec![
             StoreWrite::PutVolume(&record),

@@ -213,15 +213,18 @@ impl Manager {
         let Some(of) = book.snapshots.of(volume) else {
             return Ok(());
         };
-        let left: BTreeSet<SliceId> = slice_locations(left).map(|it| it.slice).collect();
-        let mut is_lost: BTreeMap<EpochNumber, bool> = BTreeMap::new();
+        let slices: BTreeSet<SliceId> = slice_locations(left).map(|it| it.slice).collect();
+        let mut is_lost: BTreeMap<(EpochNumber, &[SliceId]), bool> = BTreeMap::new();
         let mut count = 0;
         for record in of.live() {
             let look = || {
-                let layout = of.layout(record);
-                layout.is_some_and(|it| !it.is_readable_from(|slice| left.contains(&slice)))
+                let layout = of
+                    .layout(record)
+                    .map(|it| it.with_copies(left, &record.copies));
+                layout.is_some_and(|it| !it.is_readable_from(|slice| slices.contains(&slice)))
             };
-            count += usize::from(*is_lost.entry(record.layout).or_insert_with(look));
+            let key = (record.layout, &record.copies[..]);
+            count += usize::from(*is_lost.entry(key).or_insert_with(look));
         }
         match count {
             0 => Ok(()),
@@ -279,19 +282,10 @@ fn slices_to_drop(
     let (Some(record), Some(drop)) = (book.volumes.get(volume), &entry.drop) else {
         return vec![];
     };
-    let layout = book
-        .snapshots
-        .of(volume)
-        .and_then(|of| of.layout(&entry.record));
-    let took_part: BTreeSet<SliceId> = layout
-        .iter()
-        .flat_map(|layout| slice_locations(&layout.segments))
-        .map(|it| it.slice)
-        .collect();
-    // A client may have prepared it on legs that it got after the epoch was reserved.
-    let may_have = |slice: &SliceId| entry.record.uncertain || took_part.contains(slice);
+    // A client may have prepared it on legs that it got after the epoch was reserved, and legs that came later may have
+    // listed it. A brick ignores epochs that it does not have.
     slice_locations(&record.layout_state.layout.segments)
-        .filter(|it| may_have(&it.slice) && !drop.dropped.contains(&it.slice))
+        .filter(|it| !drop.dropped.contains(&it.slice))
         .map(|it| (it.brick, it.slice))
         .collect()
 }

@@ -8,7 +8,7 @@ use crate::snapshots::{
     SnapshotFault, SnapshotName, SnapshotRecord, SnapshotState, VolumeSnapshots,
 };
 use crate::wire::{ListSnapshots, SnapshotDetail, SnapshotInfo};
-use pagemesh_base::layout::{EpochNumber, SliceId, VolumeName};
+use pagemesh_base::layout::{EpochNumber, Leg, SliceId, VolumeName};
 use std::collections::BTreeSet;
 
 impl Manager {
@@ -59,11 +59,12 @@ impl Manager {
     ) -> Result<(SnapshotDetail, RecordTag), Fault> {
         let book = self.state();
         let record = live_snapshot(&book, volume, name)?;
-        let present = &book.volume(volume)?.layout_state.layout.segments;
-        let present: BTreeSet<SliceId> = slice_locations(present).map(|it| it.slice).collect();
+        let segments = &book.volume(volume)?.layout_state.layout.segments;
+        let present: BTreeSet<SliceId> = slice_locations(segments).map(|it| it.slice).collect();
         let no_such = || no_such_snapshot(volume, name);
         let of = book.snapshots.of(volume).ok_or_else(no_such)?;
         let layout = of.layout(record).ok_or_else(no_such)?;
+        let layout = layout.with_copies(segments, &record.copies);
         let layout = layout.for_readers(volume, record.epoch, |slice| present.contains(&slice));
         let detail = SnapshotDetail {
             info: snapshot_info(&book, (volume, of), record),
@@ -139,6 +140,25 @@ fn take_page(
     (page, matching.next().is_some())
 }
 
+/// The copies of the volume that lack the snapshot, or parts of it.
+fn count_missing_copies(
+    book: &ManagerState,
+    (volume, of): (&VolumeName, &VolumeSnapshots),
+    record: &SnapshotRecord,
+) -> usize {
+    let (Some(present), Some(layout)) = (book.volumes.get(volume), of.layout(record)) else {
+        return 0;
+    };
+    let present = &present.layout_state.layout.segments;
+    let columns = present.iter().zip(&layout.segments);
+    let columns = columns.flat_map(|(now, _)| &now.columns);
+    let lacks = |leg: &&Leg| {
+        !leg.asynchronous && !record.copies.contains(&leg.slice) && !layout.has_all(leg.slice)
+    };
+    let missing = columns.map(|column| column.legs.iter().filter(lacks).count());
+    missing.max().unwrap_or(0)
+}
+
 /// A snapshot in a list.
 pub(crate) fn snapshot_info(
     book: &ManagerState,
@@ -160,5 +180,6 @@ pub(crate) fn snapshot_info(
         labels: record.labels.clone(),
         made_by: record.made_by.clone(),
         clones: book.volumes.clones_of(volume, record.epoch),
+        missing_copies: count_missing_copies(book, (volume, of), record),
     }
 }

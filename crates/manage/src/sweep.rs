@@ -56,6 +56,13 @@ impl BrickConnections<'_> {
     }
 }
 
+impl BrickConnections<'_> {
+    /// A connection that [`BrickConnections::get`] has opened.
+    pub(crate) fn opened(&self, brick: BrickId) -> Option<&dyn BrickControl> {
+        self.connections.get(&brick).map(AsRef::as_ref)
+    }
+}
+
 /// The state that a failed attempt to create a slice may have left.
 enum LeftoverSlice {
     /// No slice of this attempt: the brick received no request, or the slice belongs to another
@@ -235,7 +242,7 @@ impl Manager {
     }
 
     /// One sweep: notes expired tokens, reports the bricks that died or returned, and retries the
-    /// pending deletes of slices and snapshots.
+    /// pending deletes of slices and snapshots, and copies versions of snapshots to legs that lack them.
     pub fn sweep(&self) {
         self.store_expired_tokens();
         self.forget_expired_answers();
@@ -244,6 +251,7 @@ impl Manager {
         let pending = self.next_pending_deletes();
         self.delete_slices(&pending);
         self.drop_snapshots(None);
+        self.copy_missing_versions();
     }
 
     /// The pending deletes that can be tried now. Each sweep starts after the last slice of the

@@ -617,6 +617,7 @@ fn fuzz_store_record() {
         }),
         received: Some(EpochNumber(2)),
         rollback: Some(rollback()),
+        late_adoptions: vec![],
     };
     let pending = PendingDelete {
         brick: BRICK,

@@ -34,6 +34,7 @@ fn info() -> SnapshotInfo {
         labels: vec!["nightly".into()],
         made_by: "cluster key".into(),
         clones: vec!["c".parse().expect("a name")],
+        missing_copies: 1,
     }
 }
 
@@ -50,6 +51,7 @@ fn record() -> SnapshotRecord {
         holds: info.holds,
         labels: info.labels,
         uncertain: true,
+        copies: vec![],
     }
 }
 

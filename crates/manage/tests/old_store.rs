@@ -87,6 +87,7 @@ fn volume() -> VolumeRecord {
         origin: None,
         received: None,
         rollback: None,
+        late_adoptions: vec![],
     }
 }
 

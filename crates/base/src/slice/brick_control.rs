@@ -1,6 +1,8 @@
 //! A manager's calls to a brick.
 
-use super::{BrickStatus, SeenPagesList, SliceError, SliceInfo};
+use super::{
+    BrickStatus, SeenPagesList, SliceError, SliceInfo, VersionEdits, VersionList, VersionRange,
+};
 use crate::ids::{Epoch, PageNo};
 use crate::layout::SliceId;
 
@@ -37,6 +39,14 @@ pub struct CloneSource {
 pub const SNAPSHOTS_UNKNOWN: &str = "the brick does not know snapshots; upgrade it first";
 /// The refusal of a brick of an earlier release, for a clone.
 pub const CLONES_UNKNOWN: &str = "the brick does not know clones; upgrade it first";
+
+/// The refusal of a brick of an earlier release, for a copy of versions.
+pub const VERSION_COPIES_UNKNOWN: &str =
+    "the brick does not know copies of snapshots to other legs; upgrade it first";
+
+fn version_copies_unknown() -> SliceError {
+    SliceError::Refused(VERSION_COPIES_UNKNOWN.into())
+}
 
 /// A manager's calls to a brick. They block for a bounded time.
 pub trait BrickControl: Send + Sync {
@@ -125,6 +135,53 @@ pub trait BrickControl: Send + Sync {
     fn promote_clone(&self, slice: SliceId) -> Result<CloneProgress, SliceError> {
         let _ = slice;
         Err(SliceError::Refused(CLONES_UNKNOWN.into()))
+    }
+
+    /// Lists further snapshots of a slice, which it lacked because it was away. It keeps versions for them from now on. Durable
+    /// when it returns. At most [`DROPPED_SNAPSHOTS_MAX`](super::DROPPED_SNAPSHOTS_MAX).
+    ///
+    /// # Errors
+    /// When the slice does not exist, the pool is full, or the brick does not know such copies.
+    fn adopt_snapshots(&self, slice: SliceId, adopted: &[Epoch]) -> Result<(), SliceError> {
+        let _ = (slice, adopted);
+        Err(version_copies_unknown())
+    }
+
+    /// The versions of a range that died below an epoch of the slice.
+    ///
+    /// # Errors
+    /// When the slice does not exist or has an older epoch, or the brick does not know such copies.
+    fn list_versions(
+        &self,
+        slice: SliceId,
+        range: &VersionRange,
+    ) -> Result<VersionList, SliceError> {
+        let _ = (slice, range);
+        Err(version_copies_unknown())
+    }
+
+    /// Edits the versions of one leaf. Durable when it returns.
+    ///
+    /// # Errors
+    /// When the slice does not exist, its versions must be listed again, the pool is full, or the brick does not know such
+    /// copies. Then some edits may be made.
+    fn edit_versions(&self, slice: SliceId, edits: &VersionEdits) -> Result<(), SliceError> {
+        let _ = (slice, edits);
+        Err(version_copies_unknown())
+    }
+
+    /// The bytes of a range as a snapshot sees them, at most [`SLICE_IO_BYTES_MAX`](super::SLICE_IO_BYTES_MAX).
+    ///
+    /// # Errors
+    /// When there is no such slice or snapshot, a page is damaged, or the brick does not know such copies.
+    fn read_version(
+        &self,
+        slice: SliceId,
+        snapshot: Epoch,
+        (offset, len): (u64, u32),
+    ) -> Result<Vec<u8>, SliceError> {
+        let _ = (slice, snapshot, offset, len);
+        Err(version_copies_unknown())
     }
 
     /// Counts pages of a slice by the snapshots that see them, from a page on, in a bounded time.

@@ -10,7 +10,8 @@ use pagemesh_base::layout::SliceId;
 use pagemesh_base::poison::lock;
 use pagemesh_base::slice::{
     BrickControl, BrickStatus, CloneProgress, CloneSource, DROPPED_SNAPSHOTS_MAX, LIST_ENTRIES_MAX,
-    SEEN_RUNS_MAX, SeenPagesList, SliceError, SliceInfo, SliceReply, SliceRequest,
+    SEEN_RUNS_MAX, SeenPagesList, SliceError, SliceInfo, SliceReply, SliceRequest, VersionEdits,
+    VersionList, VersionRange,
 };
 use pagemesh_pmem::Media;
 use pagemesh_store::pool::{ObjectError, Pool};
@@ -300,6 +301,43 @@ impl<M: Media + Send + Sync> BrickControl for Brick<M> {
                 from.0,
                 counted.runs.len()
             ))),
+        }
+    }
+
+    fn adopt_snapshots(&self, slice: SliceId, adopted: &[Epoch]) -> Result<(), SliceError> {
+        let result = self.retry_while_stuck(|pool| pool.adopt_snapshots(slice, adopted));
+        result.map_err(|cause| self.report_error(cause))
+    }
+
+    fn list_versions(
+        &self,
+        slice: SliceId,
+        range: &VersionRange,
+    ) -> Result<VersionList, SliceError> {
+        let listed = self.retry_while_stuck(|pool| pool.list_versions(slice, range));
+        listed.map_err(|cause| self.report_error(cause))
+    }
+
+    fn edit_versions(&self, slice: SliceId, edits: &VersionEdits) -> Result<(), SliceError> {
+        let edited = self.retry_while_stuck(|pool| pool.edit_versions(slice, edits));
+        self.mapping.control().ring_doorbell();
+        edited.map_err(|cause| self.report_error(cause))
+    }
+
+    fn read_version(
+        &self,
+        slice: SliceId,
+        snapshot: Epoch,
+        (offset, len): (u64, u32),
+    ) -> Result<Vec<u8>, SliceError> {
+        let request = SliceRequest::ReadVersion {
+            snapshot,
+            offset,
+            len,
+        };
+        match self.read_snapshot(slice, &request)? {
+            SliceReply::Data(data) => Ok(data),
+            _ => Err(SliceError::Refused("the read has no data".into())),
         }
     }
 

@@ -1,12 +1,16 @@
 //! Bodies of requests that have several parts; the table of [`request`](super::request) shows them.
 
+use super::EDIT_BYTES;
 use super::fields::FieldReader;
 use super::request::Control;
 use super::{BIRTH_BYTES, Header, ID_BYTES, MalformedMessage, PART_BYTES};
 use bytes::Bytes;
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
-use pagemesh_base::slice::{COPY_PAGES_MAX, CloneSource, SliceRequest, Stamp, TransactionPart};
+use pagemesh_base::slice::{
+    COPY_PAGES_MAX, CloneSource, SliceRequest, Stamp, TransactionPart, VERSION_EDITS_MAX,
+    VersionEdit, VersionEdits,
+};
 use pagemesh_base::space::TRANSACTION_PAGES_MAX;
 use pagemesh_base::units::PAGE_BYTES;
 use uuid::Uuid;
@@ -19,18 +23,66 @@ pub(super) fn encode_dropped(slice: SliceId, snapshots: &[Epoch]) -> Bytes {
     body.into()
 }
 
-pub(super) fn decode_dropped(header: &Header, body: &Bytes) -> Result<Control, MalformedMessage> {
-    let cut = || header.malformed("the snapshots of a drop do not fill its body");
+/// A slice and a list of epochs.
+pub(super) fn decode_epochs(
+    header: &Header,
+    body: &Bytes,
+) -> Result<(SliceId, Vec<Epoch>), MalformedMessage> {
+    let cut = || header.malformed("the snapshots of a request do not fill its body");
     let (slice, rest) = body.split_first_chunk::<ID_BYTES>().ok_or_else(cut)?;
     let (words, left) = rest.as_chunks();
     if !left.is_empty() || words.is_empty() || words.len() as u64 != header.len {
         return Err(cut());
     }
     let snapshots = words.iter().map(|it| Epoch(u32::from_le_bytes(*it)));
-    Ok(Control::DropSnapshots {
-        slice: SliceId(Uuid::from_bytes(*slice)),
-        snapshots: snapshots.collect(),
-    })
+    Ok((SliceId(Uuid::from_bytes(*slice)), snapshots.collect()))
+}
+
+pub(super) fn encode_edits(slice: SliceId, edits: &VersionEdits) -> Bytes {
+    let mut body = slice.0.as_bytes().to_vec();
+    body.extend_from_slice(&edits.data);
+    for edit in &edits.edits {
+        body.extend_from_slice(&edit.page.0.to_le_bytes());
+        body.extend_from_slice(&edit.birth.0.to_le_bytes());
+        for death in [edit.from, edit.to] {
+            body.extend_from_slice(&death.map_or(0, |it| it.0).to_le_bytes());
+        }
+        body.extend_from_slice(&[0; 4]);
+    }
+    body.into()
+}
+
+/// Edits of versions. Their pages are not copied from the body.
+pub(super) fn decode_edits(header: &Header, mut body: Bytes) -> Result<Control, MalformedMessage> {
+    let cut = || header.malformed("the edits of versions do not fill their body");
+    let count = usize::try_from(header.len).unwrap_or(usize::MAX);
+    if !(1..=VERSION_EDITS_MAX).contains(&count) || body.len() < ID_BYTES {
+        return Err(cut());
+    }
+    let slice = Uuid::from_slice(&body.split_to(ID_BYTES)).map_err(|_| cut())?;
+    let at = body.len().checked_sub(count * EDIT_BYTES).ok_or_else(cut)?;
+    let table = body.split_off(at);
+    let fields = FieldReader::new(&table);
+    let edits = fields.list(version_edit).ok_or_else(cut)?;
+    let added = edits.iter().filter(|edit| edit.from.is_none()).count();
+    if body.len() != added * PAGE_BYTES {
+        return Err(cut());
+    }
+    let below = Epoch(header.epoch);
+    let slice = SliceId(slice);
+    let data = body;
+    let edits = VersionEdits { below, edits, data };
+    Ok(Control::EditVersions { slice, edits })
+}
+
+fn version_edit(fields: &mut FieldReader<'_>) -> Option<VersionEdit> {
+    let edit = VersionEdit {
+        page: PageNo(fields.u64()?),
+        birth: Epoch(fields.u32()?),
+        from: Some(Epoch(fields.u32()?)).filter(|it| it.0 > 0),
+        to: Some(Epoch(fields.u32()?)).filter(|it| it.0 > 0),
+    };
+    (fields.u32()? == 0).then_some(edit)
 }
 
 pub(super) fn decode_clone(header: &Header, body: &Bytes) -> Result<Control, MalformedMessage> {

@@ -3,7 +3,7 @@
 use super::MessageKind;
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
-use pagemesh_base::slice::CloneSource;
+use pagemesh_base::slice::{CloneSource, VersionEdits, VersionRange};
 
 /// A manager's call to the brick.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,6 +76,36 @@ pub enum Control {
         /// The first page.
         from: PageNo,
     },
+    /// List further snapshots of a slice.
+    AdoptSnapshots {
+        /// The slice.
+        slice: SliceId,
+        /// At least one, at most [`DROPPED_SNAPSHOTS_MAX`](pagemesh_base::slice::DROPPED_SNAPSHOTS_MAX).
+        snapshots: Vec<Epoch>,
+    },
+    /// List versions of pages.
+    ListVersions {
+        /// The slice.
+        slice: SliceId,
+        /// The versions.
+        range: VersionRange,
+    },
+    /// Edit versions of pages.
+    EditVersions {
+        /// The slice.
+        slice: SliceId,
+        /// The edits.
+        edits: VersionEdits,
+    },
+    /// Read bytes as a snapshot sees them.
+    ReadVersion {
+        /// The slice.
+        slice: SliceId,
+        /// The snapshot.
+        snapshot: Epoch,
+        /// The first byte, and bytes.
+        range: (u64, u32),
+    },
 }
 
 impl Control {
@@ -92,6 +122,10 @@ impl Control {
             Control::CreateClone { .. } => MessageKind::CreateClone,
             Control::PromoteClone { .. } => MessageKind::PromoteClone,
             Control::CountSeenPages { .. } => MessageKind::CountSeenPages,
+            Control::AdoptSnapshots { .. } => MessageKind::AdoptSnapshots,
+            Control::ListVersions { .. } => MessageKind::ListVersions,
+            Control::EditVersions { .. } => MessageKind::EditVersions,
+            Control::ReadVersion { .. } => MessageKind::ControlReadVersion,
         }
     }
 }

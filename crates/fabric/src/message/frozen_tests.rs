@@ -330,6 +330,59 @@ fn every_clone_message_has_its_frozen_bytes() {
 }
 
 #[test]
+fn every_message_of_version_copies_has_its_frozen_bytes() {
+    let (slice, snapshot) = (slice(), Epoch(0x0a0b_0c0d));
+    let edit = |from, to| VersionEdit {
+        page: PageNo(0x3132),
+        birth: Epoch(0x0102_0304),
+        from,
+        to,
+    };
+    let edits = VersionEdits {
+        below: Epoch(0x1112_1314),
+        edits: vec![edit(None, Some(snapshot)), edit(Some(snapshot), None)],
+        data: vec![5; PAGE_BYTES].into(),
+    };
+    let range = VersionRange {
+        below: Epoch(0x1112_1314),
+        snapshots: vec![Epoch(3), snapshot],
+        from: PageNo(0x3132),
+    };
+    let control = [
+        Control::AdoptSnapshots {
+            slice,
+            snapshots: vec![Epoch(3), snapshot],
+        },
+        Control::ListVersions { slice, range },
+        Control::EditVersions { slice, edits },
+        Control::ReadVersion {
+            slice,
+            snapshot,
+            range: (0x3132_3334_0000, 0x5152),
+        },
+    ];
+    let version = PageVersion {
+        page: PageNo(0x3132),
+        birth: Epoch(3),
+        death: Epoch(4),
+    };
+    let list = VersionList {
+        versions: vec![version],
+        next: Some(PageNo(0x4142)),
+    };
+    let done = || Ok(Reply::Slice(SliceReply::Done));
+    let data = SliceReply::Data(b"data".to_vec());
+    let answers = vec![
+        (MessageKind::AdoptSnapshots, done()),
+        (MessageKind::ListVersions, Ok(Reply::Versions(list))),
+        (MessageKind::EditVersions, done()),
+        (MessageKind::ControlReadVersion, Ok(Reply::Slice(data))),
+    ];
+    let lines = lines(control.map(Request::Control).to_vec(), answers);
+    check_frozen("protocol-2-version-copies.txt", &lines);
+}
+
+#[test]
 fn every_space_message_has_its_frozen_bytes() {
     let slice = slice();
     let from = PageNo(0x0506);

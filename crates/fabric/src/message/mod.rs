@@ -34,8 +34,12 @@ mod control;
 pub(crate) mod fields;
 
 use pagemesh_base::checksum::crc32c;
-use pagemesh_base::slice::{DROPPED_SNAPSHOTS_MAX, LIST_ENTRIES_MAX, SEEN_RUNS_MAX, ServiceTime};
+use pagemesh_base::slice::{
+    DROPPED_SNAPSHOTS_MAX, LIST_ENTRIES_MAX, LISTED_SNAPSHOTS_MAX, SEEN_RUNS_MAX, ServiceTime,
+    VERSION_EDITS_MAX,
+};
 use pagemesh_base::space::EXTENTS_MAX;
+use pagemesh_base::units::PAGE_BYTES;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute, transmute_ref};
 
@@ -70,6 +74,8 @@ const EXTENT_BYTES: usize = 8;
 const CHECKSUM_BYTES: usize = 4;
 pub(crate) const BIRTH_BYTES: usize = 4;
 const RUN_BYTES: usize = 16;
+const VERSION_BYTES: usize = 16;
+pub(crate) const EDIT_BYTES: usize = 24;
 const IN_FLIGHT_BYTES: usize = 24;
 const INFO_BYTES: usize = 32;
 /// Bytes of the progress of a clone.
@@ -184,13 +190,21 @@ pub enum MessageKind {
     CreateClone = 40,
     /// Copy the pages that a clone shares.
     PromoteClone = 41,
+    /// List further snapshots of a slice.
+    AdoptSnapshots = 42,
+    /// List versions of pages.
+    ListVersions = 43,
+    /// Edit versions of pages.
+    EditVersions = 44,
+    /// Read bytes of a slice as a snapshot sees them.
+    ControlReadVersion = 45,
     /// Count pages by the snapshots that see them.
     CountSeenPages = 46,
 }
 
 impl MessageKind {
     /// Every kind.
-    pub const ALL: [MessageKind; 30] = [
+    pub const ALL: [MessageKind; 34] = [
         MessageKind::Read,
         MessageKind::Write,
         MessageKind::Clear,
@@ -220,6 +234,10 @@ impl MessageKind {
         MessageKind::Snapshots,
         MessageKind::CreateClone,
         MessageKind::PromoteClone,
+        MessageKind::AdoptSnapshots,
+        MessageKind::ListVersions,
+        MessageKind::EditVersions,
+        MessageKind::ControlReadVersion,
         MessageKind::CountSeenPages,
     ];
 
@@ -259,6 +277,10 @@ impl MessageKind {
             39 => MessageKind::Snapshots,
             40 => MessageKind::CreateClone,
             41 => MessageKind::PromoteClone,
+            42 => MessageKind::AdoptSnapshots,
+            43 => MessageKind::ListVersions,
+            44 => MessageKind::EditVersions,
+            45 => MessageKind::ControlReadVersion,
             46 => MessageKind::CountSeenPages,
             _ => return None,
         })
@@ -276,23 +298,33 @@ impl MessageKind {
             | MessageKind::List
             | MessageKind::ControlPrepareSnapshot
             | MessageKind::Snapshots
-            | MessageKind::PromoteClone
-            | MessageKind::CountSeenPages => ID_BYTES as u32,
+            | MessageKind::ControlReadVersion
+            | MessageKind::CountSeenPages
+            | MessageKind::PromoteClone => ID_BYTES as u32,
             MessageKind::CreateClone => 2 * ID_BYTES as u32,
-            MessageKind::DropSnapshots => (ID_BYTES + DROPPED_SNAPSHOTS_MAX * BIRTH_BYTES) as u32,
+            MessageKind::DropSnapshots | MessageKind::AdoptSnapshots => {
+                (ID_BYTES + DROPPED_SNAPSHOTS_MAX * BIRTH_BYTES) as u32
+            }
+            MessageKind::ListVersions => (ID_BYTES + LISTED_SNAPSHOTS_MAX * BIRTH_BYTES) as u32,
+            MessageKind::EditVersions => {
+                (ID_BYTES + VERSION_EDITS_MAX * (EDIT_BYTES + PAGE_BYTES)) as u32
+            }
             _ => 0,
         }
     }
 
     const fn reply_bytes_max(self) -> u32 {
         let listed = match self {
-            MessageKind::Read | MessageKind::ReadVersion => return BODY_BYTES_MAX,
+            MessageKind::Read | MessageKind::ReadVersion | MessageKind::ControlReadVersion => {
+                return BODY_BYTES_MAX;
+            }
             MessageKind::Extents | MessageKind::VersionExtents | MessageKind::VersionChanges => {
                 EXTENTS_MAX * EXTENT_BYTES
             }
             MessageKind::Checksums => LIST_ENTRIES_MAX * CHECKSUM_BYTES,
             MessageKind::Births | MessageKind::Snapshots => LIST_ENTRIES_MAX * BIRTH_BYTES,
             MessageKind::Dirty => LIST_ENTRIES_MAX * RUN_BYTES,
+            MessageKind::ListVersions => LIST_ENTRIES_MAX * VERSION_BYTES,
             MessageKind::InFlight => LIST_ENTRIES_MAX * IN_FLIGHT_BYTES,
             MessageKind::List => LIST_ENTRIES_MAX * INFO_BYTES,
             MessageKind::CreateClone | MessageKind::PromoteClone => PROGRESS_BYTES,

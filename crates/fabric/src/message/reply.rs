@@ -43,8 +43,8 @@ use bytes::Bytes;
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::{BrickId, SliceId};
 use pagemesh_base::slice::{
-    BrickStatus, CloneProgress, InFlightOp, PageRun, SeenPages, SeenPagesList, SliceError,
-    SliceInfo, SliceReply, SliceRequest,
+    BrickStatus, CloneProgress, InFlightOp, PageRun, PageVersion, SeenPages, SeenPagesList,
+    SliceError, SliceInfo, SliceReply, SliceRequest, VersionList,
 };
 use pagemesh_base::space::Extent;
 use uuid::Uuid;
@@ -84,6 +84,8 @@ pub enum Reply {
         /// Whether there are more after the last.
         more: bool,
     },
+    /// To list versions.
+    Versions(VersionList),
     /// To create clone and promote clone.
     Progress(CloneProgress),
     /// To count seen pages.
@@ -151,8 +153,19 @@ fn encode_reply(
             (header.handle, header.len) = (attached.handle, attached.size_bytes);
             Bytes::new()
         }
-        (MessageKind::Read | MessageKind::ReadVersion, Reply::Slice(SliceReply::Data(data))) => {
-            data.into()
+        (
+            MessageKind::Read | MessageKind::ReadVersion | MessageKind::ControlReadVersion,
+            Reply::Slice(SliceReply::Data(data)),
+        ) => data.into(),
+        (MessageKind::ListVersions, Reply::Versions(VersionList { versions, next })) => {
+            if let Some(page) = next {
+                (header.flags, header.offset) = (FLAG_MORE, page.0);
+            }
+            list(&versions, |version, body| {
+                put(body, version.page.0);
+                put_epoch(&version.birth, body);
+                put_epoch(&version.death, body);
+            })
         }
         (
             MessageKind::Extents | MessageKind::VersionExtents | MessageKind::VersionChanges,
@@ -232,6 +245,8 @@ fn is_answered_by_done(kind: MessageKind) -> bool {
             | MessageKind::PrepareSnapshot
             | MessageKind::ControlPrepareSnapshot
             | MessageKind::DropSnapshots
+            | MessageKind::AdoptSnapshots
+            | MessageKind::EditVersions
     )
 }
 
@@ -339,6 +354,9 @@ fn set_used_fields(header: &mut Header, answer: &Answer) {
             Reply::Slice(SliceReply::Dirty {
                 next: Some(page), ..
             })
+            | Reply::Versions(VersionList {
+                next: Some(page), ..
+            })
             | Reply::SeenPages(SeenPagesList {
                 next: Some(page), ..
             }),
@@ -390,7 +408,9 @@ fn decode_reply(header: &Header, body: Vec<u8>) -> Result<Reply, MalformedMessag
     let cut = || header.malformed("the last entry of a list is cut");
     let fields = FieldReader::new(&body);
     Ok(Reply::Slice(match header.kind {
-        MessageKind::Read | MessageKind::ReadVersion => SliceReply::Data(body),
+        MessageKind::Read | MessageKind::ReadVersion | MessageKind::ControlReadVersion => {
+            SliceReply::Data(body)
+        }
         MessageKind::Extents | MessageKind::VersionExtents | MessageKind::VersionChanges => {
             SliceReply::Extents(fields.list(extent).ok_or_else(cut)?)
         }
@@ -422,6 +442,11 @@ fn decode_reply(header: &Header, body: Vec<u8>) -> Result<Reply, MalformedMessag
         MessageKind::Status => {
             let status = status(fields).ok_or_else(|| header.malformed("a status that is cut"))?;
             return Ok(Reply::Status(status));
+        }
+        MessageKind::ListVersions => {
+            let versions = fields.list(version).ok_or_else(cut)?;
+            let next = more.then_some(PageNo(header.offset));
+            return Ok(Reply::Versions(VersionList { versions, next }));
         }
         MessageKind::Snapshots => {
             let snapshots = fields.list(|fields| fields.u32().map(Epoch));
@@ -465,6 +490,14 @@ fn run(fields: &mut FieldReader<'_>) -> Option<PageRun> {
     Some(PageRun {
         page: PageNo(fields.u64()?),
         count: fields.u64()?,
+    })
+}
+
+fn version(fields: &mut FieldReader<'_>) -> Option<PageVersion> {
+    Some(PageVersion {
+        page: PageNo(fields.u64()?),
+        birth: Epoch(fields.u32()?),
+        death: Epoch(fields.u32()?),
     })
 }
 

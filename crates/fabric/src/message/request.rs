@@ -25,7 +25,11 @@
 //! | 39 snapshots | | | | epoch: the last snapshot of the previous answer, or 0 | slice |
 //! | 40 create clone | | | bytes | epoch: the snapshot | slice; the slice of the snapshot |
 //! | 41 promote clone | | | | | slice |
+//! | 42 adopt snapshots | | | count | | slice; per snapshot 4: its epoch |
+//! | 43 list versions | | page | count | epoch: only deaths below | slice; per snapshot 4: its epoch |
+//! | 44 edit versions | | | edits | epoch: only deaths below | slice; the pages that are added; the edits, see below |
 //! | 46 count seen pages | | page | | | slice |
+//! | 45 read version | | byte | bytes | epoch: the snapshot | slice |
 //!
 //! A write, a clear or a transaction with the flag *durable* is answered after a flush that covers it.
 //!
@@ -42,9 +46,13 @@
 //! 12  action  4   1 write, 2 clear
 //! ```
 
+//!
+//! An edit of a version has 24 bytes: page 8, birth 4, the death that it has or 0 to add it 4, the death that it gets or 0 to remove
+//! it 4, zero 4.
+
 use super::bodies::{
-    decode_clone, decode_copy, decode_dropped, decode_parts, encode_copy, encode_dropped,
-    encode_parts,
+    decode_clone, decode_copy, decode_edits, decode_epochs, decode_parts, encode_copy,
+    encode_dropped, encode_edits, encode_parts,
 };
 pub use super::control::Control;
 use super::{Direction, FLAG_DURABLE, HINT_SHIFT, Header, ID_BYTES, MalformedMessage, MessageKind};
@@ -53,10 +61,12 @@ use bytes::Bytes;
 use pagemesh_base::ids::{EPOCH_MAX, Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{
-    COPY_PAGES_MAX, DROPPED_SNAPSHOTS_MAX, LIST_ENTRIES_MAX, SLICE_IO_BYTES_MAX, SliceError,
-    SliceRequest, Stamp, check_parts,
+    COPY_PAGES_MAX, DROPPED_SNAPSHOTS_MAX, LIST_ENTRIES_MAX, LISTED_SNAPSHOTS_MAX,
+    SLICE_IO_BYTES_MAX, SliceError, SliceRequest, Stamp, VERSION_EDITS_MAX, VersionEdits,
+    VersionRange, check_parts,
 };
 use pagemesh_base::tier_hint::TierHint;
+use pagemesh_base::units::PAGE_BYTES;
 use uuid::Uuid;
 
 /// A client's request to a brick.
@@ -170,15 +180,24 @@ impl Request {
                 | Control::Delete { slice }
                 | Control::PrepareSnapshot { slice, .. }
                 | Control::Snapshots { slice, .. }
-                | Control::PromoteClone { slice }
-                | Control::CountSeenPages { slice, .. } => id(slice),
+                | Control::CountSeenPages { slice, .. }
+                | Control::ReadVersion { slice, .. }
+                | Control::PromoteClone { slice } => id(slice),
                 Control::CreateClone { slice, source, .. } => {
                     [id(slice), id(source.origin)].concat().into()
                 }
                 Control::DropSnapshots {
                     slice,
                     ref snapshots,
+                }
+                | Control::AdoptSnapshots {
+                    slice,
+                    ref snapshots,
                 } => encode_dropped(slice, snapshots),
+                Control::ListVersions { slice, ref range } => {
+                    encode_dropped(slice, &range.snapshots)
+                }
+                Control::EditVersions { slice, ref edits } => encode_edits(slice, edits),
                 Control::List { after } => after.map(id).unwrap_or_default(),
                 Control::Status => Bytes::new(),
             },
@@ -206,8 +225,24 @@ impl Request {
             Request::Control(Control::CreateClone {
                 source, size_bytes, ..
             }) => (header.epoch, header.len) = (source.snapshot.0, *size_bytes),
-            Request::Control(Control::DropSnapshots { snapshots, .. }) => {
+            Request::Control(
+                Control::DropSnapshots { snapshots, .. }
+                | Control::AdoptSnapshots { snapshots, .. },
+            ) => {
                 header.len = snapshots.len() as u64;
+            }
+            Request::Control(Control::ListVersions { range, .. }) => {
+                (header.offset, header.epoch) = (range.from.0, range.below.0);
+                header.len = range.snapshots.len() as u64;
+            }
+            Request::Control(Control::EditVersions { edits, .. }) => {
+                (header.epoch, header.len) = (edits.below.0, edits.edits.len() as u64);
+            }
+            Request::Control(Control::ReadVersion {
+                snapshot, range, ..
+            }) => {
+                (header.offset, header.len) = (range.0, u64::from(range.1));
+                header.epoch = snapshot.0;
             }
             Request::Control(Control::CountSeenPages { from, .. }) => header.offset = from.0,
             Request::Control(_) => {}
@@ -249,7 +284,15 @@ impl Request {
                 slice: named()?,
                 snapshot: Epoch(header.epoch),
             }),
-            MessageKind::DropSnapshots => Request::Control(decode_dropped(header, &body)?),
+            MessageKind::DropSnapshots
+            | MessageKind::AdoptSnapshots
+            | MessageKind::ListVersions => Request::Control(decode_listed(header, &body)?),
+            MessageKind::EditVersions => Request::Control(decode_edits(header, body)?),
+            MessageKind::ControlReadVersion => Request::Control(Control::ReadVersion {
+                slice: named()?,
+                snapshot: Epoch(header.epoch),
+                range: (header.offset, small_len(header)?),
+            }),
             MessageKind::CreateClone => Request::Control(decode_clone(header, &body)?),
             MessageKind::PromoteClone => {
                 Request::Control(Control::PromoteClone { slice: named()? })
@@ -274,7 +317,10 @@ impl Request {
             | MessageKind::Write
             | MessageKind::Transact
             | MessageKind::Copy
-            | MessageKind::DropSnapshots => header.body_len,
+            | MessageKind::DropSnapshots
+            | MessageKind::AdoptSnapshots
+            | MessageKind::ListVersions
+            | MessageKind::EditVersions => header.body_len,
             kind => kind.request_bytes_max(),
         };
         match exact == header.without_body_crc() {
@@ -282,6 +328,23 @@ impl Request {
             false => Err(header.malformed("an unused field is not zero")),
         }
     }
+}
+
+/// A request with a slice and a list of snapshots.
+fn decode_listed(header: &Header, body: &Bytes) -> Result<Control, MalformedMessage> {
+    let (slice, snapshots) = decode_epochs(header, body)?;
+    Ok(match header.kind {
+        MessageKind::DropSnapshots => Control::DropSnapshots { slice, snapshots },
+        MessageKind::AdoptSnapshots => Control::AdoptSnapshots { slice, snapshots },
+        _ => Control::ListVersions {
+            slice,
+            range: VersionRange {
+                below: Epoch(header.epoch),
+                snapshots,
+                from: PageNo(header.offset),
+            },
+        },
+    })
 }
 
 const _: () = assert!(ID_BYTES == size_of::<Uuid>());
@@ -328,6 +391,41 @@ pub fn check_limits(request: &SliceRequest) -> Result<(), SliceError> {
             "{asked} {what}; the most is {max}"
         ))),
     }
+}
+
+/// Checks the number of snapshots of a list of versions. Both ends check.
+///
+/// # Errors
+/// [`SliceError::OutOfRange`] with the limit.
+pub fn check_version_range(range: &VersionRange) -> Result<(), SliceError> {
+    match (1..=LISTED_SNAPSHOTS_MAX).contains(&range.snapshots.len()) {
+        true => Ok(()),
+        false => Err(SliceError::OutOfRange(format!(
+            "versions of {} snapshots at once; list those of 1 to {LISTED_SNAPSHOTS_MAX}",
+            range.snapshots.len()
+        ))),
+    }
+}
+
+/// Checks the number of edits of versions, and the bytes of their pages. Both ends check.
+///
+/// # Errors
+/// [`SliceError::OutOfRange`] with the limit.
+pub fn check_version_edits(edits: &VersionEdits) -> Result<(), SliceError> {
+    let added = edits
+        .edits
+        .iter()
+        .filter(|edit| edit.from.is_none())
+        .count();
+    let is_sound = (1..=VERSION_EDITS_MAX).contains(&edits.edits.len())
+        && edits.data.len() == added * PAGE_BYTES;
+    is_sound.then_some(()).ok_or_else(|| {
+        SliceError::OutOfRange(format!(
+            "{} edits of versions with {} bytes; send 1 to {VERSION_EDITS_MAX}, with a page for each added one",
+            edits.edits.len(),
+            edits.data.len()
+        ))
+    })
 }
 
 /// Checks the number of snapshots that one call drops. Both ends check.

@@ -163,7 +163,50 @@ fn requests() -> impl Strategy<Value = Request> {
                 slice,
                 from: PageNo(page),
             }),
+            version_copies(),
         ].prop_map(Request::Control),
+    ]
+}
+
+fn version_copies() -> impl Strategy<Value = Control> {
+    let epochs = || prop::collection::vec(any::<u32>().prop_map(Epoch), 1..20);
+    let death = || prop::option::of((1u32..).prop_map(Epoch));
+    let edit =
+        (any::<(u64, u32)>(), death(), death()).prop_map(|((page, birth), from, to)| VersionEdit {
+            page: PageNo(page),
+            birth: Epoch(birth),
+            from,
+            to,
+        });
+    prop_oneof![
+        (slices(), epochs())
+            .prop_map(|(slice, snapshots)| Control::AdoptSnapshots { slice, snapshots }),
+        (slices(), epochs(), any::<(u32, u64)>()).prop_map(|(slice, snapshots, (below, from))| {
+            let range = VersionRange {
+                below: Epoch(below),
+                snapshots,
+                from: PageNo(from),
+            };
+            Control::ListVersions { slice, range }
+        }),
+        (slices(), prop::collection::vec(edit, 1..5), any::<u32>()).prop_map(
+            |(slice, edits, below)| {
+                let added = edits.iter().filter(|edit| edit.from.is_none()).count();
+                let edits = VersionEdits {
+                    below: Epoch(below),
+                    edits,
+                    data: vec![7; added * PAGE_BYTES].into(),
+                };
+                Control::EditVersions { slice, edits }
+            }
+        ),
+        (slices(), any::<(u32, u64, u32)>()).prop_map(|(slice, (snapshot, offset, len))| {
+            Control::ReadVersion {
+                slice,
+                snapshot: Epoch(snapshot),
+                range: (offset, len),
+            }
+        }),
     ]
 }
 
@@ -265,6 +308,19 @@ fn answers() -> impl Strategy<Value = (MessageKind, Answer)> {
             };
             (kind, Ok(Reply::Progress(CloneProgress { done, all })))
         }),
+        1 => (prop::collection::vec(any::<(u64, u32, u32)>(), 0..20), prop::option::of(any::<u64>()))
+            .prop_map(|(versions, next)| {
+                let version = |(page, birth, death)| PageVersion {
+                    page: PageNo(page),
+                    birth: Epoch(birth),
+                    death: Epoch(death),
+                };
+                let list = VersionList {
+                    versions: versions.into_iter().map(version).collect(),
+                    next: next.map(PageNo),
+                };
+                (MessageKind::ListVersions, Ok(Reply::Versions(list)))
+            }),
         1 => (prop::collection::vec(any::<(u64, u32, u32)>(), 0..20), any::<Option<u64>>()).prop_map(
             |(runs, next)| {
                 let runs = runs.into_iter().map(|(pages, first, last)| SeenPages {

@@ -87,7 +87,8 @@ pub(super) fn connect(
                 .with_hints(agreed.knows_hints)
                 .with_snapshots(agreed.knows_snapshots)
                 .with_clones(agreed.knows_clones)
-                .with_space(agreed.knows_space))
+                .with_space(agreed.knows_space)
+                .with_version_copies(agreed.knows_version_copies))
         }
         Err(ConnectError::Auth(cause)) => {
             let told = format!("the brick at {endpoint}: {cause}");

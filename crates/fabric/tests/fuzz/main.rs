@@ -170,6 +170,36 @@ fn of_snapshots() -> Vec<Request> {
             slice,
             from: PageNo(512),
         },
+        Control::AdoptSnapshots {
+            slice,
+            snapshots: vec![Epoch(2), snapshot],
+        },
+        Control::ListVersions {
+            slice,
+            range: pagemesh_base::slice::VersionRange {
+                below: Epoch(9),
+                snapshots: vec![Epoch(2), snapshot],
+                from: PageNo(3),
+            },
+        },
+        Control::EditVersions {
+            slice,
+            edits: pagemesh_base::slice::VersionEdits {
+                below: Epoch(9),
+                edits: vec![pagemesh_base::slice::VersionEdit {
+                    page: PageNo(3),
+                    birth: Epoch(2),
+                    from: None,
+                    to: Some(snapshot),
+                }],
+                data: Bytes::from(vec![3; PAGE_BYTES]),
+            },
+        },
+        Control::ReadVersion {
+            slice,
+            snapshot,
+            range: (4096, 512),
+        },
     ];
     let of_slice = of_slice.map(|request| Request::Slice { handle: 0, request });
     of_slice

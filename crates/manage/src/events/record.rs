@@ -51,6 +51,8 @@ pub enum EventKind {
     SnapshotCreated,
     /// A snapshot was deleted.
     SnapshotDeleted,
+    /// A copy of a volume got snapshots that it lacked.
+    SnapshotsCopied,
     /// A snapshot could not be made.
     SnapshotFailed,
     /// The newest snapshot of a schedule is too old.

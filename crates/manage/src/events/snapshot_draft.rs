@@ -7,6 +7,7 @@ use crate::rollback::Rollback;
 use crate::snapshots::SnapshotName;
 use crate::snapshots::schedules::ScheduleHealth;
 use crate::wire::{ErrorBody, ScheduleVolume};
+use pagemesh_base::brick_name::BrickLabel;
 use pagemesh_base::layout::VolumeName;
 
 impl EventDraft {
@@ -65,6 +66,18 @@ impl EventDraft {
         let text = format!("The snapshot {volume}@{name} was deleted.");
         let kind = EventKind::SnapshotDeleted;
         EventDraft::of_volume(kind, Severity::Info, volume, actor, text)
+    }
+
+    pub(crate) fn snapshots_copied(
+        volume: &VolumeName,
+        count: usize,
+        brick: &BrickLabel,
+    ) -> EventDraft {
+        let text = format!(
+            "The copy of the volume {volume} on the brick {brick} got {count} snapshots that it lacked."
+        );
+        let kind = EventKind::SnapshotsCopied;
+        EventDraft::of_volume(kind, Severity::Info, volume, "manager", text)
     }
 
     pub(crate) fn snapshot_failed(

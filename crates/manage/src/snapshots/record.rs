@@ -46,6 +46,9 @@ pub struct SnapshotRecord {
     /// Whether a request to prepare it may still be on its way, so that a brick may have it after it was dropped.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub uncertain: bool,
+    /// The slices that got all of the snapshot after it was made, from other legs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub copies: Vec<SliceId>,
 }
 
 /// The size and the legs that snapshots of a volume share.
@@ -94,6 +97,29 @@ impl SnapshotLayout {
     /// Whether another snapshot with this layout can share it.
     pub(crate) fn is_like(&self, other: &SnapshotLayout) -> bool {
         (self.size_bytes, &self.segments) == (other.size_bytes, &other.segments)
+    }
+
+    /// Whether the leg with this slice took part in the cut, and has all of the snapshot.
+    pub(crate) fn has_all(&self, slice: SliceId) -> bool {
+        let columns = self.segments.iter().flat_map(|it| &it.columns);
+        let mut legs = columns.flat_map(|column| &column.legs);
+        legs.any(|leg| leg.state == LegState::InSync && leg.slice == slice)
+    }
+
+    /// The layout of a snapshot with the legs that got it later: those of the volume's present segments that are in `copies`.
+    pub(crate) fn with_copies(&self, present: &[Segment], copies: &[SliceId]) -> SnapshotLayout {
+        let mut layout = self.clone();
+        for (segment, now) in layout.segments.iter_mut().zip(present) {
+            for (column, now) in segment.columns.iter_mut().zip(&now.columns) {
+                column.legs.retain(|leg| !copies.contains(&leg.slice));
+                let later = now.legs.iter().filter(|leg| copies.contains(&leg.slice));
+                column.legs.extend(later.map(|leg| Leg {
+                    state: LegState::InSync,
+                    ..leg.clone()
+                }));
+            }
+        }
+        layout
     }
 
     /// Whether each column has an in-sync leg among these slices.

@@ -105,6 +105,11 @@ impl VolumeSnapshots {
         self.layouts.get(&record.layout).map(|it| &it.layout)
     }
 
+    /// The layouts of all snapshots.
+    pub(crate) fn layouts(&self) -> impl Iterator<Item = &SnapshotLayout> {
+        self.layouts.values().map(|it| &*it.layout)
+    }
+
     /// The layout that was used last.
     pub(crate) fn last_layout(&self) -> Option<&Arc<SnapshotLayout>> {
         self.layouts.last_key_value().map(|(_, it)| &it.layout)

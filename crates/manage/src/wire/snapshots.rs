@@ -75,6 +75,13 @@ pub struct SnapshotInfo {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<crate::api::document::Name>)]
     pub clones: Vec<VolumeName>,
+    /// The copies of the volume that lack it, or parts of it. The manager copies them from the other copies.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub missing_copies: usize,
+}
+
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 /// A snapshot, and the legs to read it from.

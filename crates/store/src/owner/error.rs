@@ -84,6 +84,12 @@ pub enum ObjectError {
     /// A list of versions does not decode.
     #[error("{0}; delete the volume's snapshots, or replace this copy of the volume")]
     Versions(#[from] DamagedVersions),
+    /// The version log may still name versions that would be edited.
+    #[error("the versions below epoch {0} are not merged yet; list them again first")]
+    VersionsNotMerged(Epoch),
+    /// Edits that no plan has.
+    #[error("the edits of versions are none of one leaf of the slice; list the versions again")]
+    BadVersionEdits,
     /// No such device.
     #[error("the pool has no device {0}; `pagemesh pool device list` shows its devices")]
     NoSuchDevice(Uuid),

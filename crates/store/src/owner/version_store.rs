@@ -41,6 +41,8 @@ pub(crate) struct VersionStore {
     /// Lines below this position are merged.
     pub(super) merged_head: u64,
     pub(super) batch: Option<MergeBatch>,
+    /// By the object of the slice.
+    pub(super) settled: HashMap<ObjectId, SettledVersions>,
     /// The log had no room for all versions of the last checkpoint.
     pub(super) is_checkpoint_limited: bool,
     /// The last merge found no free frame.
@@ -69,6 +71,14 @@ impl SliceVersions {
     pub(super) fn newest(&self) -> Epoch {
         self.snapshots.last().copied().unwrap_or(Epoch(0))
     }
+}
+
+/// All versions of a slice that died below an epoch are applied.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SettledVersions {
+    pub(super) below: Epoch,
+    /// The tail of the log then. They are merged once the head has passed it.
+    pub(super) after: u64,
 }
 
 /// A merge in progress.

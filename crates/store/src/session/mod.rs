@@ -75,7 +75,7 @@ mod births;
 mod clear;
 mod commit;
 pub mod consistent_read;
-mod copy_pages;
+pub(crate) mod copy_pages;
 mod defects;
 mod grants;
 pub(crate) mod leaf_cache;

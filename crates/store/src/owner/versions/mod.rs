@@ -14,12 +14,15 @@
 //! 5. [`Pool::drop_snapshots`] takes epochs off the list. A sweep frees the versions that no snapshot sees any more
 //!    (`sweep`).
 //!
+//! [`Pool::adopt_snapshots`] and [`Pool::edit_versions`] give a slice the versions that it lacks (`adopt`).
+//!
 //! Invariants:
 //! - a frame that a snapshot sees is in use: by the slice, by a line of the log, or by the object of versions;
 //! - a sweep frees versions only after the durable head of the log has passed their lines. So no line names a frame with
 //!   another user;
 //! - the object of versions is changed by the owner's session alone.
 
+mod adopt;
 mod blocks;
 mod log;
 mod merge;
@@ -384,6 +387,7 @@ impl<M: Media> Pool<M> {
         let state = ObjectState::Deleting;
         let seq = self.commit_entry(of_versions, Object { state, ..entry })?;
         self.versions.slices.remove(&object);
+        self.versions.settled.remove(&object);
         self.deleting.push((seq, of_versions));
         Ok(true)
     }

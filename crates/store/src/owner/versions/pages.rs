@@ -21,10 +21,10 @@ use std::sync::atomic::Ordering;
 pub(super) type Page = [u8; PAGE_BYTES];
 
 /// Nodes that a change of one page may link.
-const NODES_PER_PAGE: u64 = 4;
+pub(super) const NODES_PER_PAGE: u64 = 4;
 /// Changes of the owner's session: they have no client, and so no order among clients. Their pages are younger than each base,
 /// because they belong to no origin.
-const OWN: Stamp = Stamp {
+pub(super) const OWN: Stamp = Stamp {
     epoch: Epoch(EPOCH_MAX),
     op: 0,
     open_ops: 0,
@@ -47,7 +47,7 @@ impl PageEdits {
 }
 
 impl<M: Media> Pool<M> {
-    fn versions_handle(&self, object: ObjectId) -> Result<Handle, ObjectError> {
+    pub(super) fn versions_handle(&self, object: ObjectId) -> Result<Handle, ObjectError> {
         let entry = self.objects.get(&object);
         let slice = entry.ok_or(StoreError::NoSuchObject)?.slice;
         Ok(self.mapping.handle(object, slice)?)

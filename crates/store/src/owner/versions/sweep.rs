@@ -121,6 +121,16 @@ impl<M: Media> Pool<M> {
                 slots[entry] = VersionSlot::Free;
             }
         }
+        self.free_version_slots(versions, block, &slots)
+    }
+
+    /// Frees the slots of a block that are to be freed.
+    pub(super) fn free_version_slots(
+        &mut self,
+        versions: &EditedVersions,
+        block: &mut Block,
+        slots: &[VersionSlot],
+    ) -> Result<(), ObjectError> {
         let is_freed = |slot: &VersionSlot| *slot == VersionSlot::Free;
         let (Some(first), Some(last)) = (
             slots.iter().position(is_freed),
