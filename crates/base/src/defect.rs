@@ -44,8 +44,6 @@ pub enum Defect {
     VersionsUnordered,
     /// A sweep frees versions that the version log still names.
     SweptBeforeLogHead,
-    /// Versions are edited that the version log still names.
-    EditedBeforeLogHead,
     /// A checkpoint frees frames of an origin that a clone names.
     OriginFrameFreed,
     /// Recovery frees frames of an origin that a clone names.

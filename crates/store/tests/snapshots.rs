@@ -180,10 +180,15 @@ impl Bed {
     fn check_counts(&mut self) {
         let seen = self.seen_pages();
         let sum = |is_meant: &dyn Fn(Epoch, Epoch) -> bool| -> u64 {
-            let meant = seen.iter().filter(|((first, last), _)| is_meant(*first, *last));
+            let meant = seen
+                .iter()
+                .filter(|((first, last), _)| is_meant(*first, *last));
             meant.map(|(_, pages)| pages).sum()
         };
-        assert_eq!(sum(&|_, last| last == SEEN_BY_SLICE), self.live.len() as u64);
+        assert_eq!(
+            sum(&|_, last| last == SEEN_BY_SLICE),
+            self.live.len() as u64
+        );
         for (snapshot, contents) in &self.snapshots {
             let found = sum(&|first, last| first <= *snapshot && *snapshot <= last);
             assert_eq!(found, contents.len() as u64, "pages of snapshot {snapshot}");

@@ -309,6 +309,15 @@ fn words<T: fmt::Display>(all: &[T]) -> String {
     words.join(", ")
 }
 
+/// The number of copies that lack parts of a snapshot.
+fn missing_text(copies: usize) -> String {
+    match copies {
+        0 => "-".into(),
+        1 => "1 copy".into(),
+        more => format!("{more} copies"),
+    }
+}
+
 fn snapshot_table(snapshots: &[SnapshotInfo]) -> String {
     if snapshots.is_empty() {
         return "no snapshots; make one with: pagemesh snapshot create VOLUME@NAME".into();
@@ -322,6 +331,7 @@ fn snapshot_table(snapshots: &[SnapshotInfo]) -> String {
             dash(words(&it.holds)),
             dash(words(&it.labels)),
             dash(words(&it.clones)),
+            missing_text(it.missing_copies),
         ]
     });
     table(
@@ -332,6 +342,7 @@ fn snapshot_table(snapshots: &[SnapshotInfo]) -> String {
             "HOLDS",
             "LABELS",
             "CLONES",
+            "MISSING ON",
         ],
         rows,
     )

@@ -229,6 +229,7 @@ fn check_lengths(answer: &Answer) {
         Ok(Reply::Slice(SliceReply::InFlight(Some(list)))) => (list.len(), LIST_ENTRIES_MAX),
         Ok(Reply::List { slices, .. }) => (slices.len(), LIST_ENTRIES_MAX),
         Ok(Reply::Snapshots { snapshots, .. }) => (snapshots.len(), LIST_ENTRIES_MAX),
+        Ok(Reply::Versions(list)) => (list.versions.len(), LIST_ENTRIES_MAX),
         Ok(Reply::Status(status)) => (status.durability.len(), TEXT_BYTES_MAX),
         Err(
             SliceError::OutOfRange(text)
@@ -249,6 +250,7 @@ fn form(answer: &Answer) -> (Option<Discriminant<SliceReply>>, u8) {
         Ok(Reply::Status(_)) => (None, 4),
         Ok(Reply::Snapshots { more, .. }) => (None, 20 + u8::from(*more)),
         Ok(Reply::Progress(_)) => (None, 22),
+        Ok(Reply::Versions(list)) => (None, 23 + u8::from(list.next.is_some())),
         Err(error) => (None, 5 + error_code(error)),
     }
 }

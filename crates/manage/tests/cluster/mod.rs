@@ -7,8 +7,9 @@ use pagemesh_base::ids::Epoch;
 use pagemesh_base::key::Key;
 use pagemesh_base::layout::{BrickId, Layout, Leg, SliceId, VolumeName};
 use pagemesh_base::slice::{
-    BrickControl, BrickStatus, CloneProgress, CloneSource, DROPPED_SNAPSHOTS_MAX,
-    SNAPSHOTS_UNKNOWN, SliceError, SliceInfo,
+    BrickControl, BrickStatus, CloneProgress, CloneSource, DROPPED_SNAPSHOTS_MAX, PageVersion,
+    SNAPSHOTS_UNKNOWN, SliceError, SliceInfo, VERSION_COPIES_UNKNOWN, VersionEdits, VersionList,
+    VersionRange,
 };
 use pagemesh_manage::AdminTokenOutput;
 use pagemesh_manage::clock::Clock;
@@ -101,6 +102,10 @@ pub struct FakeBrick {
     pub drops: Mutex<Vec<usize>>,
     /// The source of each clone, and the steps that are done of the two of its creation and the two of its promotion.
     pub clones: Mutex<BTreeMap<SliceId, (CloneSource, u64)>>,
+    /// The versions of each slice.
+    pub versions: Mutex<BTreeMap<SliceId, BTreeSet<PageVersion>>>,
+    /// Whether it knows copies of versions.
+    pub knows_version_copies: Mutex<bool>,
 }
 
 impl FakeBrick {
@@ -300,6 +305,59 @@ impl BrickControl for FakeControl {
         })
     }
 
+    fn adopt_snapshots(&self, slice: SliceId, adopted: &[Epoch]) -> Result<(), SliceError> {
+        self.0.check_snapshot_call(slice)?;
+        if !*self.0.knows_version_copies.lock().expect("no panic") {
+            return Err(SliceError::Refused(VERSION_COPIES_UNKNOWN.into()));
+        }
+        let mut snapshots = self.0.snapshots.lock().expect("no panic");
+        snapshots.extend(adopted.iter().map(|&epoch| (slice, epoch)));
+        Ok(())
+    }
+
+    fn list_versions(
+        &self,
+        slice: SliceId,
+        range: &VersionRange,
+    ) -> Result<VersionList, SliceError> {
+        self.0.check_snapshot_call(slice)?;
+        let all = self.0.versions.lock().expect("no panic");
+        let of_slice = all.get(&slice).into_iter().flatten().copied();
+        let is_meant = |it: &PageVersion| {
+            let mut snapshots = range.snapshots.iter();
+            it.page >= range.from && snapshots.any(|&snapshot| it.is_seen_by(snapshot))
+        };
+        Ok(VersionList {
+            versions: of_slice.filter(is_meant).collect(),
+            next: None,
+        })
+    }
+
+    fn edit_versions(&self, slice: SliceId, edits: &VersionEdits) -> Result<(), SliceError> {
+        self.0.check_snapshot_call(slice)?;
+        let mut all = self.0.versions.lock().expect("no panic");
+        let of_slice = all.entry(slice).or_default();
+        for edit in &edits.edits {
+            let (page, birth) = (edit.page, edit.birth);
+            let version = |death| PageVersion { page, birth, death };
+            if let Some(from) = edit.from {
+                assert!(of_slice.remove(&version(from)), "{edit:?}");
+            }
+            of_slice.extend(edit.to.map(version));
+        }
+        Ok(())
+    }
+
+    fn read_version(
+        &self,
+        slice: SliceId,
+        _: Epoch,
+        (_, len): (u64, u32),
+    ) -> Result<Vec<u8>, SliceError> {
+        self.0.check_snapshot_call(slice)?;
+        Ok(vec![1; len as usize])
+    }
+
     fn status(&self) -> Result<BrickStatus, SliceError> {
         self.0.run_hook();
         let brick = match self.0.behavior() {
@@ -424,6 +482,8 @@ impl Cluster {
                 snapshots: Mutex::default(),
                 drops: Mutex::default(),
                 clones: Mutex::default(),
+                versions: Mutex::default(),
+                knows_version_copies: Mutex::new(true),
             })
         };
         let fakes: Vec<_> = (0..bricks).map(fake).collect();

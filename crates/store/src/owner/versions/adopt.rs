@@ -21,7 +21,6 @@ use super::super::version_store::{SettledVersions, SliceVersions};
 use super::LEAF_PAGES;
 use super::blocks::{Block, EditedVersions};
 use super::pages::{NODES_PER_PAGE, OWN};
-use crate::defect::{self, Defect};
 use crate::format::version_pages::{BLOCK_ENTRIES, DamagedVersions, SNAPSHOTS_MAX};
 use crate::session::LegSession;
 use crate::session::copy_pages::copy_pages;
@@ -377,7 +376,6 @@ impl<M: Media> Pool<M> {
         let settled = self.versions.settled.get(&object);
         let head = self.superblock.version_log.head;
         settled.is_some_and(|it| it.below >= below && head >= it.after)
-            || defect::is(Defect::EditedBeforeLogHead)
     }
 }
 
