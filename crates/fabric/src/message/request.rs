@@ -298,23 +298,29 @@ impl Request {
                 request: with_flush(header, slice_request(header, body)?)?,
             },
         };
-        let mut exact = request.header(header.tag);
-        exact.flags |= u16::from(header.hint().bits()) << HINT_SHIFT;
-        exact.body_len = match header.kind {
-            MessageKind::List
-            | MessageKind::Write
-            | MessageKind::Transact
-            | MessageKind::Copy
-            | MessageKind::DropSnapshots
-            | MessageKind::AdoptSnapshots
-            | MessageKind::ListVersions
-            | MessageKind::EditVersions => header.body_len,
-            kind => kind.request_bytes_max(),
-        };
-        match exact == header.without_body_crc() {
-            true => Ok(request),
-            false => Err(header.malformed("an unused field is not zero")),
-        }
+        check_unused_fields(header, &request)?;
+        Ok(request)
+    }
+}
+
+/// Refuses a header with a value in a field that the request does not use.
+fn check_unused_fields(header: &Header, request: &Request) -> Result<(), MalformedMessage> {
+    let mut exact = request.header(header.tag);
+    exact.flags |= u16::from(header.hint().bits()) << HINT_SHIFT;
+    exact.body_len = match header.kind {
+        MessageKind::List
+        | MessageKind::Write
+        | MessageKind::Transact
+        | MessageKind::Copy
+        | MessageKind::DropSnapshots
+        | MessageKind::AdoptSnapshots
+        | MessageKind::ListVersions
+        | MessageKind::EditVersions => header.body_len,
+        kind => kind.request_bytes_max(),
+    };
+    match exact == header.without_body_crc() {
+        true => Ok(()),
+        false => Err(header.malformed("an unused field is not zero")),
     }
 }
 
