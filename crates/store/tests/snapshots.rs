@@ -296,7 +296,10 @@ fn drop_frees_pages_that_one_snapshot_sees() {
     bed.check();
     bed.check_pool();
     let after = bed.pool.usage().free_bytes;
-    assert!(after + 4 * PAGE > before, "{after} bytes free, {before} before");
+    assert!(
+        after + 4 * PAGE > before,
+        "{after} bytes free, {before} before"
+    );
     assert_eq!(bed.seen_pages().get(&(second, second)), Some(&4));
 }
 
