@@ -31,6 +31,8 @@ use std::time::{Duration, Instant};
 
 /// The time that one sweep spends on copies.
 const SWEEP_TIME: Duration = Duration::from_secs(2);
+/// Legs of a column whose versions are compared.
+const COMPARED_LEGS_MAX: usize = 2;
 /// Pages of a leaf: edits of one request are of one leaf.
 const LEAF_PAGES: u64 = 512;
 
@@ -238,6 +240,10 @@ impl Manager {
         column: &Column,
         plan: &mut Vec<VersionCopy>,
     ) {
+        // While a third leg is stale, a resync gives copied pages new births. Then births do not name bytes.
+        if column.legs.len() > COMPARED_LEGS_MAX {
+            return;
+        }
         let layout = &record.layout_state.layout;
         let usable = |leg: &&Leg| {
             let brick = book.bricks.get(&leg.brick);
