@@ -143,7 +143,7 @@ pub fn run(command: &Command) -> anyhow::Result<Verdict> {
         Command::Manager(args) => manager::run(args)?,
         Command::Volume(command) => return volume::run(command),
         Command::Replica(command) => replica::run(command)?,
-        Command::Snapshot(command) => snapshot::run(command)?,
+        Command::Snapshot(command) => return snapshot::run(command),
         Command::Clone(command) => clone::run(command)?,
         Command::Bookmark(command) => bookmark::run(command)?,
         Command::Backup(command) => return backup::run(command),

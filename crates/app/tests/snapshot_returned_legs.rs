@@ -54,6 +54,11 @@ fn snapshots_reach_a_copy_that_was_away() {
     cluster.restart_brick(1);
     export.await_state("healthy");
     await_copies(&cluster);
+    let checked = cluster.json(&["snapshot", "check", "v"]);
+    assert_eq!(checked["differing_pages"], 0, "{checked}");
+    assert_eq!(checked["compared_bytes"], 8 << 20, "{checked}");
+    assert!(checked["checked_pages"].as_u64() > Some(250), "{checked}");
+    cluster.ok(&["snapshot", "check", "v@away"]);
     export.stop();
     cluster.kill_brick(0);
     for (name, image) in names.iter().zip(&images) {

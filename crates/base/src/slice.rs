@@ -17,8 +17,8 @@ pub use brick_control::{
 };
 use bytes::Bytes;
 pub use page_versions::{
-    LISTED_SNAPSHOTS_MAX, PageVersion, VERSION_EDITS_MAX, VersionEdit, VersionEdits, VersionList,
-    VersionRange, plan_version_edits,
+    LISTED_SNAPSHOTS_MAX, PageVersion, VERSION_EDITS_MAX, VIEWS_ONLY, VersionEdit, VersionEdits,
+    VersionList, VersionPlan, VersionRange, plan_version_edits, unequal_views,
 };
 pub use seen_pages::{SEEN_BY_SLICE, SEEN_RUNS_MAX, SeenPages, SeenPagesList};
 use serde::{Deserialize, Serialize};

@@ -96,7 +96,6 @@ impl Manager {
             auto_promote: false,
             received: None,
             rollback: None,
-            late_adoptions: vec![],
             origin: Some(CloneOrigin {
                 volume: volume.clone(),
                 snapshot: snapshot.clone(),

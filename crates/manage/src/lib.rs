@@ -70,6 +70,7 @@ pub mod server;
 pub mod shape;
 mod slices;
 mod snapshot_bookmarks;
+mod snapshot_check;
 mod snapshot_copies;
 mod snapshot_cut;
 mod snapshot_drops;

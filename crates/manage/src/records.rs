@@ -89,18 +89,6 @@ pub struct VolumeRecord {
     /// The rollback to a snapshot that has not ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollback: Option<Rollback>,
-    /// Legs that listed snapshots they lack while they were in-sync.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub late_adoptions: Vec<LateAdoption>,
-}
-
-/// A leg that listed snapshots while the layout had an epoch. Its versions can be compared in a later layout.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LateAdoption {
-    /// The slice of the leg.
-    pub slice: SliceId,
-    /// The epoch of the layout.
-    pub epoch: EpochNumber,
 }
 
 /// The snapshot that a volume was cloned from.

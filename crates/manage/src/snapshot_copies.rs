@@ -1,19 +1,20 @@
 //! Snapshots on legs that were away, or did not exist, when the snapshots were made.
 //!
-//! 1. [`Manager::adopt_on_returning`]: before a leg becomes in-sync, its brick lists all snapshots of the volume. So it keeps
-//!    versions for them from the epoch of the next layout on.
-//! 2. [`Manager::copy_missing_versions`]: each sweep copies versions from before that epoch, from another in-sync leg, for a
-//!    bounded time. Equal lists of versions need no edit, so a copy that is interrupted begins again without harm.
+//! 1. [`Manager::adopt_on_returning`]: before a leg becomes in-sync, its brick lists all snapshots of the volume. From then
+//!    on, what they see on it does not change. A brick that was not reached lists them in a sweep.
+//! 2. [`Manager::copy_missing_versions`]: each sweep compares what the snapshots see there and on another in-sync leg, by
+//!    checksums, and copies what differs, for a bounded time. Equal views need no edit, so a copy that is interrupted begins
+//!    again without harm.
 //! 3. The manager records the leg in the snapshot. Only then readers use it.
 //!
-//! Invariants: versions are compared only below an epoch of the layout that came after the adoption. A leg is recorded only
-//! after each leaf was found equal. No call to a brick is made under the lock.
+//! Invariants: a brick lists the snapshots before their views are compared. A leg is recorded only after each page was
+//! found equal. No call to a brick is made under the lock.
 
 use crate::events::EventDraft;
 use crate::fault::Fault;
 use crate::manager::{Manager, ManagerState};
-use crate::records::{LateAdoption, VolumeRecord};
-use crate::snapshots::{SnapshotRecord, SnapshotState, VersionCopy, VolumeSnapshots};
+use crate::records::VolumeRecord;
+use crate::snapshots::{CopyProgress, SnapshotRecord, SnapshotState, VersionCopy, VolumeSnapshots};
 use crate::store::StoreWrite;
 use crate::sweep::BrickConnections;
 use crate::wire::ChangeLegs;
@@ -22,49 +23,66 @@ use pagemesh_base::layout::{
     BrickId, Column, EpochNumber, Layout, Leg, LegState, SliceId, VolumeName,
 };
 use pagemesh_base::slice::{
-    BrickControl, DROPPED_SNAPSHOTS_MAX, LISTED_SNAPSHOTS_MAX, PageVersion, SliceError,
-    VERSION_EDITS_MAX, VersionEdit, VersionEdits, VersionRange, plan_version_edits,
+    BrickControl, DROPPED_SNAPSHOTS_MAX, SliceError, VERSION_EDITS_MAX, VersionEdit, VersionEdits,
+    VersionList, VersionPlan, VersionRange, plan_version_edits,
 };
 use pagemesh_base::units::PAGE_BYTES;
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The time that one sweep spends on copies.
 const SWEEP_TIME: Duration = Duration::from_secs(2);
-/// Legs of a column, at most, for a comparison of their versions.
-const COMPARED_LEGS_MAX: usize = 2;
+/// Comparisons of one sweep, at most. A comparison is of some leaves.
+const SWEEP_COMPARISONS: usize = 1024;
 /// Pages of a leaf: edits of one request are of one leaf.
 const LEAF_PAGES: u64 = 512;
 
-/// The end of the work on one copy in one sweep.
-enum CopyStep {
-    Done,
-    /// The next sweep goes on here.
-    Paused(PageNo),
+/// The work that is left to one sweep.
+struct Budget {
+    comparisons: usize,
+    /// By the clock of the manager.
+    end: Duration,
 }
 
 impl Manager {
-    /// Lets bricks list the snapshots of a volume that legs lack, before these legs become in-sync. Returns the legs that did
-    /// not list them.
-    pub(crate) fn adopt_on_returning(
-        &self,
-        volume: &VolumeName,
-        request: &ChangeLegs,
-    ) -> Vec<SliceId> {
+    /// Lets bricks list the snapshots of a volume that legs lack, before these legs become in-sync. A sweep tries again
+    /// what fails.
+    pub(crate) fn adopt_on_returning(&self, volume: &VolumeName, request: &ChangeLegs) {
         let (legs, snapshots) = self.returning_legs(volume, request);
         if snapshots.is_empty() {
-            return vec![];
+            return;
         }
         let mut controls = self.brick_connections();
-        let mut failed = vec![];
-        for (brick, slice) in legs {
-            if let Err(cause) = adopt(&mut controls, (brick, slice), &snapshots) {
-                let label = self.brick_label(brick);
+        for leg in legs {
+            if let Err(cause) = self.adopt(&mut controls, volume, leg, &snapshots) {
+                let (label, slice) = (self.brick_label(leg.0), leg.1);
                 tracing::warn!(brick = %label, %slice, %cause, "a copy that returns does not list the snapshots of its volume yet");
-                failed.push(slice);
             }
         }
-        failed
+    }
+
+    /// Lets a brick list snapshots. A deletion meanwhile may have asked the brick already, so snapshots that are not
+    /// live any more are dropped again.
+    fn adopt(
+        &self,
+        controls: &mut BrickConnections<'_>,
+        volume: &VolumeName,
+        (brick, slice): (BrickId, SliceId),
+        snapshots: &[Epoch],
+    ) -> Result<(), SliceError> {
+        let control = controls.get(brick)?;
+        for some in snapshots.chunks(DROPPED_SNAPSHOTS_MAX) {
+            control.adopt_snapshots(slice, some)?;
+        }
+        let live: BTreeSet<Epoch> = committed_epochs(&self.state(), volume)
+            .into_iter()
+            .collect();
+        let gone = snapshots.iter().filter(|it| !live.contains(it));
+        let gone: Vec<Epoch> = gone.copied().collect();
+        for some in gone.chunks(DROPPED_SNAPSHOTS_MAX) {
+            control.drop_snapshots(slice, some)?;
+        }
+        Ok(())
     }
 
     /// The legs that become in-sync, and the snapshots of the volume.
@@ -90,18 +108,21 @@ impl Manager {
         (legs.collect(), committed_epochs(&book, volume))
     }
 
-    /// Copies versions that legs lack, for a bounded time.
+    /// Copies versions that legs lack, for a bounded time. Each sweep begins with the leg after that of the last one.
     pub(crate) fn copy_missing_versions(&self) {
         if self.store.has_failed() {
             return;
         }
-        let end = Instant::now() + SWEEP_TIME;
+        let mut budget = Budget {
+            comparisons: SWEEP_COMPARISONS,
+            end: self.clock.elapsed() + SWEEP_TIME,
+        };
         let mut controls = self.brick_connections();
         for copy in self.plan_version_copies() {
-            if Instant::now() >= end {
+            if !self.has_budget(&budget) {
                 return;
             }
-            let copied = self.run_copy(&mut controls, &copy, end);
+            let copied = self.run_copy(&mut controls, &copy, &mut budget);
             let (label, slice) = (self.brick_label(copy.target.0), copy.target.1);
             if let Err(cause) = copied {
                 tracing::warn!(volume = %copy.volume, brick = %label, %slice, %cause, "cannot copy versions of snapshots to a copy now; trying again later");
@@ -109,80 +130,97 @@ impl Manager {
         }
     }
 
+    fn has_budget(&self, budget: &Budget) -> bool {
+        budget.comparisons > 0 && self.clock.elapsed() < budget.end
+    }
+
     fn run_copy(
         &self,
         controls: &mut BrickConnections<'_>,
         copy: &VersionCopy,
-        end: Instant,
+        budget: &mut Budget,
     ) -> Result<(), Fault> {
-        let from = self.copied_below(copy);
-        if from == PageNo(0) && !self.is_adopted(controls, copy)? {
-            return Ok(());
+        let fault = |(brick, cause)| self.brick_fault(brick, cause);
+        let listed = self.list_missing(controls, copy);
+        let are_new = listed.map_err(|cause| fault((copy.target.0, cause)))?;
+        let known = {
+            let mut book = self.state();
+            book.version_copies.last = Some(copy.target.1);
+            book.version_copies.of.remove(&copy.target.1)
+        };
+        let mut progress = known.filter(|_| !are_new).unwrap_or_default();
+        progress.missing.clone_from(&copy.missing);
+        let copied = self.copy_versions(controls, copy, &mut progress, budget);
+        if matches!(copied, Ok(true)) {
+            return self.record_copy(copy, &progress.unequal);
         }
-        let step = copy_versions(controls, copy, from, end);
-        match step.map_err(|(brick, cause)| self.brick_fault(brick, cause))? {
-            CopyStep::Done => self.record_copy(copy),
-            CopyStep::Paused(next) => {
-                let mut book = self.state();
-                let progress = (copy.clone(), next);
-                book.version_copies.of.insert(copy.target.1, progress);
-                Ok(())
-            }
-        }
+        let mut book = self.state();
+        book.version_copies.of.insert(copy.target.1, progress);
+        copied.map(drop).map_err(fault)
     }
 
-    fn copied_below(&self, copy: &VersionCopy) -> PageNo {
-        let book = self.state();
-        let known = book.version_copies.of.get(&copy.target.1);
-        known
-            .filter(|(of, _)| of == copy)
-            .map_or(PageNo(0), |(_, next)| *next)
-    }
-
-    /// Whether the target lists the missing snapshots. Otherwise lets it list them, and waits for another layout.
-    fn is_adopted(
+    /// Lets the brick of the target list the missing snapshots. Whether it did not list one of them before.
+    fn list_missing(
         &self,
         controls: &mut BrickConnections<'_>,
         copy: &VersionCopy,
-    ) -> Result<bool, Fault> {
-        let (brick, slice) = copy.target;
-        let listed = controls
-            .get(brick)
-            .and_then(|control| control.snapshots(slice));
-        let listed: BTreeSet<Epoch> = match listed {
-            Ok(listed) => listed.into_iter().collect(),
-            Err(cause) => return Err(self.brick_fault(brick, cause)),
-        };
-        let unlisted: Vec<Epoch> = copy
-            .missing
-            .iter()
-            .filter(|it| !listed.contains(it))
-            .copied()
-            .collect();
-        if unlisted.is_empty() {
-            return Ok(true);
+    ) -> Result<bool, SliceError> {
+        let listed = controls.get(copy.target.0)?.snapshots(copy.target.1)?;
+        let listed: BTreeSet<Epoch> = listed.into_iter().collect();
+        let unlisted = copy.missing.iter().filter(|it| !listed.contains(it));
+        let unlisted: Vec<Epoch> = unlisted.copied().collect();
+        if !unlisted.is_empty() {
+            self.adopt(controls, &copy.volume, copy.target, &unlisted)?;
         }
-        {
-            let mut book = self.state();
-            let mut record = book.volume(&copy.volume)?.clone();
-            let epoch = record.layout_state.layout.epoch;
-            note_late_adoption(&mut record, slice, epoch);
-            self.commit_volume(&mut book, &record, vec![])?;
+        Ok(!unlisted.is_empty())
+    }
+
+    /// Copies versions from the page of the progress on. True: the slice ends, and all views were equal but those that the
+    /// progress names.
+    fn copy_versions(
+        &self,
+        controls: &mut BrickConnections<'_>,
+        copy: &VersionCopy,
+        progress: &mut CopyProgress,
+        budget: &mut Budget,
+    ) -> Result<bool, (BrickId, SliceError)> {
+        let (source, target) = open_both(controls, copy)?;
+        while self.has_budget(budget) {
+            budget.comparisons -= 1;
+            let (plan, next) = compare((source, target), copy, progress.next)?;
+            if next == Some(progress.next) {
+                // A pool merges its versions first. Other copies go on meanwhile.
+                return Ok(false);
+            }
+            edit((source, target), copy, &plan)?;
+            // The lists are compared again after edits.
+            if plan.edits.is_empty() {
+                progress.unequal.extend(plan.unequal.iter().map(|it| it.1));
+                match next {
+                    Some(next) => progress.next = next,
+                    None => return Ok(true),
+                }
+            }
         }
-        let adopted = adopt(controls, copy.target, &unlisted);
-        adopted.map_err(|cause| self.brick_fault(brick, cause))?;
         Ok(false)
     }
 
-    /// Records that the target has all of the missing snapshots.
-    fn record_copy(&self, copy: &VersionCopy) -> Result<(), Fault> {
+    /// Records that the target has the missing snapshots, apart from those with unequal views. These are not compared
+    /// again in the layout.
+    fn record_copy(&self, copy: &VersionCopy, unequal: &BTreeSet<Epoch>) -> Result<(), Fault> {
+        let label = self.brick_label(copy.target.0);
         let mut book = self.state();
-        book.version_copies.of.remove(&copy.target.1);
+        if !unequal.is_empty() {
+            let slice = copy.target.1;
+            tracing::warn!(volume = %copy.volume, brick = %label, %slice, snapshots = unequal.len(), "a copy of the volume cannot get the contents of snapshots; replace it, if it should have them");
+            let refused = (copy.below, unequal.clone());
+            book.version_copies.refused.insert(slice, refused);
+        }
         let Some(of) = book.snapshots.of(&copy.volume) else {
             return Ok(());
         };
         let mut records = Vec::new();
-        for epoch in &copy.missing {
+        for epoch in copy.missing.iter().filter(|it| !unequal.contains(it)) {
             let entry = of.get(EpochNumber(epoch.0));
             let Some(entry) = entry.filter(|it| it.record.state == SnapshotState::Committed) else {
                 continue;
@@ -191,7 +229,9 @@ impl Manager {
             record.copies.push(copy.target.1);
             records.push(record);
         }
-        let label = book.label(copy.target.0);
+        if records.is_empty() {
+            return Ok(());
+        }
         let draft = EventDraft::snapshots_copied(&copy.volume, records.len(), &label);
         let writes: Vec<_> = records.iter().map(StoreWrite::PutSnapshot).collect();
         self.commit(&mut book, &writes, vec![draft])?;
@@ -205,7 +245,7 @@ impl Manager {
     /// The copies that can be made now: for each leg one, with living bricks at both ends.
     fn plan_version_copies(&self) -> Vec<VersionCopy> {
         let book = self.state();
-        let mut plan = Vec::new();
+        let mut plan: Vec<VersionCopy> = Vec::new();
         for (name, of) in book.snapshots.volumes(None) {
             let Some(record) = book.volumes.get(name) else {
                 continue;
@@ -221,6 +261,10 @@ impl Manager {
                 }
             }
         }
+        plan.sort_by_key(|copy| copy.target.1);
+        let last = book.version_copies.last;
+        let after = plan.partition_point(|copy| Some(copy.target.1) <= last);
+        plan.rotate_left(after);
         plan
     }
 
@@ -232,10 +276,6 @@ impl Manager {
         column: &Column,
         plan: &mut Vec<VersionCopy>,
     ) {
-        // While a third leg is stale, a resync gives copied pages new births. Then births do not name bytes.
-        if column.legs.len() > COMPARED_LEGS_MAX {
-            return;
-        }
         let layout = &record.layout_state.layout;
         let usable = |leg: &&Leg| {
             let brick = book.bricks.get(&leg.brick);
@@ -247,19 +287,24 @@ impl Manager {
             let (complete, lacking): (Vec<&SnapshotRecord>, Vec<_>) = snapshots
                 .iter()
                 .partition(|it| has_all(of, it, target.slice));
+            let copies = &book.version_copies;
+            let lacking = lacking.into_iter();
+            let lacking: Vec<_> = lacking
+                .filter(|it| copies.may_copy(target.slice, layout.epoch, epoch(it)))
+                .collect();
+            let has = |leg: &&&Leg, it: &SnapshotRecord| has_all(of, it, leg.slice);
             let source = lacking
-                .first()
-                .and_then(|first| legs.iter().find(|leg| has_all(of, first, leg.slice)));
-            let (Some(source), true) = (source, is_comparable(record, target)) else {
-                continue;
-            };
-            let both = lacking.iter().filter(|it| has_all(of, it, source.slice));
+                .iter()
+                .find_map(|it| legs.iter().find(|leg| has(leg, it)));
+            let Some(source) = source else { continue };
+            let both = lacking.iter().filter(|it| has(&source, it));
+            let both: Vec<Epoch> = both.map(epoch).collect();
             plan.push(VersionCopy {
                 volume: layout.name.clone(),
                 below: layout.epoch,
                 source: (source.brick, source.slice),
                 target: (target.brick, target.slice),
-                missing: both.take(LISTED_SNAPSHOTS_MAX).map(epoch).collect(),
+                missing: copies.begun_first(target.slice, both),
                 complete: complete.iter().map(epoch).collect(),
             });
         }
@@ -299,19 +344,6 @@ fn snapshots_of_segment<'a>(
     of.live().filter(holds).collect()
 }
 
-/// Notes that a leg may have listed snapshots while the layout had this epoch.
-pub(crate) fn note_late_adoption(record: &mut VolumeRecord, slice: SliceId, epoch: EpochNumber) {
-    record.late_adoptions.retain(|it| it.slice != slice);
-    record.late_adoptions.push(LateAdoption { slice, epoch });
-}
-
-/// Whether the leg listed all snapshots before the epoch of the layout.
-fn is_comparable(record: &VolumeRecord, leg: &Leg) -> bool {
-    let mut late = record.late_adoptions.iter();
-    let epoch = record.layout_state.layout.epoch;
-    !late.any(|it| it.slice == leg.slice && it.epoch >= epoch)
-}
-
 fn committed_epochs(book: &ManagerState, volume: &VolumeName) -> Vec<Epoch> {
     let of = book.snapshots.of(volume).into_iter();
     let live = of.flat_map(|of| of.live());
@@ -319,81 +351,66 @@ fn committed_epochs(book: &ManagerState, volume: &VolumeName) -> Vec<Epoch> {
     committed.map(|it| Epoch(it.epoch.0)).collect()
 }
 
-fn adopt(
-    controls: &mut BrickConnections<'_>,
-    (brick, slice): (BrickId, SliceId),
-    snapshots: &[Epoch],
-) -> Result<(), SliceError> {
-    let control = controls.get(brick)?;
-    for some in snapshots.chunks(DROPPED_SNAPSHOTS_MAX) {
-        control.adopt_snapshots(slice, some)?;
+/// The bricks of a copy. Both connections are there before both are used.
+fn open_both<'a>(
+    controls: &'a mut BrickConnections<'_>,
+    copy: &VersionCopy,
+) -> Result<(&'a dyn BrickControl, &'a dyn BrickControl), (BrickId, SliceError)> {
+    for brick in [copy.source.0, copy.target.0] {
+        controls.get(brick).map_err(|cause| (brick, cause))?;
     }
-    Ok(())
+    let opened = |brick| {
+        let lost = || SliceError::Lost("the connection has ended".into());
+        controls.opened(brick).ok_or_else(|| (brick, lost()))
+    };
+    Ok((opened(copy.source.0)?, opened(copy.target.0)?))
 }
 
-/// Copies versions from a page on, until the time is over.
-fn copy_versions(
-    controls: &mut BrickConnections<'_>,
+/// Compares what the missing snapshots see on both legs from a page on. Returns the page to go on with; none: the slice ends.
+fn compare(
+    (source, target): (&dyn BrickControl, &dyn BrickControl),
     copy: &VersionCopy,
-    mut from: PageNo,
-    end: Instant,
-) -> Result<CopyStep, (BrickId, SliceError)> {
-    // Both connections are there before both are used.
-    controls
-        .get(copy.source.0)
-        .map_err(|cause| (copy.source.0, cause))?;
-    controls
-        .get(copy.target.0)
-        .map_err(|cause| (copy.target.0, cause))?;
-    let source = controls.opened(copy.source.0);
-    let target = controls.opened(copy.target.0);
-    let (Some(source), Some(target)) = (source, target) else {
-        return Ok(CopyStep::Paused(from));
+    from: PageNo,
+) -> Result<(VersionPlan, Option<PageNo>), (BrickId, SliceError)> {
+    let below = Epoch(copy.below.0);
+    let range = VersionRange {
+        below,
+        snapshots: copy.missing.clone(),
+        from,
     };
-    while Instant::now() < end {
-        let range = VersionRange {
-            below: Epoch(copy.below.0),
-            snapshots: copy.missing.clone(),
-            from,
-        };
-        let list = |control: &dyn BrickControl, (brick, slice): (BrickId, SliceId)| {
-            control
-                .list_versions(slice, &range)
-                .map_err(|cause| (brick, cause))
-        };
-        let mut of_source = list(source, copy.source)?;
-        let mut of_target = list(target, copy.target)?;
-        let next = [of_source.next, of_target.next].into_iter().flatten().min();
-        if next == Some(from) {
-            // A pool merges its versions first.
-            continue;
-        }
-        for list in [&mut of_source, &mut of_target] {
-            list.versions
-                .retain(|it| next.is_none_or(|next| it.page < next));
-        }
-        let lists = (&of_source.versions[..], &of_target.versions[..]);
-        let plan = plan_version_edits(lists, &copy.missing, &copy.complete);
-        for edits in split_edits(&plan) {
-            let data = read_added(source, copy, edits, &of_source.versions)
-                .map_err(|cause| (copy.source.0, cause))?;
-            let request = VersionEdits {
-                below: range.below,
-                edits: edits.to_vec(),
-                data: data.into(),
-            };
-            let edited = target.edit_versions(copy.target.1, &request);
-            edited.map_err(|cause| (copy.target.0, cause))?;
-        }
-        // The lists are compared again after edits.
-        if plan.is_empty() {
-            let Some(next) = next else {
-                return Ok(CopyStep::Done);
-            };
-            from = next;
-        }
+    let list = |control: &dyn BrickControl, (brick, slice): (BrickId, SliceId)| {
+        let listed = control.list_versions(slice, &range);
+        listed.map_err(|cause| (brick, cause))
+    };
+    let mut lists: [VersionList; 2] = [list(source, copy.source)?, list(target, copy.target)?];
+    let next = lists.iter().filter_map(|list| list.next).min();
+    for list in &mut lists {
+        let versions = &mut list.versions;
+        versions.retain(|it| next.is_none_or(|next| it.page < next));
     }
-    Ok(CopyStep::Paused(from))
+    let versions = (&lists[0].versions[..], &lists[1].versions[..]);
+    let plan = plan_version_edits(versions, below, &copy.missing, &copy.complete);
+    Ok((plan, next))
+}
+
+/// Makes the edits of a plan.
+fn edit(
+    (source, target): (&dyn BrickControl, &dyn BrickControl),
+    copy: &VersionCopy,
+    plan: &VersionPlan,
+) -> Result<(), (BrickId, SliceError)> {
+    for edits in split_edits(&plan.edits) {
+        let data = read_added(source, copy, edits);
+        let data = data.map_err(|cause| (copy.source.0, cause))?;
+        let request = VersionEdits {
+            below: Epoch(copy.below.0),
+            edits: edits.to_vec(),
+            data: data.into(),
+        };
+        let edited = target.edit_versions(copy.target.1, &request);
+        edited.map_err(|cause| (copy.target.0, cause))?;
+    }
+    Ok(())
 }
 
 /// Edits in requests of one leaf each.
@@ -405,23 +422,17 @@ fn split_edits(edits: &[VersionEdit]) -> impl Iterator<Item = &[VersionEdit]> {
     of_leaves.flat_map(|edits| edits.chunks(VERSION_EDITS_MAX))
 }
 
-/// The bytes of the versions that edits add.
+/// The bytes of the versions that edits add. An added version dies at a snapshot that sees it.
 fn read_added(
     source: &dyn BrickControl,
     copy: &VersionCopy,
     edits: &[VersionEdit],
-    versions: &[PageVersion],
 ) -> Result<Vec<u8>, SliceError> {
     const PAGE: u64 = PAGE_BYTES as u64;
     let mut data = Vec::new();
-    for edit in edits.iter().filter(|edit| edit.from.is_none()) {
-        let is_of = |it: &&PageVersion| (it.page, it.birth) == (edit.page, edit.birth);
-        let version = versions.iter().find(is_of);
-        let sees = |it: &&Epoch| version.is_some_and(|version| version.is_seen_by(**it));
-        let Some(&snapshot) = copy.missing.iter().find(sees) else {
-            return Err(SliceError::Refused("no snapshot sees a version".into()));
-        };
-        let range = (edit.page.0.saturating_mul(PAGE), PAGE_BYTES as u32);
+    let added = edits.iter().filter(|edit| edit.from.is_none());
+    for (page, snapshot) in added.filter_map(|edit| Some((edit.page, edit.to?))) {
+        let range = (page.0.saturating_mul(PAGE), PAGE_BYTES as u32);
         data.extend(source.read_version(copy.source.1, snapshot, range)?);
     }
     Ok(data)

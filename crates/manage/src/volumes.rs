@@ -18,7 +18,6 @@ use crate::records::{Attachment, LegNote, PendingDelete, VolumeRecord};
 use crate::rollback_checks::check_no_rollback;
 use crate::shape::Shape;
 use crate::slices::{SliceLocation, promised_slices, slice_locations};
-use crate::snapshot_copies::note_late_adoption;
 use crate::snapshot_drops::volume_removal_writes;
 use crate::store::StoreWrite;
 use crate::wire::{
@@ -104,7 +103,6 @@ impl Manager {
             origin: None,
             received: request.received.then_some(EpochNumber(0)),
             rollback: None,
-            late_adoptions: vec![],
         };
         let created = EventDraft::volume_created(&request.name, &self.actor(), bytes);
         let reply = |volume| size_reply(volume, request.size_bytes, bytes);
@@ -304,7 +302,7 @@ impl Manager {
                 check_text("a note", note, NOTE_BYTES_MAX)?;
             }
         }
-        let late = self.adopt_on_returning(name, request);
+        self.adopt_on_returning(name, request);
         let mut book = self.state();
         let mut record = book.volume(name)?.clone();
         check_attachment(name, &record, request.attachment)?;
@@ -327,10 +325,6 @@ impl Manager {
         let (changes, layout) = (&request.changes, &record.layout_state.layout);
         let drafts = leg_drafts(layout, changes, &actor, |brick| book.label(brick));
         record.layout_state = next;
-        let epoch = record.layout_state.layout.epoch;
-        for slice in late {
-            note_late_adoption(&mut record, slice, epoch);
-        }
         for change in &request.changes {
             self.update_note(&mut record, change);
         }

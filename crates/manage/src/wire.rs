@@ -9,6 +9,7 @@ mod holders;
 mod problem;
 mod rollbacks;
 mod schedules;
+mod snapshot_checks;
 mod snapshots;
 mod status;
 mod tier;
@@ -37,6 +38,7 @@ pub use schedules::{
     CreateSchedule, ReportSent, RunSchedule, ScheduleDetail, ScheduleInfo, SchedulePlan,
     SchedulePolicy, ScheduleTarget, ScheduleVolume,
 };
+pub use snapshot_checks::{CheckPosition, CheckSnapshots, SnapshotCheckReply, SnapshotDifference};
 pub use snapshots::{
     AnswerCut, CloneProgressReply, CountSpace, CreateClone, CreateSnapshot, CreateSnapshots,
     CreatedSnapshots, CutOrder, CutResult, DeleteSnapshotReply, DeleteVolumeParams, ListSnapshots,

@@ -617,7 +617,6 @@ fn fuzz_store_record() {
         }),
         received: Some(EpochNumber(2)),
         rollback: Some(rollback()),
-        late_adoptions: vec![],
     };
     let pending = PendingDelete {
         brick: BRICK,

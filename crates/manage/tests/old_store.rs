@@ -87,7 +87,6 @@ fn volume() -> VolumeRecord {
         origin: None,
         received: None,
         rollback: None,
-        late_adoptions: vec![],
     }
 }
 

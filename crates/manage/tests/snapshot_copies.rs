@@ -53,11 +53,13 @@ fn missing(manager: &Manager) -> Vec<usize> {
     found.iter().map(|it| it.missing_copies).collect()
 }
 
+/// A version of a page; its checksum is ten times its birth.
 fn version(birth: u32, death: u32) -> PageVersion {
     PageVersion {
         page: PageNo(3),
         birth: Epoch(birth),
         death: Epoch(death),
+        sum: 10 * birth,
     }
 }
 
@@ -67,13 +69,13 @@ fn snapshot_of_one_leg(cluster: &Cluster, manager: &Manager) {
     turn(manager, LegState::Stale);
     create(manager, "away").expect("made");
     let legs = slices(cluster, manager);
-    let add = |at: usize, versions: &[PageVersion]| {
-        let (slice, fake): &(SliceId, Arc<FakeBrick>) = &legs[at];
-        let mut all = fake.versions.lock().expect("no panic");
-        all.insert(*slice, versions.iter().copied().collect());
-    };
-    add(0, &[version(1, 3), version(3, 5)]);
-    add(1, &[version(1, 5)]);
+    set_versions(&legs[0], &[version(1, 3), version(3, 5)]);
+    set_versions(&legs[1], &[version(1, 5)]);
+}
+
+fn set_versions((slice, fake): &(SliceId, Arc<FakeBrick>), versions: &[PageVersion]) {
+    let mut all = fake.versions.lock().expect("no panic");
+    all.insert(*slice, versions.iter().copied().collect());
 }
 
 fn versions(leg: &(SliceId, Arc<FakeBrick>)) -> Vec<PageVersion> {
@@ -98,7 +100,7 @@ fn leg_that_returns_is_read_once_it_has_the_snapshot() {
         (readers(&manager, "before"), readers(&manager, "away")),
         (2, 2)
     );
-    assert_eq!(versions(&legs[1]), [version(1, 2), version(3, 5)]);
+    assert_eq!(versions(&legs[1]), [version(1, 2), version(3, 4)]);
     assert!(event_kinds(&manager).contains(&EventKind::SnapshotsCopied));
     // The record outlives the manager.
     let manager = cluster.crash_copy();
@@ -112,7 +114,7 @@ fn leg_that_returns_is_read_once_it_has_the_snapshot() {
 }
 
 #[test]
-fn leg_that_lists_snapshots_late_waits_for_a_layout() {
+fn leg_that_lists_snapshots_late_is_compared_then() {
     let cluster = Cluster::new(2);
     let manager = manager_with_volume(&cluster);
     snapshot_of_one_leg(&cluster, &manager);
@@ -122,17 +124,108 @@ fn leg_that_lists_snapshots_late_waits_for_a_layout() {
     turn(&manager, LegState::InSync);
     manager.sweep();
     assert_eq!(missing(&manager), [1, 0]);
-    *legs[1].1.knows_version_copies.lock().expect("no panic") = true;
-    let attached = manager.attach(&name("v"), &cluster::attach_request("c"));
-    attached.expect("attached");
-    // The brick lists them now. Versions of this layout may be lost already.
-    manager.sweep();
-    manager.sweep();
-    assert_eq!(missing(&manager), [1, 0]);
     assert_eq!(versions(&legs[1]), [version(1, 5)]);
+    *legs[1].1.knows_version_copies.lock().expect("no panic") = true;
+    manager.sweep();
+    assert_eq!(missing(&manager), [0, 0]);
+    assert_eq!(versions(&legs[1]), [version(1, 2), version(3, 4)]);
+}
+
+/// Both versions are of one birth: the page was changed twice in that epoch, and the leg was lost between.
+#[test]
+fn version_of_one_birth_with_other_bytes_is_replaced() {
+    let cluster = Cluster::new(2);
+    let manager = manager_with_volume(&cluster);
+    snapshot_of_one_leg(&cluster, &manager);
+    let legs = slices(&cluster, &manager);
+    let old = PageVersion {
+        sum: 31,
+        ..version(3, 5)
+    };
+    set_versions(&legs[1], &[version(1, 2), old]);
+    turn(&manager, LegState::Syncing);
+    turn(&manager, LegState::InSync);
+    manager.sweep();
+    assert_eq!(missing(&manager), [0, 0]);
+    assert_eq!(versions(&legs[1]), [version(1, 2), version(3, 4)]);
+}
+
+#[test]
+fn leg_with_other_pages_of_the_slice_is_not_read_for_a_snapshot() {
+    let cluster = Cluster::new(2);
+    let manager = manager_with_volume(&cluster);
+    snapshot_of_one_leg(&cluster, &manager);
+    let legs = slices(&cluster, &manager);
+    let live = |sum| PageVersion {
+        sum,
+        ..version(3, u32::MAX)
+    };
+    set_versions(&legs[0], &[live(30)]);
+    set_versions(&legs[1], &[live(31)]);
+    turn(&manager, LegState::Syncing);
+    turn(&manager, LegState::InSync);
+    for _ in 0..3 {
+        manager.sweep();
+    }
+    assert_eq!(missing(&manager), [1, 0]);
+    assert_eq!(readers(&manager, "away"), 1);
+    assert_eq!(versions(&legs[1]), [live(31)]);
+    // A later layout compares again.
+    set_versions(&legs[1], &[live(30)]);
     let attached = manager.attach(&name("v"), &cluster::attach_request("c"));
     attached.expect("attached");
     manager.sweep();
     assert_eq!(missing(&manager), [0, 0]);
-    assert_eq!(versions(&legs[1]), [version(1, 2), version(3, 5)]);
+}
+
+#[test]
+fn check_names_pages_that_differ_between_copies() {
+    let cluster = Cluster::new(2);
+    let manager = manager_with_volume(&cluster);
+    create(&manager, "one").expect("made");
+    create(&manager, "two").expect("made");
+    let legs = slices(&cluster, &manager);
+    // The epochs of the snapshots are 2 and 3.
+    set_versions(&legs[0], &[version(1, 2), version(2, u32::MAX)]);
+    let other = PageVersion {
+        sum: 5,
+        ..version(2, u32::MAX)
+    };
+    set_versions(&legs[1], &[version(1, 2), other]);
+    let volume = name("v");
+    let check = |name: Option<&str>, from| {
+        let name = name.map(snap);
+        manager.check_snapshots(&volume, name.as_ref(), from)
+    };
+    let all = check(None, None).expect("checked");
+    let found: Vec<_> = all
+        .differences
+        .iter()
+        .map(|it| (it.snapshot.as_str(), it.offset_bytes))
+        .collect();
+    assert_eq!(found, [("two", 3 * 4096)]);
+    assert_eq!((all.done_bytes, all.next), (all.all_bytes, None));
+    let one = check(Some("one"), None).expect("checked");
+    assert_eq!((one.checked_pages, one.differences.len()), (1, 0));
+    // A place of another layout is refused.
+    let old = "9.0.0".parse().expect("a place");
+    assert!(check(None, Some(old)).is_err());
+}
+
+#[test]
+fn snapshot_that_is_deleted_during_an_adoption_does_not_come_back() {
+    let cluster = Cluster::new(2);
+    let manager = Arc::new(manager_with_volume(&cluster));
+    snapshot_of_one_leg(&cluster, &manager);
+    let legs = slices(&cluster, &manager);
+    turn(&manager, LegState::Syncing);
+    let deleting = Arc::downgrade(&manager);
+    legs[1].1.set_adoption_hook(move || {
+        let manager = deleting.upgrade().expect("running");
+        let deleted = manager.delete_snapshot(&name("v"), &snap("away"));
+        deleted.expect("deleted");
+    });
+    turn(&manager, LegState::InSync);
+    assert_eq!(legs[1].1.snapshot_epochs(), legs[0].1.snapshot_epochs());
+    assert_eq!(legs[1].1.snapshot_epochs(), [2]);
 }

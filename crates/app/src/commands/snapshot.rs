@@ -1,5 +1,6 @@
 //! `pagemesh snapshot`: makes, lists, compares, holds, deletes, sends and receives snapshots of volumes.
 
+mod check;
 mod diff;
 mod file_changes;
 pub mod receive;
@@ -12,6 +13,7 @@ mod temporary;
 
 use crate::args::ManagerArgs;
 use crate::client::manager_client;
+use crate::commands::Verdict;
 use crate::output::{self, bytes, table, time_text};
 use crate::snapshot_path::{self, SnapshotPath};
 use anyhow::{anyhow, bail, ensure};
@@ -56,6 +58,7 @@ pub enum SnapshotCommand {
     /// Release a hold of a snapshot.
     Release(HoldArgs),
     Delete(DeleteArgs),
+    Check(check::CheckArgs),
     Diff(diff::DiffArgs),
     Rollback(rollback::RollbackArgs),
     Send(send::SendArgs),
@@ -107,8 +110,9 @@ pub struct DeleteArgs {
 }
 
 /// Makes, lists, holds, deletes, sends and receives snapshots.
-pub fn run(command: &SnapshotCommand) -> anyhow::Result<()> {
+pub fn run(command: &SnapshotCommand) -> anyhow::Result<Verdict> {
     match command {
+        SnapshotCommand::Check(args) => return check::run(args),
         SnapshotCommand::Create(args) => create(args),
         SnapshotCommand::List {
             volume: Some(volume),
@@ -160,7 +164,8 @@ pub fn run(command: &SnapshotCommand) -> anyhow::Result<()> {
         SnapshotCommand::Rollback(args) => rollback::run(args),
         SnapshotCommand::Send(args) => send::run(args),
         SnapshotCommand::Receive(args) => receive::run(args),
-    }
+    }?;
+    Ok(Verdict::Done)
 }
 
 fn create(args: &CreateArgs) -> anyhow::Result<()> {

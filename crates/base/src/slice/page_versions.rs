@@ -1,8 +1,11 @@
 //! Versions of pages that snapshots see, and the comparison of those that two legs have.
 //!
 //! A leg that was away while a snapshot was cut lacks versions, or has wrong ones: a version lives on it until the page
-//! was copied or written again, and covers the versions between. [`plan_version_edits`] lists the edits that make the leg
-//! equal to another one.
+//! was copied or written again, and covers the versions between. [`plan_version_edits`] lists the edits that make the views
+//! of the leg equal to those of another one.
+//!
+//! Views are compared by the checksums of pages. Births are not enough: a page that is changed twice in one epoch has
+//! the same birth with both contents, and a copy of a page may be born later than the page.
 //!
 //! Invariant: the plan changes no view of a snapshot that the target has as a whole.
 
@@ -13,15 +16,18 @@ pub const LISTED_SNAPSHOTS_MAX: usize = 256;
 /// Edits of one [`VersionEdits`].
 pub const VERSION_EDITS_MAX: usize = 64;
 
-/// A version of a page that was replaced. A snapshot at epoch `s` sees it if `birth < s <= death`.
+/// The contents of a page between two changes. A snapshot at epoch `s` sees it if `birth < s <= death`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PageVersion {
     /// The page.
     pub page: PageNo,
     /// The epoch of the change that wrote it.
     pub birth: Epoch,
-    /// The epoch of the change that replaced it.
+    /// The epoch of the change that replaced it. In a list, the epoch of the range stands for each later one, and for a
+    /// page that was not replaced.
     pub death: Epoch,
+    /// CRC32C of the page.
+    pub sum: u32,
 }
 
 impl PageVersion {
@@ -31,23 +37,22 @@ impl PageVersion {
         self.birth < snapshot && snapshot <= self.death
     }
 
-    fn is_seen_by_any(&self, snapshots: &[Epoch]) -> bool {
-        self.newest_of(snapshots).is_some()
-    }
-
-    /// The newest of some snapshots that see it.
-    fn newest_of(&self, snapshots: &[Epoch]) -> Option<Epoch> {
-        let seeing = snapshots.iter().filter(|it| self.is_seen_by(**it));
-        seeing.copied().max()
+    /// Whether it can stand for another version of the page. It may be born later: then a comparison of two snapshots names
+    /// a page too many, and never one too few.
+    fn stands_for(&self, other: &PageVersion) -> bool {
+        self.sum == other.sum && self.birth >= other.birth
     }
 }
+
+/// A `below` of ranges for a look alone: no edits follow, so nothing has to be merged.
+pub const VIEWS_ONLY: Epoch = Epoch(u32::MAX);
 
 /// The versions to list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VersionRange {
-    /// Only versions that died before this epoch. The slice must have this epoch or a newer one.
+    /// The slice must have this epoch or a newer one. Versions that died before do not change any more. Or [`VIEWS_ONLY`].
     pub below: Epoch,
-    /// Only versions that one of these snapshots sees, at most [`LISTED_SNAPSHOTS_MAX`].
+    /// Only versions that one of these snapshots sees, at most [`LISTED_SNAPSHOTS_MAX`]. They are older than `below`.
     pub snapshots: Vec<Epoch>,
     /// The first page.
     pub from: PageNo,
@@ -70,6 +75,8 @@ pub struct VersionEdit {
     pub page: PageNo,
     /// The birth of the version.
     pub birth: Epoch,
+    /// Its checksum.
+    pub sum: u32,
     /// The death that it has; none: it is added, with the bytes of a page.
     pub from: Option<Epoch>,
     /// The death that it gets; none: it is removed.
@@ -87,116 +94,279 @@ pub struct VersionEdits {
     pub data: bytes::Bytes,
 }
 
-/// The edits after which snapshots see on the target the versions that they see on the source.
-///
-/// `missing` are snapshots that the source has as a whole, and the target not. `complete` are those that the target has
-/// as a whole. Both lists have all versions of the same pages that a missing snapshot sees.
-///
-/// A birth names the bytes of a page. So a version that both have gets the death up to which snapshots see it rightly.
+/// The pages that snapshots see with other bytes in one list than in the other. Both lists are sorted, and have all versions
+/// of the same pages that these snapshots see.
 #[must_use]
-pub fn plan_version_edits(
-    (source, target): (&[PageVersion], &[PageVersion]),
-    missing: &[Epoch],
-    complete: &[Epoch],
-) -> Vec<VersionEdit> {
-    let is_same =
-        |one: &PageVersion, other: &PageVersion| (one.page, one.birth) == (other.page, other.birth);
-    let mut edits = Vec::new();
-    let mut kept: Vec<PageVersion> = Vec::new();
-    for present in target {
-        let right = source.iter().find(|it| is_same(it, present));
-        let right = right.filter(|it| it.is_seen_by_any(missing));
-        let by_source = right.map(|it| it.death);
-        // A second version of a birth is superfluous.
-        let death = match kept.iter().any(|it| is_same(it, present)) {
-            true => None,
-            false => by_source.max(present.newest_of(complete)),
+pub fn unequal_views(
+    (mut one, mut other): (&[PageVersion], &[PageVersion]),
+    snapshots: &[Epoch],
+) -> Vec<(PageNo, Epoch)> {
+    let mut unequal = Vec::new();
+    while let Some(page) = first_page(one, other) {
+        let lists = [take_page(&mut one, page), take_page(&mut other, page)];
+        let differs = |it: &&Epoch| {
+            let [one, other] = lists.map(|list| view(list, **it).map(|version| version.sum));
+            one != other
         };
-        if let Some(death) = death {
-            kept.push(PageVersion { death, ..*present });
-        }
-        if is_other_view(present, death, missing, complete) {
-            edits.push(VersionEdit {
-                page: present.page,
-                birth: present.birth,
-                from: Some(present.death),
-                to: death,
-            });
-        }
+        unequal.extend(snapshots.iter().filter(differs).map(|&it| (page, it)));
     }
-    let is_new = |it: &&PageVersion| !kept.iter().any(|kept| is_same(it, kept));
-    let wanted = source.iter().filter(|it| it.is_seen_by_any(missing));
-    edits.extend(wanted.filter(is_new).map(|it| VersionEdit {
-        page: it.page,
-        birth: it.birth,
-        from: None,
-        to: Some(it.death),
-    }));
-    edits
+    unequal
 }
 
-/// Whether other snapshots see a version after it got this death.
-fn is_other_view(
-    version: &PageVersion,
-    death: Option<Epoch>,
+/// The version of a page that a snapshot sees.
+fn view(versions: &[PageVersion], snapshot: Epoch) -> Option<&PageVersion> {
+    let seen = versions.iter().filter(|it| it.is_seen_by(snapshot));
+    seen.max_by_key(|it| it.birth)
+}
+
+/// A comparison of versions.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VersionPlan {
+    /// Edits of the target, in the order of pages.
+    pub edits: Vec<VersionEdit>,
+    /// Views that no edit makes equal. The target sees another page, which is a page of the slice still.
+    pub unequal: Vec<(PageNo, Epoch)>,
+}
+
+/// The edits after which snapshots see on the target the bytes that they see on the source.
+///
+/// `missing` are snapshots that the source has as a whole, and the target not. `complete` are those that the target has
+/// as a whole. Both are sorted, and older than `below`. Both lists are sorted, and have all versions of the same pages
+/// that a missing snapshot sees.
+#[must_use]
+pub fn plan_version_edits(
+    (mut source, mut target): (&[PageVersion], &[PageVersion]),
+    below: Epoch,
     missing: &[Epoch],
     complete: &[Epoch],
-) -> bool {
-    let Some(death) = death else {
-        return true;
-    };
-    let edited = PageVersion { death, ..*version };
-    let mut snapshots = missing.iter().chain(complete);
-    snapshots.any(|&it| version.is_seen_by(it) != edited.is_seen_by(it))
+) -> VersionPlan {
+    let mut plan = VersionPlan::default();
+    while let Some(page) = first_page(source, target) {
+        let views = PageViews {
+            source: take_page(&mut source, page),
+            target: take_page(&mut target, page),
+            below,
+            missing,
+            complete,
+        };
+        views.plan(page, &mut plan);
+    }
+    plan
+}
+
+fn first_page(source: &[PageVersion], target: &[PageVersion]) -> Option<PageNo> {
+    let firsts = [source.first(), target.first()].into_iter().flatten();
+    firsts.map(|it| it.page).min()
+}
+
+fn take_page<'a>(list: &mut &'a [PageVersion], page: PageNo) -> &'a [PageVersion] {
+    let (found, rest) = list.split_at(list.partition_point(|it| it.page <= page));
+    *list = rest;
+    found
+}
+
+/// The versions of one page on two legs.
+struct PageViews<'a> {
+    source: &'a [PageVersion],
+    target: &'a [PageVersion],
+    below: Epoch,
+    missing: &'a [Epoch],
+    complete: &'a [Epoch],
+}
+
+impl PageViews<'_> {
+    fn plan(&self, page: PageNo, plan: &mut VersionPlan) {
+        let (mut kept, mut unequal) = (Vec::new(), Vec::new());
+        for version in self.target {
+            let wrong = self.wrong_views(version);
+            let after = match wrong.is_empty() {
+                true => Some(*version),
+                false => self.shortened(version),
+            };
+            let is_open = version.death >= self.below;
+            let stays = after.is_some_and(|it| !self.wrong_views(&it).is_empty());
+            if stays || is_open && !wrong.is_empty() {
+                unequal.extend(wrong);
+                continue;
+            }
+            kept.extend(after);
+            if after != Some(*version) {
+                plan.edits.push(VersionEdit {
+                    page,
+                    birth: version.birth,
+                    sum: version.sum,
+                    from: Some(version.death),
+                    to: after.map(|it| it.death),
+                });
+            }
+        }
+        self.plan_added(page, (&kept, &unequal), &mut plan.edits);
+        plan.unequal
+            .extend(unequal.into_iter().map(|it| (page, it)));
+    }
+
+    /// The version of the source that a missing snapshot sees.
+    fn wanted(&self, snapshot: Epoch) -> Option<&PageVersion> {
+        view(self.source, snapshot)
+    }
+
+    fn is_right(&self, version: &PageVersion, snapshot: Epoch) -> bool {
+        self.wanted(snapshot)
+            .is_some_and(|wanted| version.stands_for(wanted))
+    }
+
+    /// The missing snapshots that see a version of the target, and should see another one, or none.
+    fn wrong_views(&self, version: &PageVersion) -> Vec<Epoch> {
+        let missing = self.missing.iter().copied();
+        let is_wrong = |it: &Epoch| version.is_seen_by(*it) && !self.is_right(version, *it);
+        missing.filter(is_wrong).collect()
+    }
+
+    /// A version of the target up to the newest snapshot that sees it rightly; none: there is no such snapshot.
+    fn shortened(&self, version: &PageVersion) -> Option<PageVersion> {
+        let missing = self.missing.iter();
+        let right = missing.filter(|&&it| self.is_right(version, it));
+        let seeing = right.chain(self.complete).copied();
+        let death = seeing.filter(|it| version.is_seen_by(*it)).max()?;
+        Some(PageVersion { death, ..*version })
+    }
+
+    /// Adds the versions that missing snapshots see on the source, and do not see on the target. Such a version lives between two
+    /// complete snapshots, so that these do not see it.
+    fn plan_added(
+        &self,
+        page: PageNo,
+        (kept, unequal): (&[PageVersion], &[Epoch]),
+        edits: &mut Vec<VersionEdit>,
+    ) {
+        let mut added: Vec<VersionEdit> = Vec::new();
+        let mut is_run = false;
+        for &snapshot in self.missing {
+            let is_seen = |it: &PageVersion| it.is_seen_by(snapshot) && self.is_right(it, snapshot);
+            let is_done = kept.iter().any(is_seen) || unequal.contains(&snapshot);
+            let wanted = self.wanted(snapshot).filter(|_| !is_done);
+            let Some(wanted) = wanted else {
+                is_run = false;
+                continue;
+            };
+            let before = self.complete.partition_point(|it| *it < snapshot);
+            let before = self.complete[..before].last().copied();
+            let birth = wanted.birth.max(before.unwrap_or(Epoch(0)));
+            match added.last_mut().filter(|_| is_run) {
+                Some(last) if (last.birth, last.sum) == (birth, wanted.sum) => {
+                    last.to = Some(snapshot)
+                }
+                _ => added.push(VersionEdit {
+                    page,
+                    birth,
+                    sum: wanted.sum,
+                    from: None,
+                    to: Some(snapshot),
+                }),
+            }
+            is_run = true;
+        }
+        edits.extend(added);
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn version(page: u64, birth: u32, death: u32) -> PageVersion {
+    fn version(page: u64, birth: u32, death: u32, sum: u32) -> PageVersion {
         PageVersion {
             page: PageNo(page),
             birth: Epoch(birth),
             death: Epoch(death),
+            sum,
         }
     }
 
-    fn edit(birth: u32, from: Option<u32>, to: Option<u32>) -> VersionEdit {
+    fn edit((birth, sum): (u32, u32), from: Option<u32>, to: Option<u32>) -> VersionEdit {
         VersionEdit {
             page: PageNo(1),
             birth: Epoch(birth),
+            sum,
             from: from.map(Epoch),
             to: to.map(Epoch),
         }
     }
 
+    fn plan(
+        legs: (&[PageVersion], &[PageVersion]),
+        missing: &[u32],
+        complete: &[u32],
+    ) -> VersionPlan {
+        let epochs = |list: &[u32]| list.iter().copied().map(Epoch).collect::<Vec<_>>();
+        plan_version_edits(legs, Epoch(20), &epochs(missing), &epochs(complete))
+    }
+
     #[test]
     fn version_that_outlives_its_death_is_shortened() {
         // The target was away from 9 to 20. Snapshot 9 is complete on it, 12 and 16 are not.
-        let source = [version(1, 5, 10), version(1, 10, 15), version(1, 15, 18)];
-        let target = [version(1, 5, 18)];
-        let plan = plan_version_edits((&source, &target), &[Epoch(12), Epoch(16)], &[Epoch(9)]);
-        let expected = [
-            edit(5, Some(18), Some(9)),
-            edit(10, None, Some(15)),
-            edit(15, None, Some(18)),
+        let source = [
+            version(1, 5, 10, 50),
+            version(1, 10, 15, 60),
+            version(1, 15, 18, 70),
         ];
-        assert_eq!(plan, expected);
+        let target = [version(1, 5, 18, 50)];
+        let expected = [
+            edit((5, 50), Some(18), Some(9)),
+            edit((10, 60), None, Some(12)),
+            edit((15, 70), None, Some(16)),
+        ];
+        let plan = plan((&source, &target), &[12, 16], &[9]);
+        assert_eq!((&plan.edits[..], plan.unequal.len()), (&expected[..], 0));
     }
 
     #[test]
     fn version_over_a_hole_is_removed() {
-        let target = [version(1, 5, 18)];
-        let plan = plan_version_edits((&[], &target), &[Epoch(12)], &[]);
-        assert_eq!(plan, [edit(5, Some(18), None)]);
+        let target = [version(1, 5, 18, 50)];
+        let plan = plan((&[], &target), &[12], &[]);
+        assert_eq!(plan.edits, [edit((5, 50), Some(18), None)]);
     }
 
     #[test]
-    fn equal_versions_need_no_edit() {
-        let source = [version(1, 5, 18), version(2, 3, 14)];
-        let target = [version(1, 5, 17), version(2, 3, 14)];
-        let plan = plan_version_edits((&source, &target), &[Epoch(12)], &[Epoch(9)]);
-        assert_eq!(plan, []);
+    fn equal_views_need_no_edit() {
+        let source = [version(1, 5, 18, 50), version(2, 3, 14, 60)];
+        // It died elsewhere, and was born later; no snapshot sees that.
+        let target = [version(1, 5, 17, 50), version(2, 4, 14, 60)];
+        let plan = plan((&source, &target), &[12], &[9]);
+        assert_eq!(plan, VersionPlan::default());
+    }
+
+    #[test]
+    fn version_of_one_birth_with_other_bytes_is_replaced() {
+        let (source, target) = ([version(1, 5, 18, 51)], [version(1, 5, 18, 50)]);
+        let expected = [edit((5, 50), Some(18), None), edit((5, 51), None, Some(12))];
+        assert_eq!(plan((&source, &target), &[10, 12], &[]).edits, expected);
+    }
+
+    #[test]
+    fn page_that_is_born_later_on_the_target_is_added_for_older_snapshots() {
+        let (source, target) = ([version(1, 5, 20, 50)], [version(1, 14, 20, 50)]);
+        let plan = plan((&source, &target), &[10, 12, 16], &[11]);
+        let expected = [
+            edit((5, 50), None, Some(10)),
+            edit((11, 50), None, Some(12)),
+        ];
+        assert_eq!((&plan.edits[..], plan.unequal.len()), (&expected[..], 0));
+    }
+
+    #[test]
+    fn views_with_other_bytes_are_unequal() {
+        let one = [version(1, 5, 9, 50), version(2, 3, 20, 60)];
+        let other = [version(1, 6, 20, 50), version(2, 3, 20, 61)];
+        let found = unequal_views((&one, &other), &[Epoch(8), Epoch(12)]);
+        let expected = [(1, 12), (2, 8), (2, 12)];
+        assert_eq!(found, expected.map(|(page, it)| (PageNo(page), Epoch(it))));
+    }
+
+    #[test]
+    fn page_of_the_slice_with_other_bytes_is_unequal() {
+        let (source, target) = ([version(1, 5, 20, 51)], [version(1, 5, 20, 50)]);
+        let plan = plan((&source, &target), &[12], &[]);
+        assert_eq!(plan.unequal, [(PageNo(1), Epoch(12))]);
     }
 }

@@ -47,7 +47,7 @@ pub(super) fn encode_edits(slice: SliceId, edits: &VersionEdits) -> Bytes {
         for death in [edit.from, edit.to] {
             body.extend_from_slice(&death.map_or(0, |it| it.0).to_le_bytes());
         }
-        body.extend_from_slice(&[0; 4]);
+        body.extend_from_slice(&edit.sum.to_le_bytes());
     }
     body.into()
 }
@@ -76,13 +76,13 @@ pub(super) fn decode_edits(header: &Header, mut body: Bytes) -> Result<Control, 
 }
 
 fn version_edit(fields: &mut FieldReader<'_>) -> Option<VersionEdit> {
-    let edit = VersionEdit {
+    Some(VersionEdit {
         page: PageNo(fields.u64()?),
         birth: Epoch(fields.u32()?),
         from: Some(Epoch(fields.u32()?)).filter(|it| it.0 > 0),
         to: Some(Epoch(fields.u32()?)).filter(|it| it.0 > 0),
-    };
-    (fields.u32()? == 0).then_some(edit)
+        sum: fields.u32()?,
+    })
 }
 
 pub(super) fn decode_clone(header: &Header, body: &Bytes) -> Result<Control, MalformedMessage> {

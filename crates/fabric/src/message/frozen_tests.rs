@@ -335,6 +335,7 @@ fn every_message_of_version_copies_has_its_frozen_bytes() {
     let edit = |from, to| VersionEdit {
         page: PageNo(0x3132),
         birth: Epoch(0x0102_0304),
+        sum: 0x2122_2324,
         from,
         to,
     };
@@ -365,6 +366,7 @@ fn every_message_of_version_copies_has_its_frozen_bytes() {
         page: PageNo(0x3132),
         birth: Epoch(3),
         death: Epoch(4),
+        sum: 0x2122_2324,
     };
     let list = VersionList {
         versions: vec![version],

@@ -211,6 +211,7 @@ fn encode_versions(header: &mut Header, found: &VersionList) -> Bytes {
         put(body, version.page.0);
         put_epoch(&version.birth, body);
         put_epoch(&version.death, body);
+        body.extend_from_slice(&version.sum.to_le_bytes());
     })
 }
 
@@ -505,6 +506,7 @@ fn version(fields: &mut FieldReader<'_>) -> Option<PageVersion> {
         page: PageNo(fields.u64()?),
         birth: Epoch(fields.u32()?),
         death: Epoch(fields.u32()?),
+        sum: fields.u32()?,
     })
 }
 

@@ -172,11 +172,14 @@ fn version_copies() -> impl Strategy<Value = Control> {
     let epochs = || prop::collection::vec(any::<u32>().prop_map(Epoch), 1..20);
     let death = || prop::option::of((1u32..).prop_map(Epoch));
     let edit =
-        (any::<(u64, u32)>(), death(), death()).prop_map(|((page, birth), from, to)| VersionEdit {
-            page: PageNo(page),
-            birth: Epoch(birth),
-            from,
-            to,
+        (any::<(u64, u32, u32)>(), death(), death()).prop_map(|((page, birth, sum), from, to)| {
+            VersionEdit {
+                page: PageNo(page),
+                birth: Epoch(birth),
+                sum,
+                from,
+                to,
+            }
         });
     prop_oneof![
         (slices(), epochs())
@@ -308,12 +311,13 @@ fn answers() -> impl Strategy<Value = (MessageKind, Answer)> {
             };
             (kind, Ok(Reply::Progress(CloneProgress { done, all })))
         }),
-        1 => (prop::collection::vec(any::<(u64, u32, u32)>(), 0..20), prop::option::of(any::<u64>()))
+        1 => (prop::collection::vec(any::<(u64, u32, u32, u32)>(), 0..20), prop::option::of(any::<u64>()))
             .prop_map(|(versions, next)| {
-                let version = |(page, birth, death)| PageVersion {
+                let version = |(page, birth, death, sum)| PageVersion {
                     page: PageNo(page),
                     birth: Epoch(birth),
                     death: Epoch(death),
+                    sum,
                 };
                 let list = VersionList {
                     versions: versions.into_iter().map(version).collect(),

@@ -189,6 +189,7 @@ fn of_snapshots() -> Vec<Request> {
                 edits: vec![pagemesh_base::slice::VersionEdit {
                     page: PageNo(3),
                     birth: Epoch(2),
+                    sum: 4,
                     from: None,
                     to: Some(snapshot),
                 }],

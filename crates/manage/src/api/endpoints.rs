@@ -16,6 +16,7 @@ mod metrics;
 mod replicas;
 mod rollbacks;
 mod schedules;
+mod snapshot_checks;
 mod snapshots;
 mod tiers;
 mod volumes;
@@ -51,6 +52,7 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
         .merge(volumes::routes())
         .merge(replicas::routes())
         .merge(snapshots::routes())
+        .merge(snapshot_checks::routes())
         .merge(bookmarks::routes())
         .merge(schedules::routes())
         .merge(rollbacks::routes())

@@ -2,7 +2,8 @@
 
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::{BrickId, EpochNumber, SliceId, VolumeName};
-use std::collections::BTreeMap;
+use pagemesh_base::slice::LISTED_SNAPSHOTS_MAX;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The copy of versions to one leg.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,8 +19,43 @@ pub(crate) struct VersionCopy {
     pub complete: Vec<Epoch>,
 }
 
-/// The progress of copies, by target. A restarted manager begins anew.
+/// A copy that has begun.
+#[derive(Debug, Default)]
+pub(crate) struct CopyProgress {
+    /// The snapshots that are compared.
+    pub missing: Vec<Epoch>,
+    /// Those with views that cannot be made equal.
+    pub unequal: BTreeSet<Epoch>,
+    /// All views of pages below are equal, but those.
+    pub next: PageNo,
+}
+
+/// The progress of copies, by target. What a snapshot sees on a leg does not change once the leg lists it. So the progress
+/// holds in later layouts, and for other sources. A restarted manager begins anew.
 #[derive(Debug, Default)]
 pub(crate) struct VersionCopies {
-    pub of: BTreeMap<SliceId, (VersionCopy, PageNo)>,
+    pub of: BTreeMap<SliceId, CopyProgress>,
+    /// Snapshots that a leg cannot get, and the layout in which they were compared.
+    pub refused: BTreeMap<SliceId, (EpochNumber, BTreeSet<Epoch>)>,
+    /// The target of the last copy.
+    pub last: Option<SliceId>,
+}
+
+impl VersionCopies {
+    /// Whether a leg may get a snapshot in a layout.
+    pub fn may_copy(&self, target: SliceId, layout: EpochNumber, snapshot: Epoch) -> bool {
+        let refused = self.refused.get(&target);
+        !refused.is_some_and(|(of, snapshots)| *of == layout && snapshots.contains(&snapshot))
+    }
+
+    /// The snapshots to compare: those of a copy that has begun, or else as many as one list may name.
+    pub fn begun_first(&self, target: SliceId, missing: Vec<Epoch>) -> Vec<Epoch> {
+        let begun = self.of.get(&target).map_or(&[][..], |it| &it.missing);
+        let is_begun = |it: &&Epoch| begun.contains(it);
+        let of_begun: Vec<Epoch> = missing.iter().filter(is_begun).copied().collect();
+        match of_begun.is_empty() {
+            true => missing.into_iter().take(LISTED_SNAPSHOTS_MAX).collect(),
+            false => of_begun,
+        }
+    }
 }

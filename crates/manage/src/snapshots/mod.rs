@@ -30,7 +30,7 @@ pub use name::{HoldTag, SnapshotName};
 pub use record::{SnapshotLayout, SnapshotRecord, SnapshotState};
 pub use table::{SNAPSHOTS_MAX, VOLUME_SNAPSHOTS_MAX};
 
-pub(crate) use copies::{VersionCopies, VersionCopy};
+pub(crate) use copies::{CopyProgress, VersionCopies, VersionCopy};
 pub use orders::CutResult;
 pub(crate) use orders::{CutOrders, CutOutcome, PollState};
 pub(crate) use space::{PagesByRun, account, add_runs};

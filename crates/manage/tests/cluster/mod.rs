@@ -106,6 +106,8 @@ pub struct FakeBrick {
     pub versions: Mutex<BTreeMap<SliceId, BTreeSet<PageVersion>>>,
     /// Whether it knows copies of versions.
     pub knows_version_copies: Mutex<bool>,
+    /// Runs once, at a request to list snapshots, before they are listed.
+    pub adoption_hook: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl FakeBrick {
@@ -124,6 +126,10 @@ impl FakeBrick {
             .keys()
             .copied()
             .collect()
+    }
+
+    pub fn set_adoption_hook(&self, hook: impl FnOnce() + Send + 'static) {
+        *self.adoption_hook.lock().expect("no panic") = Some(Box::new(hook));
     }
 
     /// The epochs of the snapshots of all its slices.
@@ -310,6 +316,10 @@ impl BrickControl for FakeControl {
         if !*self.0.knows_version_copies.lock().expect("no panic") {
             return Err(SliceError::Refused(VERSION_COPIES_UNKNOWN.into()));
         }
+        let hook = self.0.adoption_hook.lock().expect("no panic").take();
+        if let Some(hook) = hook {
+            hook();
+        }
         let mut snapshots = self.0.snapshots.lock().expect("no panic");
         snapshots.extend(adopted.iter().map(|&epoch| (slice, epoch)));
         Ok(())
@@ -327,8 +337,12 @@ impl BrickControl for FakeControl {
             let mut snapshots = range.snapshots.iter();
             it.page >= range.from && snapshots.any(|&snapshot| it.is_seen_by(snapshot))
         };
+        let listed = |it: PageVersion| PageVersion {
+            death: it.death.min(range.below),
+            ..it
+        };
         Ok(VersionList {
-            versions: of_slice.filter(is_meant).collect(),
+            versions: of_slice.filter(is_meant).map(listed).collect(),
             next: None,
         })
     }
@@ -338,8 +352,12 @@ impl BrickControl for FakeControl {
         let mut all = self.0.versions.lock().expect("no panic");
         let of_slice = all.entry(slice).or_default();
         for edit in &edits.edits {
-            let (page, birth) = (edit.page, edit.birth);
-            let version = |death| PageVersion { page, birth, death };
+            let version = |death| PageVersion {
+                page: edit.page,
+                birth: edit.birth,
+                death,
+                sum: edit.sum,
+            };
             if let Some(from) = edit.from {
                 assert!(of_slice.remove(&version(from)), "{edit:?}");
             }
@@ -484,6 +502,7 @@ impl Cluster {
                 clones: Mutex::default(),
                 versions: Mutex::default(),
                 knows_version_copies: Mutex::new(true),
+                adoption_hook: Mutex::new(None),
             })
         };
         let fakes: Vec<_> = (0..bricks).map(fake).collect();

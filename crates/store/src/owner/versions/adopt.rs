@@ -1,14 +1,15 @@
 //! Versions that a leg lacks, because it was away or did not exist when a snapshot was made.
 //!
-//! 1. [`Pool::adopt_snapshots`] lists the snapshots. From then on checkpoints keep versions for them.
-//! 2. The volume raises the slice's epoch. Versions that die at that epoch or later are right by themselves, because the
-//!    pages of the slice are equal to those of other legs by then. The others do not change any more.
-//! 3. [`Pool::list_versions`] lists those others, here and on a leg that has all of them.
-//! 4. [`Pool::edit_versions`] makes them equal ([`plan_version_edits`]).
+//! 1. [`Pool::adopt_snapshots`] lists the snapshots. From then on checkpoints keep versions for them, so what they see does
+//!    not change any more.
+//! 2. [`Pool::list_versions`] lists what they see, here and on a leg that has all of it: versions, and pages of the slice.
+//! 3. [`Pool::edit_versions`] makes the views equal ([`plan_version_edits`]). It edits versions that died below the epoch of
+//!    the layout.
 //!
-//! Each step can be repeated, and nothing remembers its progress: equal lists need no edit.
+//! Each step can be repeated, and nothing remembers its progress: equal views need no edit.
 //!
 //! Invariants:
+//! - a list that is made after the adoption has seen the end of all operations that began before it;
 //! - the head of the log has passed all versions below the epoch before they are edited. So no line brings an edited
 //!   version back;
 //! - the entry of an added version is durable before its page is written, and a free slot before its entry is used again.
@@ -17,7 +18,7 @@
 
 use super::super::error::ObjectError;
 use super::super::pool::Pool;
-use super::super::version_store::{SettledVersions, SliceVersions};
+use super::super::version_store::SliceVersions;
 use super::LEAF_PAGES;
 use super::blocks::{Block, EditedVersions};
 use super::pages::{NODES_PER_PAGE, OWN};
@@ -25,26 +26,16 @@ use crate::format::version_pages::{BLOCK_ENTRIES, DamagedVersions, SNAPSHOTS_MAX
 use crate::session::LegSession;
 use crate::session::copy_pages::copy_pages;
 use crate::session::version_slots::VersionSlot;
-use crate::shared::error::StoreError;
-use pagemesh_base::ids::{EPOCH_MAX, Epoch, ObjectId, PageNo, Seq};
+use pagemesh_base::checksum::crc32c;
+use pagemesh_base::ids::{EPOCH_MAX, Epoch, ObjectId, PageNo};
 use pagemesh_base::layout::SliceId;
-use pagemesh_base::slice::{
-    LIST_ENTRIES_MAX, PageVersion, VERSION_EDITS_MAX, VersionEdit, VersionEdits, VersionList,
-    VersionRange,
-};
+use pagemesh_base::slice::{PageVersion, VERSION_EDITS_MAX, VersionEdit, VersionEdits};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
 use std::collections::BTreeSet;
-use std::sync::atomic::Ordering;
 
-/// Leaves with versions that one call lists.
-const LISTED_LEAVES: u64 = 64;
-/// Leaves without versions that it passes.
-const LISTED_EMPTY_LEAVES: u64 = 1 << 12;
-/// Steps of a merge that one call does.
-const SETTLE_STEPS: usize = 16;
 /// The birth of a version whose birth is not known: it is older than each snapshot.
-const OLDEST_BIRTH: Epoch = Epoch(1);
+pub(super) const OLDEST_BIRTH: Epoch = Epoch(1);
 
 /// A page to be written: its place in the object of versions, its birth and its bytes.
 struct AddedPage<'a> {
@@ -82,57 +73,10 @@ impl<M: Media> Pool<M> {
             self.ensure_version_log()?;
             self.ensure_versions_object(object, entry.slice)?;
             self.store_snapshots(object, all.into_iter().collect(), false)?;
+            // Operations that began before may still change pages in place.
+            self.versions.settled.remove(&object);
         }
         self.update_shared_below(object)
-    }
-
-    /// The versions of a range that died below an epoch. No change below that epoch may come any more: the slice must have
-    /// the epoch, or a newer one.
-    ///
-    /// # Errors
-    /// When there is no such slice, its epoch is older, its versions are damaged, or the pool lacks room to merge them.
-    pub fn list_versions(
-        &mut self,
-        slice: SliceId,
-        range: &VersionRange,
-    ) -> Result<VersionList, ObjectError> {
-        let (object, entry) = self.find(slice)?;
-        if entry.epoch < range.below {
-            let (current, wanted) = (entry.epoch, range.below);
-            return Err(ObjectError::StaleEpoch { current, wanted });
-        }
-        self.check_versions(object)?;
-        let mut list = VersionList::default();
-        if self.versions.of(object).is_none() {
-            return Ok(list);
-        }
-        if !self.settle_versions(object, range.below)? {
-            list.next = Some(range.from);
-            return Ok(list);
-        }
-        let leaves = entry.size_bytes.div_ceil(LEAF_PAGES * PAGE_BYTES as u64);
-        let first = range.from.0 / LEAF_PAGES;
-        let (mut listed, mut passed) = (0, 0);
-        for leaf in first..leaves {
-            if listed == LISTED_LEAVES || passed == LISTED_EMPTY_LEAVES {
-                list.next = Some(PageNo(leaf * LEAF_PAGES));
-                break;
-            }
-            let found = self.leaf_versions(object, leaf);
-            if self.is_damage(&found) {
-                self.mark_damaged(object);
-            }
-            let of_leaf = found?;
-            match of_leaf.is_empty() {
-                true => passed += 1,
-                false => listed += 1,
-            }
-            list.next = add_whole_pages(&mut list.versions, of_leaf, range);
-            if list.next.is_some() {
-                break;
-            }
-        }
-        Ok(list)
     }
 
     /// Edits the versions of one leaf that died below an epoch, as a plan of [`Pool::list_versions`] says. Durable when it
@@ -177,9 +121,11 @@ impl<M: Media> Pool<M> {
         self.remove_versions(&versions, &mut blocks, &request.edits)?;
         // An entry is used again only when its slot is durably free.
         self.order_changes()?;
-        self.set_deaths(&mut versions, &mut blocks, &request.edits)?;
+        self.set_deaths(origin, &mut versions, &mut blocks, &request.edits)?;
         let pages = request.data.as_chunks::<PAGE_BYTES>().0;
-        let added = self.place_added(&mut versions, (leaf, &mut blocks), &request.edits, pages)?;
+        let new = request.edits.iter().filter(|edit| edit.from.is_none());
+        let new: Vec<_> = new.zip(pages).collect();
+        let added = self.place_added((origin, &mut versions), (leaf, &mut blocks), &new)?;
         self.commit_versions(origin, &mut versions)?;
         self.order_changes()?;
         self.write_added(versions.object, &added)?;
@@ -197,9 +143,7 @@ impl<M: Media> Pool<M> {
             let mut slots = vec![VersionSlot::Keep; BLOCK_ENTRIES as usize];
             for (entry, present) in self.block_versions(versions.object, block) {
                 let is_removed = |edit: &VersionEdit| {
-                    edit.to.is_none()
-                        && (edit.birth, edit.from) == (present.birth, Some(present.death))
-                        && edit.page.0 % LEAF_PAGES == present.page.0
+                    edit.to.is_none() && edit.from == Some(present.death) && is_of(edit, &present)
                 };
                 if edits.iter().any(is_removed) {
                     slots[entry] = VersionSlot::Free;
@@ -213,6 +157,7 @@ impl<M: Media> Pool<M> {
     /// Sets the deaths of versions that are there.
     fn set_deaths(
         &mut self,
+        origin: ObjectId,
         versions: &mut EditedVersions,
         blocks: &mut [Block],
         edits: &[VersionEdit],
@@ -220,14 +165,9 @@ impl<M: Media> Pool<M> {
         for block in blocks {
             let mut is_edited = false;
             for (entry, present) in self.block_versions(versions.object, block) {
-                let is_of = |edit: &&VersionEdit| {
-                    edit.birth == present.birth && edit.page.0 % LEAF_PAGES == present.page.0
-                };
-                let death = edits.iter().filter(is_of).find_map(|edit| match edit.from {
-                    Some(from) => edit.to.filter(|_| from == present.death),
-                    // It was added before.
-                    None => edit.to.max(Some(present.death)),
-                });
+                let is_meant =
+                    |edit: &&VersionEdit| edit.from == Some(present.death) && is_of(edit, &present);
+                let death = edits.iter().find(is_meant).and_then(|edit| edit.to);
                 if let Some(death) = death.filter(|it| *it != present.death) {
                     block.entries.set_version(entry, present.page.0, death);
                     is_edited = true;
@@ -235,6 +175,7 @@ impl<M: Media> Pool<M> {
             }
             if is_edited {
                 self.set_entries(versions, block.number, &block.entries)?;
+                self.commit_if_many(origin, versions)?;
             }
         }
         Ok(())
@@ -243,15 +184,14 @@ impl<M: Media> Pool<M> {
     /// Gives each added version an entry.
     fn place_added<'a>(
         &mut self,
-        versions: &mut EditedVersions,
+        (origin, versions): (ObjectId, &mut EditedVersions),
         (leaf, blocks): (u64, &mut Vec<Block>),
-        edits: &[VersionEdit],
-        pages: &'a [[u8; PAGE_BYTES]],
+        new: &[(&VersionEdit, &'a [u8; PAGE_BYTES])],
     ) -> Result<Vec<AddedPage<'a>>, ObjectError> {
-        let present: BTreeSet<(PageNo, Epoch)> = blocks
+        let present: BTreeSet<PageVersion> = blocks
             .iter()
             .flat_map(|block| self.block_versions(versions.object, block))
-            .map(|(_, it)| (it.page, it.birth))
+            .map(|(_, it)| it)
             .collect();
         let mut free: Vec<(usize, usize)> = Vec::new();
         for (index, block) in blocks.iter().enumerate() {
@@ -259,11 +199,16 @@ impl<M: Media> Pool<M> {
         }
         let mut added = Vec::new();
         let mut changed = BTreeSet::new();
-        let new = edits.iter().filter(|edit| edit.from.is_none()).zip(pages);
-        for (edit, bytes) in new {
+        for &(edit, bytes) in new {
             let in_leaf = edit.page.0 % LEAF_PAGES;
             let Some(death) = edit.to else { continue };
-            if present.contains(&(PageNo(in_leaf), edit.birth)) {
+            let version = PageVersion {
+                page: PageNo(in_leaf),
+                birth: edit.birth,
+                death,
+                sum: edit.sum,
+            };
+            if present.contains(&version) {
                 continue;
             }
             if free.is_empty() {
@@ -285,8 +230,21 @@ impl<M: Media> Pool<M> {
         for index in changed {
             let block = &blocks[index];
             self.set_entries(versions, block.number, &block.entries)?;
+            self.commit_if_many(origin, versions)?;
         }
         Ok(added)
+    }
+
+    /// Commits the edits so far, if they fill a transaction. Each of them is right without the others.
+    fn commit_if_many(
+        &mut self,
+        origin: ObjectId,
+        versions: &mut EditedVersions,
+    ) -> Result<(), ObjectError> {
+        match versions.edits.len() >= self.step_pages_max() {
+            true => self.commit_versions(origin, versions),
+            false => Ok(()),
+        }
     }
 
     /// Writes the pages of added versions, with their births.
@@ -306,80 +264,40 @@ impl<M: Media> Pool<M> {
         Ok(())
     }
 
-    /// The versions of a leaf that are merged.
-    fn leaf_versions(
-        &mut self,
-        origin: ObjectId,
-        leaf: u64,
-    ) -> Result<Vec<PageVersion>, ObjectError> {
-        let versions = self.edited_versions(origin);
-        if self.newest_block(&versions, leaf)?.is_none() {
-            return Ok(Vec::new());
-        }
-        let mut found = Vec::new();
-        for block in self.blocks_of(&versions, leaf)? {
-            let of_block = self.block_versions(versions.object, &block).into_iter();
-            found.extend(of_block.map(|(_, it)| PageVersion {
-                page: PageNo(leaf * LEAF_PAGES + it.page.0),
-                ..it
-            }));
-        }
-        found.sort_unstable();
-        Ok(found)
-    }
-
     /// The versions of a block, with their entries. Pages count from the first one of the leaf. No snapshot of a clone is
     /// as old as its base, so a version from before is born at the base.
-    fn block_versions(&self, object: ObjectId, block: &Block) -> Vec<(usize, PageVersion)> {
-        let base = self.objects.get(&object).map_or(Epoch(0), |it| it.base);
-        let oldest = base.max(OLDEST_BIRTH);
+    pub(super) fn block_versions(
+        &self,
+        object: ObjectId,
+        block: &Block,
+    ) -> Vec<(usize, PageVersion)> {
+        let oldest = self.oldest_birth(object);
         let version = |(entry, page, frame, death)| {
-            let birth = self.mapping.frame_word(frame).birth();
+            let word = self.mapping.frame_word(frame);
             let version = PageVersion {
                 page: PageNo(page),
-                birth: birth.unwrap_or(oldest).max(oldest),
+                birth: word.birth().unwrap_or(oldest).max(oldest),
                 death,
+                sum: word.crc(),
             };
             (entry, version)
         };
         block.versions().map(version).collect()
     }
 
-    /// Applies and merges all versions that died below an epoch. False: the caller tries again.
-    fn settle_versions(&mut self, object: ObjectId, below: Epoch) -> Result<bool, ObjectError> {
-        let known = self.versions.settled.get(&object).copied();
-        if known.is_none_or(|it| it.below < below) {
-            // Operations of earlier epochs were admitted before the slice got this one.
-            let committed = self.mapping.control.seq().load(Ordering::Acquire);
-            self.wait_for_ops()?;
-            self.checkpoint_versions(Seq(committed))?;
-            let after = self.superblock.version_log.tail;
-            let settled = SettledVersions { below, after };
-            self.versions.settled.insert(object, settled);
-        }
-        for _ in 0..SETTLE_STEPS {
-            if self.is_settled(object, below) {
-                return Ok(true);
-            }
-            self.merge_all_soon();
-            self.maintain_versions()?;
-            if self.versions.is_out_of_room {
-                return Err(StoreError::NoSpace.into());
-            }
-            self.check_versions(object)?;
-        }
-        Ok(self.is_settled(object, below))
-    }
-
-    /// Whether the durable head of the log has passed all versions that died below an epoch.
-    fn is_settled(&self, object: ObjectId, below: Epoch) -> bool {
-        let settled = self.versions.settled.get(&object);
-        let head = self.superblock.version_log.head;
-        settled.is_some_and(|it| it.below >= below && head >= it.after)
+    /// The birth of pages of an object that are older than each of its snapshots.
+    pub(super) fn oldest_birth(&self, object: ObjectId) -> Epoch {
+        let base = self.objects.get(&object).map_or(Epoch(0), |it| it.base);
+        base.max(OLDEST_BIRTH)
     }
 }
 
-/// The leaf of the edits; none: they are not of one leaf of the slice, or have another number of pages.
+/// Whether an edit is about a version of the page. Its page counts from the first one of the leaf.
+fn is_of(edit: &VersionEdit, version: &PageVersion) -> bool {
+    (edit.page.0 % LEAF_PAGES, edit.birth, edit.sum) == (version.page.0, version.birth, version.sum)
+}
+
+/// The leaf of the edits; none: they are not of one leaf of the slice, or their pages are others.
 fn check_edits(request: &VersionEdits, pages: u64) -> Option<u64> {
     let edits = &request.edits;
     let leaf = edits.first()?.page.0 / LEAF_PAGES;
@@ -393,38 +311,14 @@ fn check_edits(request: &VersionEdits, pages: u64) -> Option<u64> {
                 .is_none_or(|to| edit.birth < to && to < request.below)
             && edit.from.is_none_or(|from| from < request.below)
     };
-    let added = edits.iter().filter(|edit| edit.from.is_none()).count();
+    let (pages, left) = request.data.as_chunks::<PAGE_BYTES>();
+    let sums = edits
+        .iter()
+        .filter(|edit| edit.from.is_none())
+        .map(|it| it.sum);
     let is_sound = edits.len() <= VERSION_EDITS_MAX
         && edits.iter().all(is_sound)
-        && request.data.len() == added * PAGE_BYTES;
+        && left.is_empty()
+        && sums.eq(pages.iter().map(|page| crc32c(page)));
     is_sound.then_some(leaf)
-}
-
-/// Adds the versions of a leaf that a range asks for. Returns the page to continue with, if the list is full.
-fn add_whole_pages(
-    list: &mut Vec<PageVersion>,
-    of_leaf: Vec<PageVersion>,
-    range: &VersionRange,
-) -> Option<PageNo> {
-    let is_meant = |it: &PageVersion| {
-        it.page >= range.from
-            && it.death < range.below
-            && range
-                .snapshots
-                .iter()
-                .any(|&snapshot| it.is_seen_by(snapshot))
-    };
-    for version in of_leaf.into_iter().filter(is_meant) {
-        if list.len() >= LIST_ENTRIES_MAX {
-            let page = version.page;
-            let is_begun = list.first().is_some_and(|first| first.page < page);
-            // A page has no more versions than there are snapshots in a request, unless it is damaged.
-            if is_begun {
-                list.retain(|it| it.page < page);
-                return Some(page);
-            }
-        }
-        list.push(version);
-    }
-    None
 }

@@ -86,7 +86,7 @@ impl<M: Media> Pool<M> {
         let mut versions = self.edited_versions(origin);
         let mut links = Links::new();
         let mut merged = Vec::new();
-        let pages_max = STEP_PAGES.min(self.owner_session.group_lines_max() / 2);
+        let pages_max = self.step_pages_max();
         for &(of, leaf) in leaves.iter().take_while(|(of, _)| *of == origin) {
             let lines = self.lines_of((of, leaf), batch.end);
             let placed = self.place_versions(&mut versions, leaf, &lines, &mut links);
@@ -114,6 +114,11 @@ impl<M: Media> Pool<M> {
             batch.next = *key;
         }
         Ok(())
+    }
+
+    /// Pages that one step changes, at most.
+    pub(super) fn step_pages_max(&self) -> usize {
+        STEP_PAGES.min(self.owner_session.group_lines_max() / 2)
     }
 
     /// Gives up lines of a slice whose list of versions is damaged. Their frames stay in use until a check of the pool.

@@ -14,7 +14,8 @@
 //! 5. [`Pool::drop_snapshots`] takes epochs off the list. A sweep frees the versions that no snapshot sees any more
 //!    (`sweep`).
 //!
-//! [`Pool::adopt_snapshots`] and [`Pool::edit_versions`] give a slice the versions that it lacks (`adopt`).
+//! [`Pool::adopt_snapshots`], [`Pool::list_versions`] and [`Pool::edit_versions`] give a slice the versions that it lacks
+//! (`adopt`, `lists`).
 //!
 //! Invariants:
 //! - a frame that a snapshot sees is in use: by the slice, by a line of the log, or by the object of versions;
@@ -24,6 +25,7 @@
 
 mod adopt;
 mod blocks;
+mod lists;
 mod log;
 mod merge;
 mod pages;
