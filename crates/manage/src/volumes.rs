@@ -31,6 +31,7 @@ use pagemesh_base::layout::{
     VolumeName,
 };
 use serde::Serialize;
+use std::collections::BTreeMap;
 use uuid::Uuid;
 
 /// Bytes of the longest label of a client.
@@ -104,6 +105,7 @@ impl Manager {
             origin: None,
             received: request.received.then_some(EpochNumber(0)),
             rollback: None,
+            labels: BTreeMap::new(),
             late_adoptions: vec![],
         };
         let created = EventDraft::volume_created(&request.name, &self.actor(), bytes);
