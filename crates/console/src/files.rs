@@ -4,10 +4,10 @@ use crate::ConsoleFile;
 
 pub(crate) const FILES: &[ConsoleFile] = &[
     ConsoleFile {
-        path: "/assets/console-C9zmK6Oh.js",
+        path: "/assets/console-CPIA-psJ.js",
         content_type: "text/javascript; charset=utf-8",
-        etag: "\"cdf532930f1c331c77bcae46ac655918\"",
-        bytes: include_bytes!("../assets/assets/console-C9zmK6Oh.js"),
+        etag: "\"70ced29e568e1fbc3d12df8be70eb19e\"",
+        bytes: include_bytes!("../assets/assets/console-CPIA-psJ.js"),
     },
     ConsoleFile {
         path: "/assets/icon-WOU32JyF.svg",
@@ -16,15 +16,15 @@ pub(crate) const FILES: &[ConsoleFile] = &[
         bytes: include_bytes!("../assets/assets/icon-WOU32JyF.svg"),
     },
     ConsoleFile {
-        path: "/assets/style-C8TR2yjq.css",
+        path: "/assets/style-D8YVOod3.css",
         content_type: "text/css; charset=utf-8",
-        etag: "\"8a499515d25bce679f556a42a84a8df3\"",
-        bytes: include_bytes!("../assets/assets/style-C8TR2yjq.css"),
+        etag: "\"9f026079bd643d20725e6671a89f8cce\"",
+        bytes: include_bytes!("../assets/assets/style-D8YVOod3.css"),
     },
     ConsoleFile {
         path: "/index.html",
         content_type: "text/html; charset=utf-8",
-        etag: "\"1e4b65292d8587fc2e620aa399183d56\"",
+        etag: "\"dde9bd37163e2dbe446ae0a93a657606\"",
         bytes: include_bytes!("../assets/index.html"),
     },
 ];
