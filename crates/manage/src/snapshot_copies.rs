@@ -13,7 +13,7 @@ use crate::events::EventDraft;
 use crate::fault::Fault;
 use crate::manager::{Manager, ManagerState};
 use crate::records::{LateAdoption, VolumeRecord};
-use crate::snapshots::{SnapshotRecord, SnapshotState, VolumeSnapshots};
+use crate::snapshots::{SnapshotRecord, SnapshotState, VersionCopy, VolumeSnapshots};
 use crate::store::StoreWrite;
 use crate::sweep::BrickConnections;
 use crate::wire::ChangeLegs;
@@ -26,33 +26,13 @@ use pagemesh_base::slice::{
     VERSION_EDITS_MAX, VersionEdit, VersionEdits, VersionRange, plan_version_edits,
 };
 use pagemesh_base::units::PAGE_BYTES;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 /// The time that one sweep spends on copies.
 const SWEEP_TIME: Duration = Duration::from_secs(2);
 /// Pages of a leaf: edits of one request are of one leaf.
 const LEAF_PAGES: u64 = 512;
-
-/// The copy of versions to one leg.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct VersionCopy {
-    volume: VolumeName,
-    /// The epoch of the layout.
-    below: EpochNumber,
-    source: (BrickId, SliceId),
-    target: (BrickId, SliceId),
-    /// Snapshots that the source has as a whole, and the target not.
-    missing: Vec<Epoch>,
-    /// Snapshots that the target has as a whole.
-    complete: Vec<Epoch>,
-}
-
-/// The progress of copies, by target. A restarted manager begins anew.
-#[derive(Debug, Default)]
-pub(crate) struct VersionCopies {
-    of: BTreeMap<SliceId, (VersionCopy, PageNo)>,
-}
 
 /// The end of the work on one copy in one sweep.
 enum CopyStep {

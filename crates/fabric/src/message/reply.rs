@@ -157,16 +157,7 @@ fn encode_reply(
             MessageKind::Read | MessageKind::ReadVersion | MessageKind::ControlReadVersion,
             Reply::Slice(SliceReply::Data(data)),
         ) => data.into(),
-        (MessageKind::ListVersions, Reply::Versions(VersionList { versions, next })) => {
-            if let Some(page) = next {
-                (header.flags, header.offset) = (FLAG_MORE, page.0);
-            }
-            list(&versions, |version, body| {
-                put(body, version.page.0);
-                put_epoch(&version.birth, body);
-                put_epoch(&version.death, body);
-            })
-        }
+        (MessageKind::ListVersions, Reply::Versions(list)) => encode_versions(header, &list),
         (
             MessageKind::Extents | MessageKind::VersionExtents | MessageKind::VersionChanges,
             Reply::Slice(SliceReply::Extents(extents)),
@@ -224,6 +215,17 @@ fn encode_reply(
         }
         (kind, Reply::Slice(SliceReply::Done)) if is_answered_by_done(kind) => Bytes::new(),
         _ => return Err("the brick's answer does not fit the request"),
+    })
+}
+
+fn encode_versions(header: &mut Header, found: &VersionList) -> Bytes {
+    if let Some(page) = found.next {
+        (header.flags, header.offset) = (FLAG_MORE, page.0);
+    }
+    list(&found.versions, |version, body| {
+        put(body, version.page.0);
+        put_epoch(&version.birth, body);
+        put_epoch(&version.death, body);
     })
 }
 

@@ -14,6 +14,7 @@
 //! record, so no layout and no other snapshot of the volume has it. No call to a brick is made under the lock.
 
 mod bookmark;
+mod copies;
 mod fault;
 mod group;
 mod limits;
@@ -31,6 +32,7 @@ pub use name::{HoldTag, SnapshotName};
 pub use record::{SnapshotLayout, SnapshotRecord, SnapshotState};
 pub use table::{SNAPSHOTS_MAX, VOLUME_SNAPSHOTS_MAX};
 
+pub(crate) use copies::{VersionCopies, VersionCopy};
 pub(crate) use group::{GroupAction, GroupCut};
 pub(crate) use orders::{CutOrders, CutOutcome, PollState};
 pub use orders::{CutResult, CutStep};
