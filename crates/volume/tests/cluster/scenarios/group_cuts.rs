@@ -140,14 +140,14 @@ fn direct_client_waits_for_the_last_step() {
     let (mut world, segment) = world_with_direct_access();
     let access = world.client.shared.direct_access.get().expect("enabled");
     let lease = access.lease().expect("a lease").epoch;
-    let snapshot = hold(&mut world);
     begin_op(&segment);
+    let snapshot = hold(&mut world);
     std::thread::scope(|scope| {
         let stamp = scope.spawn(|| segment.stamp_epoch(lease));
         let finished = order(&world, snapshot, CutStep::Finish);
         world.run_until_idle();
         assert_eq!(stamp.join().expect("no panic"), snapshot);
-        // The operation began before the last step, so the cut waits for its end.
+        // The operation began before the stamps were raised, so the cut waits for its end.
         assert_eq!(finished.try_recv(), Err(TryRecvError::Empty));
         segment.row(3).end_op();
         world.advance_time(Duration::from_millis(20));
