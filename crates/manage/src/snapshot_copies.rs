@@ -31,6 +31,8 @@ use std::time::{Duration, Instant};
 
 /// The time that one sweep spends on copies.
 const SWEEP_TIME: Duration = Duration::from_secs(2);
+/// Legs of a column, at most, for a comparison of their versions.
+const COMPARED_LEGS_MAX: usize = 2;
 /// Pages of a leaf: edits of one request are of one leaf.
 const LEAF_PAGES: u64 = 512;
 
@@ -118,7 +120,7 @@ impl Manager {
             return Ok(());
         }
         let step = copy_versions(controls, copy, from, end);
-        match step.map_err(|(brick, cause)| self.copy_fault(brick, cause))? {
+        match step.map_err(|(brick, cause)| self.brick_fault(brick, cause))? {
             CopyStep::Done => self.record_copy(copy),
             CopyStep::Paused(next) => {
                 let mut book = self.state();
@@ -149,7 +151,7 @@ impl Manager {
             .and_then(|control| control.snapshots(slice));
         let listed: BTreeSet<Epoch> = match listed {
             Ok(listed) => listed.into_iter().collect(),
-            Err(cause) => return Err(self.copy_fault(brick, cause)),
+            Err(cause) => return Err(self.brick_fault(brick, cause)),
         };
         let unlisted: Vec<Epoch> = copy
             .missing
@@ -168,16 +170,8 @@ impl Manager {
             self.commit_volume(&mut book, &record, vec![])?;
         }
         let adopted = adopt(controls, copy.target, &unlisted);
-        adopted.map_err(|cause| self.copy_fault(brick, cause))?;
+        adopted.map_err(|cause| self.brick_fault(brick, cause))?;
         Ok(false)
-    }
-
-    fn copy_fault(&self, brick: BrickId, cause: SliceError) -> Fault {
-        Fault::Brick {
-            brick: self.brick_label(brick),
-            address: self.brick_address(brick),
-            cause,
-        }
     }
 
     /// Records that the target has all of the missing snapshots.
@@ -238,6 +232,10 @@ impl Manager {
         column: &Column,
         plan: &mut Vec<VersionCopy>,
     ) {
+        // While a third leg is stale, a resync gives copied pages new births. Then births do not name bytes.
+        if column.legs.len() > COMPARED_LEGS_MAX {
+            return;
+        }
         let layout = &record.layout_state.layout;
         let usable = |leg: &&Leg| {
             let brick = book.bricks.get(&leg.brick);
@@ -246,15 +244,16 @@ impl Manager {
         let legs: Vec<&Leg> = column.legs.iter().filter(usable).collect();
         let epoch = |it: &&SnapshotRecord| Epoch(it.epoch.0);
         for target in &legs {
-            let (complete, lacking): (Vec<&SnapshotRecord>, Vec<_>) =
-                snapshots.iter().partition(|it| has_all(of, it, target));
+            let (complete, lacking): (Vec<&SnapshotRecord>, Vec<_>) = snapshots
+                .iter()
+                .partition(|it| has_all(of, it, target.slice));
             let source = lacking
                 .first()
-                .and_then(|first| legs.iter().find(|leg| has_all(of, first, leg)));
+                .and_then(|first| legs.iter().find(|leg| has_all(of, first, leg.slice)));
             let (Some(source), true) = (source, is_comparable(record, target)) else {
                 continue;
             };
-            let both = lacking.iter().filter(|it| has_all(of, it, source));
+            let both = lacking.iter().filter(|it| has_all(of, it, source.slice));
             plan.push(VersionCopy {
                 volume: layout.name.clone(),
                 below: layout.epoch,
@@ -267,12 +266,12 @@ impl Manager {
     }
 }
 
-/// Whether a leg has all of a snapshot.
-fn has_all(of: &VolumeSnapshots, snapshot: &SnapshotRecord, leg: &Leg) -> bool {
-    snapshot.copies.contains(&leg.slice)
+/// Whether the leg with a slice has all of a snapshot.
+pub(crate) fn has_all(of: &VolumeSnapshots, snapshot: &SnapshotRecord, slice: SliceId) -> bool {
+    snapshot.copies.contains(&slice)
         || of
             .layout(snapshot)
-            .is_some_and(|layout| layout.has_all(leg.slice))
+            .is_some_and(|layout| layout.has_all(slice))
 }
 
 /// Whether all in-sync legs took part in all snapshots: the usual case, found without a look at each snapshot.

@@ -3,6 +3,7 @@
 use crate::fault::Fault;
 use crate::manager::{Manager, ManagerState};
 use crate::slices::{SliceLocation, slice_locations};
+use crate::snapshot_copies::has_all;
 use crate::snapshot_lists::live_snapshot;
 use crate::snapshots::{PagesByRun, SnapshotName, SnapshotState, account, add_runs};
 use crate::wire::{SnapshotSpaceInfo, VolumeSpaceReply};
@@ -63,7 +64,7 @@ impl Manager {
         })
     }
 
-    /// One slice of each column: that of the in-sync leg with most of the snapshots. Each has the number of its segment.
+    /// The slice of one leg of each column, with the number of its segment: the in-sync leg with most of the snapshots.
     fn counted_slices(
         &self,
         book: &ManagerState,
@@ -119,7 +120,7 @@ impl Manager {
                         .get(place.brick)?
                         .count_seen_pages(place.slice, page)
                 };
-                let counted = step().map_err(|cause| self.brick_fault(place, cause))?;
+                let counted = step().map_err(|cause| self.brick_fault(place.brick, cause))?;
                 add_runs(&mut pages, &counted.runs);
                 from = counted.next;
                 if from.is_some() && Instant::now() >= until {
@@ -128,7 +129,7 @@ impl Manager {
                          are less busy",
                         SPACE_CALL_TIME.as_secs()
                     ));
-                    return Err(self.brick_fault(place, cause));
+                    return Err(self.brick_fault(place.brick, cause));
                 }
             }
         }
@@ -151,10 +152,10 @@ fn named_snapshots(
         if record.state != SnapshotState::Committed {
             continue;
         }
-        let layout = of.layout(record);
+        // The volume had no later segments then.
+        let segments = of.layout(record).map_or(0, |it| it.segments.len());
         let has = |(segment, place): &(usize, SliceLocation)| {
-            record.copies.contains(&place.slice)
-                || layout.is_some_and(|it| *segment >= it.segments.len() || it.has_all(place.slice))
+            *segment >= segments || has_all(of, record, place.slice)
         };
         named.push((record.epoch, record.name.clone(), places.iter().all(has)));
     }
