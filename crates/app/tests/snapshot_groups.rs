@@ -99,7 +99,9 @@ fn check_group_under_load(transport: &str) {
         }
         chain.await_more(20);
     });
-    exports.map(support::Export::stop);
+    for export in exports {
+        export.stop();
+    }
 }
 
 #[test]

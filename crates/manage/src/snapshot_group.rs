@@ -76,7 +76,7 @@ impl Manager {
             let results = match group.next() {
                 GroupAction::Order(step, volumes) => self.order_step(cuts, step, &volumes, until),
                 GroupAction::PrepareLegs(volumes) => self.prepare_unattached(cuts, &volumes),
-                GroupAction::Check => self.check_unchanged(cuts),
+                GroupAction::Check => self.check_reservations(cuts),
                 GroupAction::Commit => return Ok(held),
                 GroupAction::GiveUp => {
                     let unknown = || (0, StepFailure::Void("it was given up".into()));
@@ -158,7 +158,7 @@ impl Manager {
         volumes.iter().map(prepare).collect()
     }
 
-    fn check_unchanged(&self, cuts: &[Reservation<'_>]) -> Vec<(usize, StepResult)> {
+    fn check_reservations(&self, cuts: &[Reservation<'_>]) -> Vec<(usize, StepResult)> {
         let book = self.state();
         let check = |(number, cut): (usize, &Reservation<'_>)| {
             let change = change_since(&book, cut);
