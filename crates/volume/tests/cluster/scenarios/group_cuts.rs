@@ -48,11 +48,11 @@ fn expired() -> StepResult {
 #[test]
 fn held_change_waits_for_the_last_step() {
     let mut world = TestCluster::mirror(2);
-    world.write(0, PAGE, 1);
+    world.write(0, 2 * PAGE, 1);
     let snapshot = hold(&mut world);
     let late = world.submit(0, write(0, PAGE, 2));
     assert_eq!(world.result_of(late), None, "it waits");
-    world.assert_holds(0, PAGE, 1);
+    world.assert_holds(PAGE, PAGE, 1);
     world.client.now += Duration::from_millis(3);
     let held = take(&mut world, snapshot, CutStep::Finish);
     assert_eq!(held, Ok(Duration::from_millis(3)));
