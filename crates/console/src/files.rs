@@ -4,10 +4,10 @@ use crate::ConsoleFile;
 
 pub(crate) const FILES: &[ConsoleFile] = &[
     ConsoleFile {
-        path: "/assets/console-CPIA-psJ.js",
+        path: "/assets/console-W2S7ATWG.js",
         content_type: "text/javascript; charset=utf-8",
-        etag: "\"70ced29e568e1fbc3d12df8be70eb19e\"",
-        bytes: include_bytes!("../assets/assets/console-CPIA-psJ.js"),
+        etag: "\"5594d8a75ceaebb388963ee7d97db327\"",
+        bytes: include_bytes!("../assets/assets/console-W2S7ATWG.js"),
     },
     ConsoleFile {
         path: "/assets/icon-WOU32JyF.svg",
@@ -16,15 +16,15 @@ pub(crate) const FILES: &[ConsoleFile] = &[
         bytes: include_bytes!("../assets/assets/icon-WOU32JyF.svg"),
     },
     ConsoleFile {
-        path: "/assets/style-D8YVOod3.css",
+        path: "/assets/style-DyOtLSh0.css",
         content_type: "text/css; charset=utf-8",
-        etag: "\"9f026079bd643d20725e6671a89f8cce\"",
-        bytes: include_bytes!("../assets/assets/style-D8YVOod3.css"),
+        etag: "\"a97ce1caaffd01f558fd630774b51775\"",
+        bytes: include_bytes!("../assets/assets/style-DyOtLSh0.css"),
     },
     ConsoleFile {
         path: "/index.html",
         content_type: "text/html; charset=utf-8",
-        etag: "\"dde9bd37163e2dbe446ae0a93a657606\"",
+        etag: "\"1f7a60544d6cdd631dfbb28afa9bada2\"",
         bytes: include_bytes!("../assets/index.html"),
     },
 ];
