@@ -289,6 +289,25 @@ function scheduleOf(call: Call) {
   return found;
 }
 
+/** Each snapshot keeps 3 MiB alone, and 5 MiB with its neighbours. */
+const snapshotSpace: Handler = (call) => {
+  const volume = volumeOf(call).info.name;
+  const of = call.world.snapshots.filter((it) => it.volume === volume).reverse();
+  const dropped = (call.query.get("drop") ?? "").split(",").filter((it) => it !== "");
+  const mib = 1 << 20;
+  const snapshots = of.map((it) => ({ name: it.name, epoch: it.epoch, exclusive_bytes: 3 * mib, shared_bytes: 5 * mib, referenced_bytes: it.size_bytes / 4, written_bytes: 8 * mib }));
+  return { body: { volume, volume_bytes: 900 * mib, snapshot_bytes: 8 * mib * of.length, written_bytes: 12 * mib, freed_bytes: 3 * mib * dropped.length, snapshots } };
+};
+
+const createSchedule: Handler = (call) => {
+  const { name, policy } = call.body as unknown as { name: string; policy: SchedulePolicy };
+  if (call.world.schedules.some((it) => it.info.name === name)) throw new Refused(409, "exists", `there already is a schedule ${name}`, "choose another name");
+  const full = { ...policy, prefix: name, frequent_minutes: 15, warn_after_s: 7200, critical_after_s: 14_400 };
+  const info = { name, policy: full, volumes: 0, health: "ok" as const, created_unix_s: Math.floor(Date.now() / 1000), made_by: call.caller.name };
+  call.world.schedules.push({ info, volumes: [] });
+  return { status: 201, body: info };
+};
+
 const updateSchedule: Handler = (call) => {
   const found = scheduleOf(call);
   found.info = { ...found.info, policy: call.body as unknown as SchedulePolicy };
@@ -365,6 +384,8 @@ const ROUTES: [string, string, Role, Handler][] = [
   ["PUT", "volumes/*/snapshots/*/holds/*", "operator", hold],
   ["DELETE", "volumes/*/snapshots/*/holds/*", "operator", release],
   ["GET", "volumes/*/bookmarks", "viewer", (call) => ({ body: call.world.bookmarks.filter((it) => it.volume === call.names[0]) })],
+  ["GET", "volumes/*/snapshot-space", "viewer", snapshotSpace],
+  ["POST", "schedules", "operator", createSchedule],
   ["GET", "schedules", "viewer", ({ world }) => ({ body: world.schedules.map((it) => it.info) })],
   ["GET", "schedules/*", "viewer", (call) => ({ body: scheduleOf(call) })],
   ["PUT", "schedules/*", "operator", updateSchedule],

@@ -4,7 +4,7 @@ import { ApiError, newKey, send, type Answer } from "./client.ts";
 import type {
   AttachReplica, BookmarkInfo, BrickInfo, ChooseReplica, ClusterStatus, CreatedToken, CreateToken, CreateVolume, DeviceList, DeviceRequestInfo, EventRecord,
   FigureSeries, RecentFigures, ScheduleDetail, ScheduleInfo, SchedulePolicy, Severity, SnapshotInfo, Span, StageFigures, TierPolicy, TokenInfo, VolumeContent, VolumeDetail, VolumeHealth,
-  VolumeInfo, VolumeSizeReply, VolumeTier, WhoAmI,
+  VolumeInfo, VolumeSizeReply, VolumeSpace, VolumeTier, WhoAmI,
 } from "./types.ts";
 import { queryText } from "../text/route.ts";
 
@@ -125,10 +125,13 @@ export const createSnapshot = (of: string, snapshot: string, key: string) => pos
 export const deleteSnapshot = (of: string, snapshot: string) => remove<{ pending_slices: number }>(snapshotPath(of, snapshot));
 export const holdSnapshot = (of: string, snapshot: string, tag: string) => put<SnapshotInfo>(`${snapshotPath(of, snapshot)}/holds/${name(tag)}`, {});
 export const releaseSnapshot = (of: string, snapshot: string, tag: string) => remove<SnapshotInfo>(`${snapshotPath(of, snapshot)}/holds/${name(tag)}`);
+/** The bytes that the snapshots keep, counted by the bricks now, and those that a deletion of some of them frees. */
+export const snapshotSpace = (of: string, dropped: string[] = [], signal?: AbortSignal) => get<VolumeSpace>(`/volumes/${name(of)}/snapshot-space${queryText({ drop: dropped.join(",") })}`, signal);
 export const bookmarks = (of: string, signal?: AbortSignal) => get<BookmarkInfo[]>(`/volumes/${name(of)}/bookmarks`, signal);
 
 export const schedules = (signal?: AbortSignal) => get<ScheduleInfo[]>("/schedules", signal);
 export const schedule = (of: string, signal?: AbortSignal) => get<ScheduleDetail>(`/schedules/${name(of)}`, signal);
+export const createSchedule = (made: string, policy: SchedulePolicy, key: string) => post<ScheduleInfo>("/schedules", { name: made, policy }, key);
 export const updateSchedule = (of: string, policy: SchedulePolicy) => put<ScheduleInfo>(`/schedules/${name(of)}`, policy);
 export const deleteSchedule = (of: string) => remove<null>(`/schedules/${name(of)}`);
 

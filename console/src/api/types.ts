@@ -188,6 +188,27 @@ export interface BookmarkInfo {
   created_unix_ms: number;
 }
 
+/** The bytes of a snapshot, in one copy of its volume. */
+export interface SnapshotSpaceInfo {
+  name: string;
+  epoch: number;
+  exclusive_bytes: number;
+  shared_bytes: number;
+  referenced_bytes: number;
+  written_bytes: number;
+}
+
+/** The bytes of a volume and its snapshots, in one copy. */
+export interface VolumeSpace {
+  volume: string;
+  volume_bytes: number;
+  snapshot_bytes: number;
+  written_bytes: number;
+  freed_bytes: number;
+  /** The oldest first. */
+  snapshots: SnapshotSpaceInfo[];
+}
+
 export type ScheduleHealth = "ok" | "warning" | "critical";
 
 export interface Retention {
@@ -208,6 +229,7 @@ export interface SchedulePolicy {
   critical_after_s?: number | null;
   enabled: boolean;
   prune: boolean;
+  group?: boolean;
   targets?: { name: string; manager: string; volume_prefix?: string }[];
 }
 

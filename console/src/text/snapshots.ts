@@ -9,11 +9,12 @@ export const SCHEDULE_HEALTH: Record<ScheduleHealth, { tone: Tone; meaning: stri
   critical: { tone: "bad", meaning: "a newest snapshot is older than the critical age" },
 };
 
-const CLASSES = ["frequent", "hourly", "daily", "weekly", "monthly", "yearly"] as const;
+/** The classes of snapshots, the finest first. */
+export const RETENTION_CLASSES = ["frequent", "hourly", "daily", "weekly", "monthly", "yearly"] as const;
 
 /** The retention of a schedule, as in "24 hourly, 7 daily". */
 export function retentionWords(retention: Retention): string {
-  return CLASSES.filter((it) => retention[it] > 0).map((it) => `${retention[it]} ${it}`).join(", ");
+  return RETENTION_CLASSES.filter((it) => retention[it] > 0).map((it) => `${retention[it]} ${it}`).join(", ");
 }
 
 /** The badge of a schedule. */
@@ -45,6 +46,21 @@ export function timeline(snapshots: readonly SnapshotInfo[], nowMs: number): Mar
   }
   const marks = [...bySteps].map(([step, found]) => ({ snapshots: found, at: (step / STEPS) * 100, isHeld: found.some((it) => it.holds.length > 0) }));
   return marks.sort((a, b) => a.at - b.at);
+}
+
+/** The error of a name for a schedule, or null: it begins the names of its snapshots. */
+export function scheduleNameError(name: string): string | null {
+  return name.length > 24 ? "Use 24 characters at most." : snapshotNameError(name);
+}
+
+/** The names, patterns and labels of a text, and its error. */
+export function scheduleVolumes(text: string): { volumes: string[]; error: string | null } {
+  const volumes = text.split(/[\s,]+/).filter((it) => it !== "");
+  if (volumes.length === 0) return { volumes, error: "Name a volume." };
+  if (volumes.length > 64) return { volumes, error: "Name 64 at most, or use a pattern." };
+  const isGood = (it: string) => /^[A-Za-z0-9_.*-]{1,64}$/.test(it) || /^[A-Za-z0-9_.-]{1,32}=[A-Za-z0-9_.-]{1,32}$/.test(it);
+  const bad = volumes.find((it) => !isGood(it));
+  return { volumes, error: bad === undefined ? null : `${bad} is no name, pattern or label.` };
 }
 
 /** The error of a name for a snapshot or a hold, or null. */

@@ -30,6 +30,34 @@ check("a snapshot is created, held, released and deleted", { path: "/volumes/mai
   expect(mock.world.snapshots.some((it) => it.name === "before-upgrade")).toBe(false);
 });
 
+check("the space of snapshots is counted on demand", { path: "/volumes/mail" }, async (page) => {
+  const panel = page.getByRole("region", { name: "Snapshots" });
+  await panel.getByRole("button", { name: "Show space" }).click();
+  await panel.getByText("besides the", { exact: false }).waitFor();
+  const row = panel.getByRole("row").filter({ hasText: "auto-" }).first();
+  expect(await row.getByText("3 MiB", { exact: true }).count()).toBe(1);
+  await row.getByRole("button", { name: "Roll back" }).click();
+  const dialog = page.getByRole("dialog");
+  await dialog.getByText("pagemesh snapshot rollback mail@auto-", { exact: false }).first().waitFor();
+  await page.keyboard.press("Escape");
+  await row.getByRole("button", { name: "Delete" }).click();
+  await dialog.getByText("3 MiB in each copy are freed", { exact: false }).waitFor();
+});
+
+check("a schedule is created", { path: "/schedules" }, async (page, { mock }) => {
+  await page.getByRole("button", { name: "Create schedule" }).click();
+  const dialog = page.getByRole("dialog");
+  await dialog.getByLabel("Name").fill("gold");
+  await dialog.getByLabel("Volumes", { exact: true }).fill("db-* a/b");
+  await dialog.getByText("a/b is no name", { exact: false }).waitFor();
+  await dialog.getByLabel("Volumes", { exact: true }).fill("db-* tier=gold");
+  await dialog.getByLabel("One moment", { exact: false }).check();
+  await dialog.getByRole("button", { name: "Create schedule" }).click();
+  await page.getByRole("row").filter({ hasText: "gold" }).first().waitFor();
+  const made = mock.world.schedules.find((it) => it.info.name === "gold")!.info.policy;
+  expect([made.volumes, made.group]).toEqual([["db-*", "tier=gold"], true]);
+});
+
 check("a volume that receives shows that nobody else makes snapshots", { path: "/volumes/dr-orders", prepare: (mock) => void Object.assign(mock.world.volumes.find((it) => it.info.name === "dr-orders")!.info, { received: 3, attached: null }) }, async (page) => {
   await page.getByText("receives snapshots", { exact: true }).waitFor();
   expect(await page.getByRole("button", { name: "Create snapshot" }).isDisabled()).toBe(true);

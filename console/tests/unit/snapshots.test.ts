@@ -1,6 +1,6 @@
 import { describe, expect, test } from "vitest";
 import type { SnapshotInfo } from "../../src/api/types.ts";
-import { retentionWords, snapshotNameError, timeline } from "../../src/text/snapshots.ts";
+import { retentionWords, scheduleNameError, scheduleVolumes, snapshotNameError, timeline } from "../../src/text/snapshots.ts";
 
 function snapshot(epoch: number, created_unix_ms: number, holds: string[] = []): SnapshotInfo {
   return { volume: "v", name: `s${epoch}`, epoch, created_unix_ms, state: "committed", size_bytes: 1, holds, labels: [], made_by: "x" };
@@ -21,6 +21,13 @@ describe("the timeline", () => {
 test("names are those of the manager", () => {
   for (const good of ["a", "monday", "a.b-c_d", "x".repeat(64)]) expect(snapshotNameError(good)).toBeNull();
   for (const bad of ["", "-a", ".a", "a b", "a@b", "a/b", "é", "x".repeat(65)]) expect(snapshotNameError(bad)).not.toBeNull();
+});
+
+test("volumes of a schedule are names, patterns and labels", () => {
+  expect(scheduleVolumes("db-*  home, env=prod")).toEqual({ volumes: ["db-*", "home", "env=prod"], error: null });
+  for (const bad of ["", "a/b", "=x", "a=", "a=b=c", "é", Array(65).fill("v").join(" ")]) expect(scheduleVolumes(bad).error).not.toBeNull();
+  expect(scheduleNameError("x".repeat(24))).toBeNull();
+  expect(scheduleNameError("x".repeat(25))).not.toBeNull();
 });
 
 test("a retention names what it keeps", () => {

@@ -6,9 +6,9 @@
 use anyhow::Context;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{EpochNumber, VolumeName};
-use pagemesh_manage::wire::{AnswerCut, CutOrder, CutResult, ErrorCode};
+use pagemesh_manage::wire::{AnswerCut, CutOrder, CutResult, CutStep, ErrorCode};
 use pagemesh_manage::{ManagerClient, ManagerError};
-use pagemesh_volume::Volume;
+use pagemesh_volume::{CutError, CutStep as VolumeStep, Volume};
 use std::ops::ControlFlow;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -43,8 +43,8 @@ pub fn serve(
                     let attachment = EpochNumber(attached.attachment().0);
                     // The volume ends although this thread waits.
                     drop(attached);
-                    let cut = |epoch| match volume.upgrade() {
-                        Some(volume) => cut_volume(&volume, epoch),
+                    let cut = |order| match volume.upgrade() {
+                        Some(volume) => cut_volume(&volume, order),
                         None => Err(CutFailure::Failed("the volume is being detached".into())),
                     };
                     match serve_next(&manager, &name, attachment, cut) {
@@ -58,14 +58,27 @@ pub fn serve(
     Ok(())
 }
 
-/// Cuts a volume at an epoch.
-fn cut_volume(volume: &Arc<Volume>, epoch: Epoch) -> Result<(), CutFailure> {
-    volume
-        .cut_snapshot(epoch)
-        .map_err(|cause| match cause.is_transient() {
-            true => CutFailure::LayoutChanged(cause.to_string()),
-            false => CutFailure::Failed(cause.to_string()),
-        })
+/// Carries an order out.
+fn cut_volume(volume: &Arc<Volume>, order: CutOrder) -> Result<CutResult, CutFailure> {
+    let epoch = Epoch(order.epoch.0);
+    let done = match order.step {
+        CutStep::Whole => volume.cut_snapshot(epoch).map(|()| CutResult::Done),
+        CutStep::Finish => {
+            let finished = volume.cut_step(epoch, VolumeStep::Finish);
+            finished.map(|held| CutResult::Released(held.as_micros() as u64))
+        }
+        CutStep::Prepare => take_step(volume, epoch, VolumeStep::Prepare),
+        CutStep::Raise => take_step(volume, epoch, VolumeStep::Raise),
+        CutStep::Abandon => take_step(volume, epoch, VolumeStep::Abandon),
+    };
+    done.map_err(|cause| match cause.is_transient() {
+        true => CutFailure::LayoutChanged(cause.to_string()),
+        false => CutFailure::Failed(cause.to_string()),
+    })
+}
+
+fn take_step(volume: &Volume, epoch: Epoch, step: VolumeStep) -> Result<CutResult, CutError> {
+    volume.cut_step(epoch, step).map(|_| CutResult::Done)
 }
 
 /// The requests of a client to the manager.
@@ -98,22 +111,24 @@ fn serve_next(
     manager: &impl CutManager,
     name: &VolumeName,
     attachment: EpochNumber,
-    cut: impl Fn(Epoch) -> Result<(), CutFailure>,
+    cut: impl Fn(CutOrder) -> Result<CutResult, CutFailure>,
 ) -> ControlFlow<(), Duration> {
-    let epoch = match manager.poll(name, attachment) {
+    let order = match manager.poll(name, attachment) {
         Ok(None) => return ControlFlow::Continue(Duration::ZERO),
-        Ok(Some(order)) => order.epoch,
+        Ok(Some(order)) => order,
         Err(cause) => return after_error(&cause),
     };
-    let result = match cut(Epoch(epoch.0)) {
-        Ok(()) => CutResult::Done,
+    let CutOrder { epoch, step } = order;
+    let result = match cut(order) {
+        Ok(done) => done,
         Err(CutFailure::LayoutChanged(cause)) => CutResult::LayoutChanged(cause),
         Err(CutFailure::Failed(cause)) => CutResult::Failed(cause),
     };
-    tracing::info!(volume = %name, epoch = epoch.0, ?result, "the volume was cut for a snapshot");
+    tracing::info!(volume = %name, epoch = epoch.0, ?step, ?result, "an order to cut the volume for a snapshot was carried out");
     let answer = AnswerCut {
         attachment,
         epoch,
+        step,
         result,
     };
     for _ in 0..ANSWER_TRIES {
@@ -169,8 +184,8 @@ mod tests {
 
         fn answer(&self, _: &VolumeName, answer: &AnswerCut) -> Result<(), ManagerError> {
             assert_eq!(
-                (answer.attachment, answer.epoch),
-                (EpochNumber(3), EpochNumber(5))
+                (answer.attachment, answer.epoch, answer.step),
+                (EpochNumber(3), EpochNumber(5), CutStep::Raise)
             );
             self.results.borrow_mut().push(answer.result.clone());
             let mut lost = self.lost_answers.borrow_mut();
@@ -200,24 +215,29 @@ mod tests {
         }
     }
 
-    fn next(manager: &FakeManager, result: Result<(), CutFailure>) -> ControlFlow<(), Duration> {
+    fn next(
+        manager: &FakeManager,
+        result: Result<CutResult, CutFailure>,
+    ) -> ControlFlow<(), Duration> {
         let name = "v".parse().unwrap();
-        serve_next(manager, &name, EpochNumber(3), |epoch| {
-            assert_eq!(epoch, Epoch(5));
+        serve_next(manager, &name, EpochNumber(3), |given| {
+            assert_eq!(Ok(Some(given)), order());
             result.clone()
         })
     }
 
     fn order() -> Polled {
         let epoch = EpochNumber(5);
-        Ok(Some(CutOrder { epoch }))
+        let step = CutStep::Raise;
+        Ok(Some(CutOrder { epoch, step }))
     }
 
     #[test]
     fn order_is_carried_out_and_answered() {
         let failed = || CutFailure::Failed("full".into());
         for (result, wanted) in [
-            (Ok(()), CutResult::Done),
+            (Ok(CutResult::Done), CutResult::Done),
+            (Ok(CutResult::Released(7)), CutResult::Released(7)),
             (Err(failed()), CutResult::Failed("full".into())),
         ] {
             let manager = FakeManager::new(order());
@@ -231,14 +251,14 @@ mod tests {
     fn lost_answer_is_sent_again() {
         let manager = FakeManager::new(order());
         *manager.lost_answers.borrow_mut() = 1;
-        let flow = next(&manager, Ok(()));
+        let flow = next(&manager, Ok(CutResult::Done));
         assert_eq!(flow, ControlFlow::Continue(Duration::ZERO));
         assert_eq!(manager.results.into_inner().len(), 2);
     }
 
     #[test]
     fn errors_end_or_delay_the_next_poll() {
-        let after = |polled| next(&FakeManager::new(polled), Ok(()));
+        let after = |polled| next(&FakeManager::new(polled), Ok(CutResult::Done));
         let fenced = ManagerError::Fenced {
             error: "over".into(),
             hint: "none".into(),

@@ -214,6 +214,41 @@ fn damage_is_found_and_repaired_by_a_full_backup() {
 }
 
 #[test]
+fn damaged_backup_is_named_and_blocks_no_other() {
+    let cluster = cluster();
+    let dir = cluster.dir().join("b");
+    let at = dir.to_str().unwrap();
+    for name in ["one", "two", "three"] {
+        let snapshot = format!("v@{name}");
+        if name != "one" {
+            write(&cluster, "v", &["write -P 7 8M 1M"]);
+            cluster.ok(&["snapshot", "create", &snapshot]);
+        }
+        let made = backup(&cluster, &["create", &snapshot, at]);
+        if name == "three" {
+            assert_eq!(made["since"], "v@one", "the damaged one is not used");
+        }
+        if name == "two" {
+            let manifest = dir.join("backups/v@two");
+            let mut bytes = fs::read(&manifest).unwrap();
+            let middle = bytes.len() / 2;
+            bytes[middle] ^= 1;
+            fs::write(&manifest, bytes).unwrap();
+        }
+    }
+    let listed = cluster.run(&["backup", "list", at, "--output", "json"]);
+    assert_eq!(listed.status.code(), Some(3));
+    let listed: Value = serde_json::from_slice(&listed.stdout).unwrap();
+    let names: Vec<&Value> = (0..3).map(|it| &listed[it]["backup"]).collect();
+    assert_eq!(names, [&json!("v@one"), &json!("v@three"), &json!("v@two")]);
+    assert!(listed[2]["problem"].is_string(), "{listed}");
+    let table = cluster.run(&["backup", "list", at]);
+    let table = String::from_utf8(table.stdout).unwrap();
+    assert!(table.contains("v@three"), "{table}");
+    assert!(table.contains("the backup v@two is damaged"), "{table}");
+}
+
+#[test]
 fn directory_in_use_or_of_others_is_refused() {
     let cluster = cluster();
     let (dir, other) = (cluster.dir().join("b"), cluster.dir().join("other"));

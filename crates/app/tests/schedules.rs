@@ -29,6 +29,32 @@ fn names(cluster: &Cluster, volume: &str) -> Vec<String> {
 }
 
 #[test]
+fn schedule_is_for_volumes_with_its_label() {
+    let cluster = cluster();
+    cluster.create("web", "4M", &["--layout", "mirror", "--copies", "2"]);
+    let set = cluster.json(&["volume", "set-label", "web", "env=prod", "tier=gold"]);
+    assert_eq!(set["labels"], json!({"env": "prod", "tier": "gold"}));
+    cluster.ok(&["volume", "set-label", "web", "--remove", "tier"]);
+    let shown = cluster.ok(&["volume", "show", "web"]);
+    assert!(shown.contains("labels: env=prod\n"), "{shown}");
+    let create = |label| {
+        [
+            "schedule", "create", "prod", "--label", label, "--group", "--hourly", "24",
+        ]
+    };
+    cluster.refused(&create("env"), &["'env' is no label", "KEY=VALUE"]);
+    let made = cluster.json(&create("env=prod"));
+    assert_eq!(
+        (&made["volumes"], &made["policy"]["group"]),
+        (&json!(1), &json!(true))
+    );
+    until("the manager has made a snapshot", || {
+        !names(&cluster, "web").is_empty()
+    });
+    assert!(names(&cluster, "db-1").is_empty());
+}
+
+#[test]
 fn manager_carries_a_schedule_out() {
     let cluster = cluster();
     let create = [

@@ -55,6 +55,31 @@ fn files_are_seen_as_in_the_snapshot(fuse: &'static str) {
 by_both! { files_are_seen_as_in_the_snapshot }
 
 #[test]
+fn listings_show_snapshots_on_demand() {
+    let Some((cluster, mount)) = mounted_with_snapshot(mounted::CLASSIC) else {
+        return;
+    };
+    let free = |path: &str| {
+        let found = rustix::fs::statvfs(mount.path(path)).unwrap();
+        (found.f_blocks, found.f_bsize)
+    };
+    assert_eq!(free(".snapshot/one/a"), free("."));
+    assert_eq!(free(".snapshot"), free("."));
+    mount.stop(&cluster);
+    let how = ("auto", mounted::CLASSIC);
+    let shown = ["--show-snapshots"];
+    let mount = TestMount::try_with_options(&cluster, "files", "mnt", how, &shown).unwrap();
+    mount.sh("[ \"$(ls -A | sort | tr '\\n' ' ')\" = '.snapshot a later ' ]; [ \"$(ls -A later)\" = .snapshot ]; \
+              [ \"$(find . -maxdepth 2 -name .snapshot | sort | tr '\\n' ' ')\" = './.snapshot ./a/.snapshot ./later/.snapshot ' ]; \
+              [ \"$(ls -A .snapshot/one/a)\" = b ]; rmdir later");
+    let empty = cluster.dir().join("empty");
+    fs::create_dir(&empty).unwrap();
+    let refused = ["mount", "files@one", empty.to_str().unwrap(), shown[0]];
+    cluster.refused(&refused, &["has no snapshots"]);
+    mount.stop(&cluster);
+}
+
+#[test]
 fn deleted_snapshot_gives_errors_and_its_name_another_one() {
     let Some((cluster, mount)) = mounted_with_snapshot(mounted::CLASSIC) else {
         return;

@@ -4,10 +4,10 @@ use crate::ConsoleFile;
 
 pub(crate) const FILES: &[ConsoleFile] = &[
     ConsoleFile {
-        path: "/assets/console-C9zmK6Oh.js",
+        path: "/assets/console-W2S7ATWG.js",
         content_type: "text/javascript; charset=utf-8",
-        etag: "\"cdf532930f1c331c77bcae46ac655918\"",
-        bytes: include_bytes!("../assets/assets/console-C9zmK6Oh.js"),
+        etag: "\"5594d8a75ceaebb388963ee7d97db327\"",
+        bytes: include_bytes!("../assets/assets/console-W2S7ATWG.js"),
     },
     ConsoleFile {
         path: "/assets/icon-WOU32JyF.svg",
@@ -16,15 +16,15 @@ pub(crate) const FILES: &[ConsoleFile] = &[
         bytes: include_bytes!("../assets/assets/icon-WOU32JyF.svg"),
     },
     ConsoleFile {
-        path: "/assets/style-C8TR2yjq.css",
+        path: "/assets/style-DyOtLSh0.css",
         content_type: "text/css; charset=utf-8",
-        etag: "\"8a499515d25bce679f556a42a84a8df3\"",
-        bytes: include_bytes!("../assets/assets/style-C8TR2yjq.css"),
+        etag: "\"a97ce1caaffd01f558fd630774b51775\"",
+        bytes: include_bytes!("../assets/assets/style-DyOtLSh0.css"),
     },
     ConsoleFile {
         path: "/index.html",
         content_type: "text/html; charset=utf-8",
-        etag: "\"1e4b65292d8587fc2e620aa399183d56\"",
+        etag: "\"1f7a60544d6cdd631dfbb28afa9bada2\"",
         bytes: include_bytes!("../assets/index.html"),
     },
 ];

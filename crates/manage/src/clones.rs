@@ -96,6 +96,8 @@ impl Manager {
             auto_promote: false,
             received: None,
             rollback: None,
+            // Schedules of the origin are not for it.
+            labels: BTreeMap::new(),
             origin: Some(CloneOrigin {
                 volume: volume.clone(),
                 snapshot: snapshot.clone(),

@@ -1,6 +1,7 @@
 //! The records of the store, as JSON. New fields need a default, so that a newer manager reads an
 //! older store.
 
+use crate::label_text::VolumeLabels;
 use crate::layout_state::LayoutState;
 use crate::rollback::Rollback;
 use crate::shape::Shape;
@@ -89,6 +90,9 @@ pub struct VolumeRecord {
     /// The rollback to a snapshot that has not ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollback: Option<Rollback>,
+    /// Keys with values, by which schedules select it.
+    #[serde(default, skip_serializing_if = "VolumeLabels::is_empty")]
+    pub labels: VolumeLabels,
 }
 
 /// The snapshot that a volume was cloned from.

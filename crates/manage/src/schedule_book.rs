@@ -3,6 +3,7 @@
 use crate::call::{RecordTag, etag_text};
 use crate::fault::Fault;
 use crate::idempotency::{CallStart, CreateAnswer};
+use crate::label_text::parse_label;
 use crate::manager::{Manager, ManagerState};
 use crate::snapshot_lists::live_snapshot;
 use crate::snapshots::schedules::{
@@ -216,6 +217,7 @@ impl Manager {
             critical_after_s,
             enabled: policy.enabled,
             prune: policy.prune,
+            group: policy.group,
             targets: target_records(&policy.targets, before)?,
             created_unix_s: before.map_or_else(|| self.clock.unix_s(), |it| it.created_unix_s),
             made_by: before.map_or_else(|| self.actor(), |it| it.made_by.clone()),
@@ -245,6 +247,7 @@ impl Manager {
                 critical_after_s: Some(record.critical_after_s),
                 enabled: record.enabled,
                 prune: record.prune,
+                group: record.group,
                 targets: record.targets.iter().map(target).collect(),
             },
             volumes,
@@ -327,14 +330,14 @@ fn check_ages(
 }
 
 fn check_pattern(text: &str) -> Result<(), Fault> {
-    match is_pattern(text) {
+    match is_pattern(text) || parse_label(text).is_some() {
         true => Ok(()),
         false => Err(Fault::invalid_field(
             format!(
-                "'{}' is no name of a volume, nor a pattern",
+                "'{}' is no name of a volume, nor a pattern or a label",
                 text.escape_debug()
             ),
-            "write a name, or one with * for any text, as in db-*",
+            "write a name, one with * for any text as in db-*, or a label KEY=VALUE",
         )),
     }
 }

@@ -9,12 +9,15 @@ use crate::manager::{Manager, ManagerState};
 use crate::schedule_book::find;
 use crate::snapshot_drops::is_kept;
 use crate::snapshots::schedules::{
-    ClassSet, Plan, RunKey, ScheduleHealth, ScheduleRecord, ScheduledSnapshot, parse_name, plan,
-    scheduled_name,
+    ClassSet, Plan, RunKey, ScheduleHealth, ScheduleRecord, ScheduledSnapshot, SnapshotClass,
+    parse_name, plan, scheduled_name,
 };
 use crate::snapshots::{SnapshotName, SnapshotRecord, SnapshotState};
-use crate::wire::{CreateSnapshot, RunSchedule, SchedulePlan, ScheduleVolume, SnapshotInfo};
+use crate::wire::{
+    CreateSnapshot, CreateSnapshots, RunSchedule, SchedulePlan, ScheduleVolume, SnapshotInfo,
+};
 use pagemesh_base::layout::VolumeName;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Interval between two looks at all schedules: a snapshot is this much late at most.
@@ -32,10 +35,16 @@ impl Manager {
         if self.store.has_failed() {
             return;
         }
-        for key in self.schedule_keys() {
-            self.run_schedule_for(&key);
-            self.report_health(&key);
+        let keys = self.schedule_keys();
+        for of_schedule in keys.chunk_by(|one, other| one.0 == other.0) {
+            match self.makes_groups(&of_schedule[0].0) {
+                true => self.run_group_schedule(of_schedule),
+                false => of_schedule
+                    .iter()
+                    .for_each(|key| self.run_schedule_for(key)),
+            }
         }
+        keys.iter().for_each(|key| self.report_health(key));
         let mut book = self.state();
         let enabled = book.schedules.records().filter(|it| it.enabled);
         let latest = enabled.map(|it| (it.name.clone(), self.latest_volume(&book, it)));
@@ -69,8 +78,7 @@ impl Manager {
         let enabled = book.schedules.records().filter(|it| it.enabled);
         let keys: Vec<RunKey> = enabled
             .flat_map(|record| {
-                let names = book.volumes.entries().keys();
-                let names = names.filter(|name| record.is_for(name));
+                let names = volumes_of(&book, record);
                 names.map(|name| (record.name.clone(), name.clone()))
             })
             .collect();
@@ -79,22 +87,74 @@ impl Manager {
         keys
     }
 
-    fn run_schedule_for(&self, key: &RunKey) {
+    fn makes_groups(&self, schedule: &SnapshotName) -> bool {
+        let book = self.state();
+        let record = book.schedules.get(schedule);
+        record.is_some_and(|record| record.group)
+    }
+
+    /// The plan for a volume now, without deletions if the schedule makes none. None: the volume waits after a failure.
+    fn due_plan(&self, key: &RunKey) -> Option<Plan> {
         let (schedule, volume) = key;
-        let due = {
-            let book = self.state();
-            let Some(record) = book.schedules.get(schedule) else {
-                return;
-            };
-            let run = book.schedules.runs.get(key);
-            let must_wait = run.is_some_and(|run| self.clock.elapsed() < run.retry_at);
-            if must_wait {
-                return;
-            }
-            (record.prune, self.plan_for(&book, record, volume))
+        let book = self.state();
+        let record = book.schedules.get(schedule)?;
+        let run = book.schedules.runs.get(key);
+        if run.is_some_and(|run| self.clock.elapsed() < run.retry_at) {
+            return None;
+        }
+        let mut plan = self.plan_for(&book, record, volume);
+        if !record.prune {
+            plan.prune.clear();
+        }
+        Some(plan)
+    }
+
+    fn run_schedule_for(&self, key: &RunKey) {
+        let Some(plan) = self.due_plan(key) else {
+            return;
         };
-        let (may_prune, plan) = due;
-        let done = self.carry_out(schedule, volume, &plan, may_prune);
+        let actor = self.acting_for_schedule(&key.0);
+        // Deletions may make the room that the next snapshot needs, and neither waits for the other.
+        let pruned = actor.prune(key, &plan);
+        let created = match plan.create.is_empty() {
+            true => Ok(()),
+            false => actor
+                .create_scheduled(&key.0, &key.1, plan.create)
+                .map(drop),
+        };
+        self.note_run(key, &plan, created.and(pruned).map_err(|it| it.to_string()));
+    }
+
+    /// Carries out a schedule whose snapshots show one moment. The volumes that get snapshots of the same classes are a group.
+    fn run_group_schedule(&self, keys: &[RunKey]) {
+        let actor = self.acting_for_schedule(&keys[0].0);
+        let mut groups: BTreeMap<Vec<SnapshotClass>, Vec<(&RunKey, Plan)>> = BTreeMap::new();
+        // All wait after a failure of one, so that no group lacks a volume.
+        let plans: Option<Vec<Plan>> = keys.iter().map(|key| self.due_plan(key)).collect();
+        for (key, plan) in keys.iter().zip(plans.unwrap_or_default()) {
+            let pruned = actor.prune(key, &plan);
+            if pruned.is_err() || plan.create.is_empty() {
+                self.note_run(key, &plan, pruned.map_err(|it| it.to_string()));
+            }
+            if !plan.create.is_empty() {
+                let group = groups.entry(plan.create.iter().collect()).or_default();
+                group.push((key, plan));
+            }
+        }
+        for group in groups.into_values() {
+            let volumes = group.iter().map(|(key, _)| key.1.clone()).collect();
+            let classes = group[0].1.create;
+            let created = actor.create_scheduled_group(&keys[0].0, volumes, classes);
+            let created = created.map_err(|it| it.to_string());
+            for (key, plan) in &group {
+                self.note_run(key, plan, created.clone());
+            }
+        }
+    }
+
+    /// Notes the end of a run: after a failure, the volume waits.
+    fn note_run(&self, key: &RunKey, plan: &Plan, done: Result<(), String>) {
+        let (schedule, volume) = key;
         let mut book = self.state();
         let is_changed = !plan.create.is_empty() || !plan.prune.is_empty();
         match done {
@@ -109,34 +169,37 @@ impl Manager {
                 let pause = RETRY_FIRST * 2u32.saturating_pow(run.failures.min(6));
                 run.failures += 1;
                 run.retry_at = self.clock.elapsed() + pause.min(RETRY_MAX);
-                run.error = Some(fault.to_string());
+                run.error = Some(fault);
             }
         }
     }
 
-    fn carry_out(
-        &self,
-        schedule: &SnapshotName,
-        volume: &VolumeName,
-        plan: &Plan,
-        may_prune: bool,
-    ) -> Result<(), Fault> {
-        let actor = self.acting_for(CallContext {
+    fn acting_for_schedule(&self, schedule: &SnapshotName) -> Manager {
+        self.acting_for(CallContext {
             actor: format!("schedule {schedule}").into(),
             ..CallContext::default()
-        });
-        // Deletions may make the room that the next snapshot needs, and neither waits for the other.
+        })
+    }
+
+    fn prune(&self, (_, volume): &RunKey, plan: &Plan) -> Result<(), Fault> {
         let mut pruned = Ok(());
-        for name in plan.prune.iter().take(PRUNED_MAX).filter(|_| may_prune) {
-            pruned = pruned.and(actor.delete_snapshot(volume, name).map(drop));
+        for name in plan.prune.iter().take(PRUNED_MAX) {
+            pruned = pruned.and(self.delete_snapshot(volume, name).map(drop));
         }
-        let created = match plan.create.is_empty() {
-            true => Ok(()),
-            false => actor
-                .create_scheduled(schedule, volume, plan.create)
-                .map(drop),
-        };
-        created.and(pruned)
+        pruned
+    }
+
+    /// The name of a snapshot that a schedule makes now, and its labels.
+    fn new_scheduled(
+        &self,
+        schedule: &SnapshotName,
+        classes: ClassSet,
+    ) -> Result<CreateSnapshot, Fault> {
+        let prefix = find(&self.state(), schedule)?.prefix.clone();
+        let name = scheduled_name(&prefix, self.clock.unix_s(), classes);
+        let name = name.ok_or_else(|| Fault::invalid_field("no name", "change the prefix"))?;
+        let labels = vec![format!("schedule={schedule}")];
+        Ok(CreateSnapshot { name, labels })
     }
 
     fn create_scheduled(
@@ -145,11 +208,22 @@ impl Manager {
         volume: &VolumeName,
         classes: ClassSet,
     ) -> Result<SnapshotInfo, Fault> {
-        let prefix = find(&self.state(), schedule)?.prefix.clone();
-        let name = scheduled_name(&prefix, self.clock.unix_s(), classes);
-        let name = name.ok_or_else(|| Fault::invalid_field("no name", "change the prefix"))?;
-        let labels = vec![format!("schedule={schedule}")];
-        self.create_snapshot(volume, &CreateSnapshot { name, labels })
+        self.create_snapshot(volume, &self.new_scheduled(schedule, classes)?)
+    }
+
+    fn create_scheduled_group(
+        &self,
+        schedule: &SnapshotName,
+        volumes: Vec<VolumeName>,
+        classes: ClassSet,
+    ) -> Result<(), Fault> {
+        let CreateSnapshot { name, labels } = self.new_scheduled(schedule, classes)?;
+        let request = CreateSnapshots {
+            volumes,
+            name,
+            labels,
+        };
+        self.create_snapshots_keyed(&request).map(drop)
     }
 
     /// Makes a snapshot of a volume out of turn: of the classes that are due, or else of the finest.
@@ -165,8 +239,8 @@ impl Manager {
         let classes = {
             let book = self.state();
             let record = find(&book, name)?;
-            book.volume(volume)?;
-            if !record.is_for(volume) {
+            let labels = &book.volume(volume)?.labels;
+            if !record.is_for(volume, labels) {
                 return Err(Fault::invalid_field(
                     format!("the schedule {name} is not for the volume {volume}"),
                     "see its volumes with: pagemesh schedule show NAME",
@@ -195,9 +269,7 @@ impl Manager {
     pub fn plan_schedule(&self, name: &SnapshotName) -> Result<Vec<SchedulePlan>, Fault> {
         let book = self.state();
         let record = find(&book, name)?;
-        let volumes = book.volumes.entries().keys();
-        let volumes = volumes.filter(|volume| record.is_for(volume));
-        let plans = volumes.map(|volume| {
+        let plans = volumes_of(&book, record).map(|volume| {
             let plan = self.plan_for(&book, record, volume);
             SchedulePlan {
                 volume: volume.clone(),
@@ -227,9 +299,7 @@ impl Manager {
         book: &'b ManagerState,
         record: &'b ScheduleRecord,
     ) -> impl Iterator<Item = ScheduleVolume> + 'b {
-        let names = book.volumes.entries().keys();
-        let names = names.filter(|name| record.is_for(name));
-        names.map(|name| self.schedule_volume(book, record, name))
+        volumes_of(book, record).map(|name| self.schedule_volume(book, record, name))
     }
 
     fn schedule_volume(
@@ -317,6 +387,16 @@ impl Manager {
         counts.ok = enabled - counts.warning - counts.critical;
         counts
     }
+}
+
+/// The names of the volumes of a schedule.
+fn volumes_of<'b>(
+    book: &'b ManagerState,
+    record: &'b ScheduleRecord,
+) -> impl Iterator<Item = &'b VolumeName> {
+    let entries = book.volumes.entries().iter();
+    let own = entries.filter(|(name, entry)| record.is_for(name, &entry.record.labels));
+    own.map(|(name, _)| name)
 }
 
 /// Schedules by health.

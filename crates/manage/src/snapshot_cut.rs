@@ -29,7 +29,7 @@ use pagemesh_base::slice::SliceError;
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Labels of one snapshot.
 const LABELS_MAX: usize = 8;
@@ -39,18 +39,18 @@ const LABEL_BYTES_MAX: usize = 128;
 const REASON_BYTES_MAX: usize = 512;
 
 /// A snapshot that is being made. Unless it is committed, the bricks drop it.
-struct Reservation<'a> {
+pub(crate) struct Reservation<'a> {
     manager: &'a Manager,
-    volume: VolumeName,
-    epoch: EpochNumber,
+    pub(crate) volume: VolumeName,
+    pub(crate) epoch: EpochNumber,
     layout_epoch: EpochNumber,
-    attachment: Option<Attachment>,
+    pub(crate) attachment: Option<Attachment>,
     /// The legs that the manager prepares itself.
     legs: Vec<(BrickId, SliceId)>,
     /// Whether a brick or a client may have seen the epoch.
-    is_known: bool,
+    pub(crate) is_known: bool,
     /// Whether no request to prepare it is on its way any more.
-    is_certain: bool,
+    pub(crate) is_certain: bool,
     is_committed: bool,
 }
 
@@ -63,7 +63,7 @@ impl Drop for Reservation<'_> {
 }
 
 /// The end of one attempt that did not fail.
-enum Attempt {
+pub(crate) enum Attempt {
     Done,
     /// The volume changed meanwhile, so that the cut is void.
     Void(String),
@@ -98,10 +98,12 @@ impl Manager {
             CallStart::Repeated(answer) => return Ok(answer),
         };
         let volumes = std::slice::from_ref(volume);
-        self.create_all(volumes, request, running.as_ref(), |mut all| all.remove(0))
+        self.create_all(volumes, request, running.as_ref(), |mut all, _| {
+            all.remove(0)
+        })
     }
 
-    /// Makes snapshots of several volumes, one after the other: all or none.
+    /// Makes snapshots of several volumes at one moment: all or none.
     ///
     /// # Errors
     /// The same as for one.
@@ -124,13 +126,12 @@ impl Manager {
             name: request.name.clone(),
             labels: request.labels.clone(),
         };
-        let is_one = volumes.len() == 1;
-        self.create_all(&request.volumes, &each, running.as_ref(), |snapshots| {
-            CreatedSnapshots {
-                snapshots,
-                consistent: is_one,
-            }
-        })
+        let reply = |snapshots, held: Option<Duration>| CreatedSnapshots {
+            snapshots,
+            consistent: true,
+            held_us: held.map(|held| held.as_micros() as u64),
+        };
+        self.create_all(&request.volumes, &each, running.as_ref(), reply)
     }
 
     fn create_all<T: Serialize>(
@@ -138,22 +139,24 @@ impl Manager {
         volumes: &[VolumeName],
         request: &CreateSnapshot,
         running: Option<&RunningCall<'_>>,
-        reply: impl FnOnce(Vec<SnapshotInfo>) -> T,
+        reply: impl FnOnce(Vec<SnapshotInfo>, Option<Duration>) -> T,
     ) -> Result<CreateAnswer<T>, Fault> {
         check_labels(&request.labels)?;
         let until = Instant::now() + self.settings.cut.call;
-        let mut cuts = Vec::new();
-        for volume in volumes {
-            match self.cut(volume, request, until) {
-                Ok(cut) => cuts.push(cut),
-                Err(fault) => {
-                    drop(cuts);
-                    self.report_failed_cut(volume, &request.name, &fault);
-                    return Err(fault);
-                }
+        let made = match volumes {
+            [volume] => match self.cut(volume, request, until) {
+                Ok(cut) => Ok((vec![cut], None)),
+                Err(fault) => Err((volume.clone(), fault)),
+            },
+            _ => self.cut_group(volumes, request, until),
+        };
+        match made {
+            Ok((mut cuts, held)) => self.commit_cuts(&mut cuts, running, |all| reply(all, held)),
+            Err((volume, fault)) => {
+                self.report_failed_cut(&volume, &request.name, &fault);
+                Err(fault)
             }
         }
-        self.commit_cuts(&mut cuts, running, reply)
     }
 
     /// Cuts a volume. The snapshot is not committed yet.
@@ -188,7 +191,7 @@ impl Manager {
     }
 
     /// Reserves an epoch, and stores the record of the snapshot with it.
-    fn reserve(
+    pub(crate) fn reserve(
         &self,
         volume: &VolumeName,
         request: &CreateSnapshot,
@@ -302,7 +305,9 @@ impl Manager {
         cut.is_known = !matches!(outcome, CutOutcome::NotFetched);
         cut.is_certain = matches!(outcome, CutOutcome::NotFetched | CutOutcome::Answered(_));
         let fault = match outcome {
-            CutOutcome::Answered(CutResult::Done) => return Ok(Attempt::Done),
+            CutOutcome::Answered(CutResult::Done | CutResult::Released(_)) => {
+                return Ok(Attempt::Done);
+            }
             CutOutcome::Answered(CutResult::LayoutChanged(cause)) => {
                 return Ok(Attempt::Void(cause));
             }
@@ -326,7 +331,7 @@ impl Manager {
     }
 
     /// Prepares a snapshot on the in-sync legs of a volume that no client has attached.
-    fn prepare_legs(&self, cut: &mut Reservation<'_>) -> Result<Attempt, Fault> {
+    pub(crate) fn prepare_legs(&self, cut: &mut Reservation<'_>) -> Result<Attempt, Fault> {
         let mut controls = self.brick_connections();
         for (brick, slice) in cut.legs.clone() {
             let control = controls.get(brick);
@@ -455,13 +460,16 @@ impl Manager {
             check_attachment(volume, book.volume(volume)?, Some(answer.attachment))?;
         }
         let result = match answer.result {
-            CutResult::Done => CutResult::Done,
+            done @ (CutResult::Done | CutResult::Released(_)) => done,
             CutResult::LayoutChanged(reason) => CutResult::LayoutChanged(plain_text(&reason)),
             CutResult::Failed(reason) => CutResult::Failed(plain_text(&reason)),
         };
-        let is_awaited = self
-            .cut_orders
-            .answer(volume, answer.attachment, answer.epoch, result);
+        let is_awaited = self.cut_orders.answer(
+            volume,
+            answer.attachment,
+            (answer.epoch, answer.step),
+            result,
+        );
         if !is_awaited {
             tracing::debug!(%volume, epoch = answer.epoch.0, "no call waits for this cut");
         }
@@ -470,7 +478,7 @@ impl Manager {
 }
 
 /// The change of the volume since an epoch was reserved, if there is one.
-fn change_since(book: &ManagerState, cut: &Reservation<'_>) -> Option<String> {
+pub(crate) fn change_since(book: &ManagerState, cut: &Reservation<'_>) -> Option<String> {
     let Some(record) = book.volumes.get(&cut.volume) else {
         return Some("the volume was deleted".to_owned());
     };

@@ -149,6 +149,7 @@ pub(crate) fn summary_info(record: &VolumeRecord, summary: &VolumeSummary) -> Vo
         created_unix_s: record.created_unix_s,
         origin: record.origin.clone(),
         rollback: record.rollback.clone(),
+        labels: record.labels.clone(),
     }
 }
 

@@ -30,6 +30,7 @@ use pagemesh_base::layout::{
     VolumeName,
 };
 use serde::Serialize;
+use std::collections::BTreeMap;
 use uuid::Uuid;
 
 /// Bytes of the longest label of a client.
@@ -103,6 +104,7 @@ impl Manager {
             origin: None,
             received: request.received.then_some(EpochNumber(0)),
             rollback: None,
+            labels: BTreeMap::new(),
         };
         let created = EventDraft::volume_created(&request.name, &self.actor(), bytes);
         let reply = |volume| size_reply(volume, request.size_bytes, bytes);

@@ -36,13 +36,13 @@ pub use problem::{ErrorBody, PROBLEM_JSON};
 pub use rollbacks::{BeginRollback, EndedRollback, FinishRollback, StartRollbackCopy};
 pub use schedules::{
     CreateSchedule, ReportSent, RunSchedule, ScheduleDetail, ScheduleInfo, SchedulePlan,
-    SchedulePolicy, ScheduleTarget, ScheduleVolume,
+    SchedulePolicy, ScheduleTarget, ScheduleVolume, SetLabels,
 };
 pub use snapshot_checks::{CheckPosition, CheckSnapshots, SnapshotCheckReply, SnapshotDifference};
 pub use snapshots::{
     AnswerCut, CloneProgressReply, CountSpace, CreateClone, CreateSnapshot, CreateSnapshots,
-    CreatedSnapshots, CutOrder, CutResult, DeleteSnapshotReply, DeleteVolumeParams, ListSnapshots,
-    PollCut, SnapshotDetail, SnapshotInfo, SnapshotSpaceInfo, VolumeSpaceReply,
+    CreatedSnapshots, CutOrder, CutResult, CutStep, DeleteSnapshotReply, DeleteVolumeParams,
+    ListSnapshots, PollCut, SnapshotDetail, SnapshotInfo, SnapshotSpaceInfo, VolumeSpaceReply,
 };
 pub use status::ClusterStatus;
 pub use tier::{
@@ -336,6 +336,9 @@ pub struct VolumeInfo {
     /// The rollback to a snapshot that has not ended: other uses of the volume are refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollback: Option<Rollback>,
+    /// Keys with values, by which schedules select it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
 }
 
 /// The details of a volume.

@@ -36,6 +36,7 @@ const OPERATOR: &[(&str, &str)] = &[
     ("DELETE", "/api/v1/volumes/{name}"),
     ("POST", "/api/v1/volumes/{name}/grow"),
     ("PUT", "/api/v1/volumes/{name}/tier"),
+    ("PUT", "/api/v1/volumes/{name}/labels"),
     ("POST", "/api/v1/snapshots"),
     ("POST", "/api/v1/volumes/{name}/snapshots"),
     ("DELETE", "/api/v1/volumes/{name}/snapshots/{snapshot}"),

@@ -191,6 +191,7 @@ fn promoted_volume_is_attached_by_clients_alone() {
         let answer = pagemesh_manage::wire::AnswerCut {
             attachment: epoch,
             epoch: order.epoch,
+            step: order.step,
             result: pagemesh_manage::wire::CutResult::Done,
         };
         client.answer_cut(&name("w"), &answer).expect("answered");

@@ -450,6 +450,7 @@ fn answers() -> Vec<Vec<u8>> {
         created_unix_s: 5,
         origin: None,
         rollback: Some(rollback()),
+        labels: BTreeMap::from([("env".into(), "prod".into())]),
     };
     let detail = VolumeDetail {
         info,
@@ -617,6 +618,7 @@ fn fuzz_store_record() {
         }),
         received: Some(EpochNumber(2)),
         rollback: Some(rollback()),
+        labels: BTreeMap::new(),
     };
     let pending = PendingDelete {
         brick: BRICK,

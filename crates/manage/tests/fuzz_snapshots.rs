@@ -18,6 +18,7 @@ fn answer(result: CutResult) -> AnswerCut {
     AnswerCut {
         attachment: EpochNumber(3),
         epoch: EpochNumber(5),
+        step: CutStep::Raise,
         result,
     }
 }
@@ -100,6 +101,7 @@ fn bodies() -> Vec<Vec<u8>> {
         }),
         json(&PollCut { attachment: 3 }),
         json(&answer(CutResult::Done)),
+        json(&answer(CutResult::Released(1200))),
         json(&answer(CutResult::LayoutChanged("a leg is lost".into()))),
         json(&answer(CutResult::Failed("no".into()))),
         b"{}".to_vec(),
@@ -135,7 +137,7 @@ fn fuzz_snapshot_request() {
                 check_decoded::<DeleteVolumeParams>(bytes).map(|body| body.snapshots),
                 check_decoded::<PollCut>(bytes).is_some(),
                 check_decoded::<AnswerCut>(bytes).map(|body| match body.result {
-                    CutResult::Done => 0,
+                    CutResult::Done | CutResult::Released(_) => 0,
                     CutResult::LayoutChanged(_) => 1,
                     CutResult::Failed(_) => 2,
                 }),
@@ -156,6 +158,7 @@ fn policy() -> SchedulePolicy {
         critical_after_s: Some(14_400),
         enabled: true,
         prune: false,
+        group: true,
         targets: vec![ScheduleTarget {
             name: "b".parse().expect("a name"),
             manager: "http://h:1".into(),
@@ -227,6 +230,7 @@ fn fuzz_schedule_record() {
         critical_after_s: 14_400,
         enabled: true,
         prune: true,
+        group: false,
         targets: vec![TargetRecord {
             name: "b".parse().expect("a name"),
             manager: "http://h:1".into(),
@@ -288,10 +292,12 @@ fn fuzz_snapshot_record() {
         }),
         json(&CreatedSnapshots {
             snapshots: vec![info()],
-            consistent: false,
+            consistent: true,
+            held_us: Some(1200),
         }),
         json(&CutOrder {
             epoch: EpochNumber(5),
+            step: CutStep::Finish,
         }),
     ];
     decodes::<SnapshotRecord>(&seeds);

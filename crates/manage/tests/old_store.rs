@@ -12,6 +12,7 @@ use pagemesh_manage::store::{SCHEMA, Store, StoreContents, StoreWrite};
 use pagemesh_manage::{Durability, LayoutKind, TierPolicy};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::path::Path;
 use uuid::Uuid;
 
@@ -87,6 +88,7 @@ fn volume() -> VolumeRecord {
         origin: None,
         received: None,
         rollback: None,
+        labels: BTreeMap::new(),
     }
 }
 

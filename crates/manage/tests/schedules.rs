@@ -7,12 +7,14 @@ use cluster::{Cluster, MIB, create_request, name};
 use pagemesh_manage::schedules::{Retention, ScheduleHealth};
 use pagemesh_manage::wire::{
     CreateSchedule, CreateVolume, ErrorCode, EventKind, ReportSent, RunSchedule, SchedulePolicy,
-    ScheduleTarget,
+    ScheduleTarget, SetLabels,
 };
 use pagemesh_manage::{LayoutKind, Manager};
 use snapshot_support::{
     assert_fault, event_kinds, list, manager_with_volume, names, serve_with_volume, snap,
 };
+
+use std::collections::BTreeMap;
 
 const HOUR: u64 = 3600;
 
@@ -30,6 +32,7 @@ fn policy(hourly: u32, daily: u32) -> SchedulePolicy {
         critical_after_s: None,
         enabled: true,
         prune: true,
+        group: false,
         targets: vec![],
     }
 }
@@ -157,6 +160,111 @@ fn snapshots_are_made_and_pruned_over_restarts() {
     assert!(cluster.crash_copy().schedules().is_empty());
     pass_hour(&cluster, &manager);
     assert_eq!(suffixes(&manager).len(), 1);
+}
+
+/// A manager with a volume `v` on two bricks, and `w` on two others.
+fn two_volumes(cluster: &Cluster) -> Manager {
+    let manager = manager_with_volume(cluster);
+    let other = create_request("w", LayoutKind::Mirror, MIB);
+    manager.create(&other).expect("room");
+    manager
+}
+
+#[test]
+fn group_schedule_makes_all_snapshots_or_none() {
+    let cluster = Cluster::new(4);
+    let manager = two_volumes(&cluster);
+    let mut all = policy(2, 0);
+    (all.volumes, all.group) = (vec!["*".into()], true);
+    let made = manager
+        .create_schedule(&request("auto", all))
+        .expect("made");
+    assert!(made.policy.group);
+    manager.run_schedules();
+    let found = list(&manager, false);
+    assert_eq!(found.len(), 2);
+    assert_eq!(found[0].name, found[1].name, "one moment");
+    // A brick of `w` is dead, so `v` gets none either.
+    let (of_w, _) = manager
+        .show_snapshot(&name("w"), &found[0].name)
+        .expect("shown");
+    let brick = of_w.layout.segments[0].columns[0].legs[0].brick;
+    let fake = cluster.fakes.iter().find(|fake| fake.id == brick);
+    let fake = fake.expect("a brick");
+    fake.set(cluster::BrickBehavior::Unreachable);
+    pass_hour(&cluster, &manager);
+    assert_eq!(list(&manager, false).len(), 2);
+    let (detail, _) = manager.show_schedule(&snap("auto")).expect("shown");
+    assert!(
+        detail.volumes.iter().all(|it| it.error.is_some()),
+        "{detail:?}"
+    );
+    fake.set(cluster::BrickBehavior::Healthy);
+    pass_hour(&cluster, &manager);
+    let found = list(&manager, false);
+    let of = |volume: &str| -> Vec<String> {
+        let own = found.iter().filter(|it| it.volume == name(volume));
+        own.map(|it| it.name.to_string()).collect()
+    };
+    assert_eq!((of("v").len(), of("v")), (2, of("w")));
+}
+
+#[test]
+fn labels_select_volumes_of_schedules() {
+    let cluster = Cluster::new(4);
+    let manager = two_volumes(&cluster);
+    let labels = |text: &str| SetLabels {
+        set: BTreeMap::from([("env".to_owned(), text.to_owned())]),
+        remove: vec!["old".into()],
+    };
+    let changed = manager.set_labels(&name("w"), &labels("prod"));
+    assert_eq!(changed.expect("changed").labels["env"], "prod");
+    let mut labelled = policy(2, 0);
+    labelled.volumes = vec!["env=prod".into()];
+    let made = manager.create_schedule(&request("auto", labelled));
+    assert_eq!(made.expect("made").volumes, 1);
+    manager.run_schedules();
+    let volumes = |manager: &Manager| -> Vec<String> {
+        let found = list(manager, false);
+        found.iter().map(|it| it.volume.to_string()).collect()
+    };
+    assert_eq!(volumes(&manager), ["w"]);
+    drop(manager);
+    let manager = cluster.manager_with_bricks_alive();
+    manager
+        .set_labels(&name("v"), &labels("prod"))
+        .expect("changed");
+    manager
+        .set_labels(&name("w"), &labels("test"))
+        .expect("changed");
+    manager.run_schedules();
+    let mut found = volumes(&manager);
+    found.sort();
+    assert_eq!(found, ["v", "w"], "each got one while it had the label");
+    assert!(event_kinds(&manager).contains(&EventKind::VolumeLabelsChanged));
+    for (key, value) in [("", "x"), ("a b", "x"), ("a", ""), ("a", "x=y")] {
+        let bad = SetLabels {
+            set: BTreeMap::from([(key.to_owned(), value.to_owned())]),
+            remove: vec![],
+        };
+        assert_fault(
+            manager.set_labels(&name("v"), &bad),
+            ErrorCode::BadRequest,
+            &["label"],
+        );
+    }
+    let many = SetLabels {
+        set: (0..17).map(|it| (it.to_string(), "x".into())).collect(),
+        remove: vec![],
+    };
+    let refused = manager.set_labels(&name("v"), &many);
+    assert!(refused.is_err(), "{refused:?}");
+    let removed = SetLabels {
+        set: BTreeMap::new(),
+        remove: vec!["env".into()],
+    };
+    let changed = manager.set_labels(&name("v"), &removed);
+    assert!(changed.expect("changed").labels.is_empty());
 }
 
 #[test]

@@ -6,7 +6,9 @@ mod snapshot_support;
 use cluster::{BrickBehavior, Cluster, assert_refused, legs, name};
 use pagemesh_base::layout::{EpochNumber, LegState};
 use pagemesh_manage::snapshots::CutTimes;
-use pagemesh_manage::wire::{AnswerCut, ChangeLegs, CutResult, ErrorCode, EventKind, LegChange};
+use pagemesh_manage::wire::{
+    AnswerCut, ChangeLegs, CutResult, CutStep, ErrorCode, EventKind, LegChange,
+};
 use snapshot_support::{
     SHORT, assert_fault, create, detach, epochs, event_kinds, list, manager_with_volume, names,
     request, serve_with_volume, snap, spawn_client, sweep_to_the_end,
@@ -251,6 +253,7 @@ fn client_that_never_answers_leaves_no_snapshot() {
     let late = AnswerCut {
         attachment,
         epoch: EpochNumber(3),
+        step: CutStep::Whole,
         result: CutResult::Done,
     };
     let answered = served.client.answer_cut(&name("v"), &late);

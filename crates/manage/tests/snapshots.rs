@@ -342,7 +342,8 @@ fn group_is_made_as_a_whole_or_not() {
     };
     let made = manager.create_snapshots_keyed(&group(&["v", "w"], "g"));
     let made = made.expect("made").reply;
-    assert!(!made.consistent);
+    assert!(made.consistent);
+    assert_eq!(made.held_us, None, "no client has attached a volume");
     assert_eq!(names(&made.snapshots), ["g", "g"]);
     let one = manager.create_snapshots_keyed(&group(&["v"], "h"));
     assert!(one.expect("made").reply.consistent);

@@ -35,7 +35,7 @@ mod wake;
 pub use client::driven::{CallAnswer, DrivenVolume, FlushState, PendingCall};
 pub use client::snapshot_space::SnapshotSpace;
 pub use client::volume::{AttachError, CheckError, RefreshError, Volume};
-pub use controller::{CutError, ScrubPlan};
+pub use controller::{CutError, CutStep, ScrubPlan, StepResult};
 pub use legs::connector::Connector;
 pub use legs::mapped::{DirectLeg, MappedLeg, overwrite_all, overwrite_atomically};
 pub use legs::transport::{Transport, Transports};

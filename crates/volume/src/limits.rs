@@ -35,6 +35,13 @@ pub const CHANNELS_MAX: usize = 64;
 /// it only bounds the wait of the manager, which takes the snapshot again.
 pub const CUT_LIMIT: Duration = Duration::from_secs(10);
 
+/// The time that changes wait at most while the volumes of a group are cut at one moment. Then they go on, and the
+/// group is cut again. It bounds the stall of writes after a manager or a controller has died; a usual hold takes two
+/// messages to the manager.
+pub const HOLD_LIMIT: Duration = Duration::from_millis(500);
+/// The interval at which a waiting direct client checks whether its change may go on.
+pub const HOLD_POLL: Duration = Duration::from_micros(50);
+
 /// The interval at which the controller checks whether direct operations have ended. They take
 /// microseconds, but their threads may have to wait for a processor.
 pub const DIRECT_CLIENT_POLL: Duration = Duration::from_millis(1);

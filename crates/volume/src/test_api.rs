@@ -1,7 +1,7 @@
 //! Internals for the integration tests of this crate. Nothing else may use them.
 
 pub use crate::client::channel::{ChannelCore, VolumeChannel, open as open_channel};
-pub use crate::controller::{CheckJob, ControllerEvent, Mailbox, ScrubOrder};
+pub use crate::controller::{CheckJob, ControllerEvent, Mailbox, ScrubOrder, StepOrder};
 pub use crate::direct_access::access::DirectAccess;
 pub use crate::engine::locks::{CONTROLLER, LockHolder, LockRange, RangeLocks};
 pub use crate::limits::lowered::{

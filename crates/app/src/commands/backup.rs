@@ -10,7 +10,7 @@ use crate::output::{self, bytes, table, time_text};
 use crate::snapshot_path::SnapshotPath;
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, Subcommand};
-use directory::{BackupDirectory, BackupInfo, DirectoryReport};
+use directory::{BackupDirectory, BackupEntry, BackupInfo, DirectoryReport};
 use pagemesh_base::layout::VolumeName;
 use std::path::PathBuf;
 
@@ -19,6 +19,8 @@ use std::path::PathBuf;
 pub enum BackupCommand {
     Create(CreateArgs),
     /// List the backups of a directory.
+    ///
+    /// Exit code 3: the list of chunks of a backup is damaged. The others are listed all the same.
     List(DirectoryArgs),
     /// Read all chunks of the backups of a directory, and compare them with their names.
     ///
@@ -108,6 +110,9 @@ pub fn run(command: &BackupCommand) -> anyhow::Result<Verdict> {
         BackupCommand::List(args) => {
             let found = BackupDirectory::open_to_read(&args.dir)?.list()?;
             output::print(args.output, &found, || backup_table(&found))?;
+            if found.iter().any(|it| matches!(it, BackupEntry::Damaged(_))) {
+                return Ok(Verdict::Damaged);
+            }
         }
         BackupCommand::Verify(args) => {
             let report = BackupDirectory::open_to_read(&args.dir)?.verify()?;
@@ -136,11 +141,19 @@ pub fn run(command: &BackupCommand) -> anyhow::Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-fn backup_table(backups: &[BackupInfo]) -> String {
+fn backup_table(backups: &[BackupEntry]) -> String {
     if backups.is_empty() {
         return "no backups; make one with: pagemesh backup create VOLUME@NAME DIR".into();
     }
-    let rows = backups.iter().map(|it| {
+    let damaged = backups.iter().filter_map(|it| match it {
+        BackupEntry::Whole(_) => None,
+        BackupEntry::Damaged(it) => Some(format!(
+            "the backup {} is damaged: {}; read what is left with: pagemesh backup verify, delete it with: pagemesh backup prune --delete\n",
+            it.backup, it.problem
+        )),
+    });
+    let whole = backups.iter().cloned().filter_map(BackupEntry::whole);
+    let rows = whole.map(|it: BackupInfo| {
         vec![
             it.backup.clone(),
             time_text(it.created_unix_ms),
@@ -156,7 +169,12 @@ fn backup_table(backups: &[BackupInfo]) -> String {
         ">CHUNKS",
         ">DATA",
     ];
-    table(&head, rows)
+    let listed = table(&head, rows);
+    let damaged: String = damaged.collect();
+    match damaged.is_empty() {
+        true => listed,
+        false => format!("{}\n{damaged}", listed.trim_end()),
+    }
 }
 
 fn verify_text(report: &DirectoryReport) -> String {

@@ -79,6 +79,11 @@ pub struct MountArgs {
     /// own bytes.
     #[arg(long)]
     pub direct_io: bool,
+    /// Show `.snapshot` in the listings of directories. Without it the directory is there, and listings leave it out.
+    ///
+    /// Programs that walk a tree then walk each snapshot of each directory, too.
+    #[arg(long)]
+    pub show_snapshots: bool,
     /// Store changes of names, attributes and sizes on the disk after so many seconds, as `commit` of ext4. Without it
     /// each such call returns when its change is on the disk. fsync, fdatasync and O_SYNC store all changes at once.
     ///

@@ -237,12 +237,17 @@ fn show(detail: &ScheduleDetail) -> String {
         "LAST ERROR",
     ];
     format!(
-        "{}\n\nsnapshots {}-*, warning after {}, critical after {}{}\n\n{}",
+        "{}\n\nsnapshots {}-*, warning after {}, critical after {}{}{}\n\n{}",
         schedule_table(std::slice::from_ref(&detail.info)),
         policy.prefix.as_deref().unwrap_or_default(),
         age(policy.warn_after_s.unwrap_or(0)),
         age(policy.critical_after_s.unwrap_or(0)),
         if policy.prune { "" } else { ", deletes none" },
+        if policy.group {
+            ", all at one moment"
+        } else {
+            ""
+        },
         table(&head, rows)
     )
 }

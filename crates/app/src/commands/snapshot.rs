@@ -20,11 +20,13 @@ use anyhow::{anyhow, bail, ensure};
 use clap::{Args, Subcommand};
 use pagemesh_base::layout::VolumeName;
 use pagemesh_manage::ManagerClient;
+use pagemesh_manage::schedules::{is_volume_pattern, pattern_matches};
 use pagemesh_manage::snapshots::{HoldTag, SnapshotName};
 use pagemesh_manage::wire::{
     CreateSnapshot, CreateSnapshots, CreatedSnapshots, SnapshotDetail, SnapshotInfo,
 };
 use serde::Serialize;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::io::{BufRead, IsTerminal, Write};
 
@@ -71,7 +73,7 @@ pub enum SnapshotCommand {
 #[derive(Args)]
 pub struct CreateArgs {
     /// The snapshot to make. Further volumes may stand before it, without a name: `A B C@NAME` makes A@NAME, B@NAME and
-    /// C@NAME, one after the other, all or none.
+    /// C@NAME at one moment, all or none. A `*` in a volume stands for any text: `'db-*@NAME'`.
     #[arg(required = true, value_name = "VOLUME@NAME")]
     pub snapshots: Vec<String>,
     /// A text that `list --label` finds; up to 8.
@@ -169,8 +171,9 @@ pub fn run(command: &SnapshotCommand) -> anyhow::Result<Verdict> {
 }
 
 fn create(args: &CreateArgs) -> anyhow::Result<()> {
-    let (volumes, name) = group(&args.snapshots)?;
+    let (patterns, name) = group(&args.snapshots)?;
     let manager = manager_client(&args.client)?;
+    let volumes = volumes_of(&manager, &patterns)?;
     let labels = args.labels.clone();
     let created = match volumes.as_slice() {
         [volume] => {
@@ -178,6 +181,7 @@ fn create(args: &CreateArgs) -> anyhow::Result<()> {
             CreatedSnapshots {
                 snapshots: vec![manager.create_snapshot(volume, &request)?],
                 consistent: true,
+                held_us: None,
             }
         }
         _ => manager.create_snapshots(&CreateSnapshots {
@@ -189,33 +193,91 @@ fn create(args: &CreateArgs) -> anyhow::Result<()> {
     output::print(args.client.output, &created, || {
         let made = created.snapshots.iter();
         let made = made.map(|it| format!("made {}@{}\n", it.volume, it.name));
-        let note = match created.consistent {
-            true => "",
-            false => "they were made one after the other, and do not show one moment\n",
+        let note = match created.snapshots.len() {
+            1 => String::new(),
+            _ => one_moment_text(created.held_us),
         };
-        made.collect::<String>() + note
+        made.collect::<String>() + &note
     })
 }
 
-/// The volumes and the name of `A B C@NAME`, or of `A@NAME B@NAME C@NAME`.
-fn group(texts: &[String]) -> anyhow::Result<(Vec<VolumeName>, SnapshotName)> {
+fn one_moment_text(held_us: Option<u64>) -> String {
+    match held_us {
+        None => "they show one moment\n".to_owned(),
+        Some(held_us) => format!(
+            "they show one moment; writes waited for {:.1} ms\n",
+            held_us as f64 / 1000.0
+        ),
+    }
+}
+
+/// The volumes of names and patterns, each once.
+fn volumes_of(manager: &ManagerClient, patterns: &[String]) -> anyhow::Result<Vec<VolumeName>> {
+    let is_pattern = |text: &String| text.contains('*');
+    let all = match patterns.iter().any(is_pattern) {
+        true => manager.volumes()?,
+        false => vec![],
+    };
     let mut volumes = Vec::new();
-    let mut name: Option<SnapshotName> = None;
-    for (at, text) in texts.iter().enumerate() {
-        if !text.contains('@') && at + 1 < texts.len() {
+    for text in patterns {
+        if !is_pattern(text) {
             volumes.push(text.parse()?);
             continue;
         }
-        let path: SnapshotPath = text.parse()?;
+        let names = all.iter().map(|it| it.name.clone());
+        let found: Vec<VolumeName> = names
+            .filter(|name| pattern_matches(text, name.as_str()))
+            .collect();
         ensure!(
-            name.as_ref().is_none_or(|name| *name == path.name),
+            !found.is_empty(),
+            "no volume has a name like {text}; see them with: pagemesh volume list"
+        );
+        volumes.extend(found);
+    }
+    let mut seen = BTreeSet::new();
+    volumes.retain(|volume| seen.insert(volume.clone()));
+    Ok(volumes)
+}
+
+/// The volumes or patterns and the name of `A B C@NAME`, or of `A@NAME B@NAME C@NAME`.
+fn group(texts: &[String]) -> anyhow::Result<(Vec<String>, SnapshotName)> {
+    let mut volumes = Vec::new();
+    let mut name: Option<SnapshotName> = None;
+    for (at, text) in texts.iter().enumerate() {
+        let (volume, of_text) = match text.split_once('@') {
+            None if at + 1 < texts.len() => {
+                volumes.push(volume_or_pattern(text)?);
+                continue;
+            }
+            Some((pattern, name)) if pattern.contains('*') => {
+                (volume_or_pattern(pattern)?, name.parse()?)
+            }
+            _ => {
+                let path: SnapshotPath = text.parse()?;
+                (path.volume.to_string(), path.name)
+            }
+        };
+        ensure!(
+            name.as_ref().is_none_or(|name| *name == of_text),
             "snapshots that are made together have one name; make {text} by a command of its own"
         );
-        volumes.push(path.volume);
-        name = Some(path.name);
+        volumes.push(volume);
+        name = Some(of_text);
     }
     let name = name.ok_or_else(|| anyhow!("name a snapshot: VOLUME@NAME"))?;
     Ok((volumes, name))
+}
+
+/// Checks the name of a volume, or a pattern of names.
+fn volume_or_pattern(text: &str) -> anyhow::Result<String> {
+    if !text.contains('*') {
+        return Ok(text.parse::<VolumeName>()?.to_string());
+    }
+    ensure!(
+        is_volume_pattern(text),
+        "{text} is no pattern of names of volumes: use letters, digits, `_`, `.`, `-` and `*`"
+    );
+    Ok(text.to_owned())
 }
 
 /// A deleted snapshot.
@@ -395,7 +457,9 @@ mod tests {
         assert_eq!(names("a@n"), ("a".into(), "n".into()));
         assert_eq!(names("a b c@n"), ("a, b, c".into(), "n".into()));
         assert_eq!(names("a@n b@n"), ("a, b".into(), "n".into()));
-        for bad in ["a", "a@n b", "a@n b@m", "a/b c@n"] {
+        assert_eq!(names("a db-*@n"), ("a, db-*".into(), "n".into()));
+        assert_eq!(names("db-* a@n"), ("db-*, a".into(), "n".into()));
+        for bad in ["a", "a@n b", "a@n b@m", "a/b c@n", "a/*@n", "db-*"] {
             assert!(group(&texts(bad)).is_err(), "{bad}");
         }
     }

@@ -12,9 +12,10 @@ use clap::{Args, Subcommand, ValueEnum};
 use pagemesh_base::layout::VolumeName;
 use pagemesh_base::units::Size;
 use pagemesh_manage::wire::{
-    CreateVolume, DeleteVolumeParams, VolumeContent, VolumeDetail, VolumeInfo,
+    CreateVolume, DeleteVolumeParams, SetLabels, VolumeContent, VolumeDetail, VolumeInfo,
 };
-use pagemesh_manage::{LayoutKind, TierPolicy};
+use pagemesh_manage::{LayoutKind, TierPolicy, parse_label};
+use std::str::FromStr;
 
 /// Create, show, grow, check and delete volumes.
 #[derive(Subcommand)]
@@ -49,6 +50,7 @@ pub enum VolumeCommand {
         #[command(flatten)]
         client: ManagerArgs,
     },
+    SetLabel(SetLabelArgs),
     Check(check::CheckArgs),
 }
 
@@ -116,6 +118,38 @@ pub struct GrowArgs {
     pub client: ManagerArgs,
 }
 
+/// Set or remove labels of a volume. Schedules select volumes by them.
+#[derive(Args)]
+pub struct SetLabelArgs {
+    /// Volume.
+    pub name: VolumeName,
+    /// Labels to set.
+    #[arg(value_name = "KEY=VALUE", required_unless_present = "remove")]
+    pub labels: Vec<LabelArg>,
+    /// Key of a label to remove; may be repeated.
+    #[arg(long, value_name = "KEY")]
+    pub remove: Vec<String>,
+    #[command(flatten)]
+    pub client: ManagerArgs,
+}
+
+/// A label.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LabelArg(String, String);
+
+impl FromStr for LabelArg {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> anyhow::Result<LabelArg> {
+        let Some((key, value)) = parse_label(text) else {
+            bail!(
+                "'{text}' is no label; write KEY=VALUE, each of 1 to 32 letters, digits, points, dashes and underscores"
+            );
+        };
+        Ok(LabelArg(key.to_owned(), value.to_owned()))
+    }
+}
+
 /// Delete a volume and all data on it.
 #[derive(Args)]
 pub struct DeleteArgs {
@@ -161,6 +195,7 @@ pub fn run(command: &VolumeCommand) -> anyhow::Result<Verdict> {
                 format!("{name} receives no more snapshots, and may be written")
             })?;
         }
+        VolumeCommand::SetLabel(args) => set_label(args)?,
         VolumeCommand::Check(args) => return check::run(args),
     }
     Ok(Verdict::Done)
@@ -200,6 +235,31 @@ fn grow(args: &GrowArgs) -> anyhow::Result<()> {
     output::print(args.client.output, &sized, || {
         format!("{name} has {} now", bytes(sized.volume.info.size_bytes))
     })
+}
+
+fn set_label(args: &SetLabelArgs) -> anyhow::Result<()> {
+    let labels = args.labels.iter();
+    let request = SetLabels {
+        set: labels
+            .map(|LabelArg(key, value)| (key.clone(), value.clone()))
+            .collect(),
+        remove: args.remove.clone(),
+    };
+    let changed = manager_client(&args.client)?.set_labels(&args.name, &request)?;
+    output::print(args.client.output, &changed, || {
+        match changed.labels.is_empty() {
+            true => format!("{} has no labels", args.name),
+            false => format!("{} has the labels {}", args.name, label_words(&changed)),
+        }
+    })
+}
+
+fn label_words(volume: &VolumeInfo) -> String {
+    let labels = volume.labels.iter();
+    let labels: Vec<String> = labels
+        .map(|(key, value)| format!("{key}={value}"))
+        .collect();
+    labels.join(", ")
 }
 
 fn delete(args: &DeleteArgs) -> anyhow::Result<()> {
@@ -244,6 +304,10 @@ pub fn show(detail: &VolumeDetail) -> String {
         TierPolicy::Auto | TierPolicy::Other => String::new(),
         chosen => format!("\ntier: {}", chosen.name()),
     };
+    let labels = match info.labels.is_empty() {
+        true => String::new(),
+        false => format!("\nlabels: {}", label_words(info)),
+    };
     let received = match info.received {
         Some(_) => format!(
             "\nreceives snapshots, and is read-only until: pagemesh volume promote {}",
@@ -252,7 +316,7 @@ pub fn show(detail: &VolumeDetail) -> String {
         None => String::new(),
     };
     format!(
-        "{}{tier}{received}\n\n{}{}",
+        "{}{tier}{labels}{received}\n\n{}{}",
         volume_table(std::slice::from_ref(info)),
         table(&["COLUMN", "BRICK", "ADDRESS", "LEG"], rows),
         notes.collect::<String>()

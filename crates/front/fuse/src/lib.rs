@@ -101,6 +101,8 @@ pub struct MountOptions {
     pub may_keep_cpus_awake: bool,
     /// Whether the kernel caches pages of files.
     pub caching: Caching,
+    /// Whether listings show `.snapshot`, on a mount with snapshots.
+    pub shows_snapshots: bool,
 }
 
 /// How the kernel reads and writes files.
@@ -231,6 +233,7 @@ pub fn mount_with_snapshots(
         Some(source) => Arc::new(ViewHandler {
             live: served,
             views: SnapshotViews::new(source),
+            shows_views: options.shows_snapshots,
         }),
     };
     let session = FuseSession::start(dir, options, &served)?;

@@ -1,7 +1,8 @@
 //! `.snapshot/NAME/…` in each directory of a mount: read-only views of the file systems in snapshots.
 //!
-//! A directory in a view is the same inode as the live one, at the time of the snapshot. Listings do not show `.snapshot`. A real
-//! entry of this name wins, and hides the views of its directory.
+//! A directory in a view is the same inode as the live one, at the time of the snapshot. Listings show `.snapshot` only if the
+//! mount asks for it, behind all other names, and not inside of views. A real entry of this name wins, and hides the views of its
+//! directory.
 //!
 //! Node numbers, which are also the inode numbers that programs see:
 //!
@@ -45,6 +46,8 @@ const DIRECTORY: u64 = 1 << 62;
 const SLOT_SHIFT: u32 = 47;
 const SLOTS_MAX: usize = 1 << (62 - SLOT_SHIFT);
 const INO_MASK: u64 = (1 << SLOT_SHIFT) - 1;
+/// The cookie of `.snapshot` in a listing that shows it: behind all cookies of names, which have 63 bits.
+const SHOWN_COOKIE: u64 = u64::MAX >> 1;
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
 
@@ -251,7 +254,6 @@ impl SnapshotViews {
             Request::ReadDirPlus(span) => self.list_snapshots(&own, directory, span, true),
             Request::GetXattr { .. } => Err(Errno::NODATA.into()),
             Request::ListXattr { size } => xattr(vec![], size),
-            Request::Statfs => Err(Errno::NOSYS.into()),
             _ => Err(Errno::ROFS.into()),
         }
     }
@@ -383,6 +385,50 @@ fn list(
 pub(crate) struct ViewHandler {
     pub(crate) live: FsHandler,
     pub(crate) views: SnapshotViews,
+    /// Whether listings of live directories show `.snapshot`.
+    pub(crate) shows_views: bool,
+}
+
+impl ViewHandler {
+    /// Lists a live directory, with `.snapshot` at the end.
+    fn list_live(
+        &self,
+        header: &abi::InHeader,
+        span: ReadRange,
+        has_attributes: bool,
+    ) -> FuseReply {
+        let mut listing = Listing::new(span.size);
+        if span.offset == SHOWN_COOKIE {
+            return listing.finish();
+        }
+        let request = match has_attributes {
+            true => Request::ReadDirPlus(span),
+            false => Request::ReadDir(span),
+        };
+        let listed = self.live.handle(header, request);
+        let is_end = listed.error() == 0 && listed.bytes().is_empty();
+        let directory = Ino(header.node);
+        if !is_end || self.has_entry(directory) {
+            return listed;
+        }
+        let told = has_attributes.then(abi::EntryOut::default);
+        let kind = dirent_type(InodeKind::Directory);
+        let entry = (directory_attr(directory).ino.0, SHOWN_COOKIE, kind);
+        listing.add(told.as_ref(), entry, SNAPSHOT_DIR);
+        listing.finish()
+    }
+
+    /// Whether a live directory has a real entry of the name.
+    fn has_entry(&self, directory: Ino) -> bool {
+        let fs = self.live.fs();
+        match fs.lookup(directory, SNAPSHOT_DIR) {
+            Ok(found) => {
+                fs.forget(found.ino, 1);
+                true
+            }
+            Err(_) => false,
+        }
+    }
 }
 
 impl RequestHandler for ViewHandler {
@@ -391,6 +437,10 @@ impl RequestHandler for ViewHandler {
     }
 
     fn handle(&self, header: &abi::InHeader, request: Request<'_>) -> FuseReply {
+        if matches!(request, Request::Statfs) {
+            // A view takes its space from the live file system.
+            return self.live.handle(header, request);
+        }
         if let Some(node) = view_node(header.node) {
             let answer = self.views.handle(node, self.live.fs(), request);
             return answer.unwrap_or_else(|error| {
@@ -411,6 +461,8 @@ impl RequestHandler for ViewHandler {
                     found => found,
                 }
             }
+            Request::ReadDir(span) if self.shows_views => self.list_live(header, span, false),
+            Request::ReadDirPlus(span) if self.shows_views => self.list_live(header, span, true),
             Request::ForgetAll(mut all) => {
                 all.retain(|one| view_node(one.node).is_none());
                 self.live.handle(header, Request::ForgetAll(all))

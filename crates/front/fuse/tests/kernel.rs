@@ -112,6 +112,7 @@ impl TestMount {
             transport,
             may_keep_cpus_awake: false,
             caching,
+            shows_snapshots: false,
         };
         let trouble = |error: &_| panic!("memory fails nothing: {error}");
         let mounted = mount(
@@ -414,6 +415,7 @@ fn io_uring_is_used_where_available() {
         transport: Transport::Auto,
         may_keep_cpus_awake: true,
         caching: Caching::PageCache,
+        shows_snapshots: false,
     };
     let mounted = mount_null(dir.path(), &options).unwrap();
     assert_eq!(mounted.transport(), Transport::IoUring);

@@ -51,6 +51,8 @@ pub enum EventKind {
     SnapshotCreated,
     /// A snapshot was deleted.
     SnapshotDeleted,
+    /// The labels of a volume were changed.
+    VolumeLabelsChanged,
     /// A copy of a volume got snapshots that it lacked.
     SnapshotsCopied,
     /// A snapshot could not be made.

@@ -2,6 +2,7 @@
 
 use super::draft::EventDraft;
 use super::record::{EventKind, Severity};
+use crate::label_text::VolumeLabels;
 use crate::records::CloneOrigin;
 use crate::rollback::Rollback;
 use crate::snapshots::SnapshotName;
@@ -65,6 +66,26 @@ impl EventDraft {
     ) -> EventDraft {
         let text = format!("The snapshot {volume}@{name} was deleted.");
         let kind = EventKind::SnapshotDeleted;
+        EventDraft::of_volume(kind, Severity::Info, volume, actor, text)
+    }
+
+    pub(crate) fn volume_labels_changed(
+        volume: &VolumeName,
+        actor: &str,
+        labels: &VolumeLabels,
+    ) -> EventDraft {
+        let labels: Vec<String> = labels
+            .iter()
+            .map(|(key, value)| format!("{key}={value}"))
+            .collect();
+        let text = match labels.is_empty() {
+            true => format!("The volume {volume} has no labels now."),
+            false => format!(
+                "The labels of the volume {volume} are {} now.",
+                labels.join(", ")
+            ),
+        };
+        let kind = EventKind::VolumeLabelsChanged;
         EventDraft::of_volume(kind, Severity::Info, volume, actor, text)
     }
 

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 /// Attempts to cut a volume whose layout changes meanwhile.
 pub const CUT_ATTEMPTS_MAX: u32 = 3;
-/// Maximum of volumes of one call: they are cut one after the other, within the time limit of a request.
+/// Attempts to cut several volumes at one moment. A busy machine may let changes of one volume wait for too long.
+pub const GROUP_ATTEMPTS_MAX: u32 = 5;
+/// Maximum of volumes of one call: the changes of each wait for the client of the slowest one.
 pub const GROUP_MAX: usize = 16;
 /// Maximum of holds of one snapshot.
 pub const HOLDS_MAX: usize = 16;

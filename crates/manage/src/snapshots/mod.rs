@@ -3,7 +3,8 @@
 //!
 //! ```text
 //!  POST snapshots ── snapshot_cut ─┬─ orders ── poll and answer of the client that has attached the volume
-//!                                  └─ BrickControl, if no client has
+//!                                  ├─ BrickControl, if no client has
+//!                                  └─ snapshot_group ── group, for several volumes
 //!  POST bookmarks ── snapshot_bookmarks, in the store alone
 //!  DELETE snapshots ── snapshot_drops ── BrickControl; the sweep repeats it
 //! ```
@@ -15,6 +16,7 @@
 mod bookmark;
 mod copies;
 mod fault;
+mod group;
 mod limits;
 mod name;
 mod orders;
@@ -25,13 +27,14 @@ mod table;
 
 pub use bookmark::{BOOKMARKS_MAX, BookmarkRecord, VOLUME_BOOKMARKS_MAX};
 pub use fault::SnapshotFault;
-pub use limits::{CUT_ATTEMPTS_MAX, CutTimes, GROUP_MAX, HOLDS_MAX};
+pub use limits::{CUT_ATTEMPTS_MAX, CutTimes, GROUP_ATTEMPTS_MAX, GROUP_MAX, HOLDS_MAX};
 pub use name::{HoldTag, SnapshotName};
 pub use record::{SnapshotLayout, SnapshotRecord, SnapshotState};
 pub use table::{SNAPSHOTS_MAX, VOLUME_SNAPSHOTS_MAX};
 
 pub(crate) use copies::{CopyProgress, VersionCopies, VersionCopy};
-pub use orders::CutResult;
+pub(crate) use group::{GroupAction, GroupCut};
 pub(crate) use orders::{CutOrders, CutOutcome, PollState};
+pub use orders::{CutResult, CutStep};
 pub(crate) use space::{PagesByRun, account, add_runs};
 pub(crate) use table::{SnapshotEntry, SnapshotTable, VolumeSnapshots};

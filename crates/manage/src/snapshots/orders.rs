@@ -16,12 +16,39 @@ use utoipa::ToSchema;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum CutResult {
-    /// All written legs have the snapshot, and all earlier changes have ended.
+    /// The step is done. At the end all written legs have the snapshot, and all earlier changes have ended.
     Done,
+    /// The same for `finish`, with the microseconds that changes waited.
+    Released(u64),
     /// The layout changed, or a leg was lost. The manager tries again with another epoch.
     LayoutChanged(String),
     /// The client cannot make snapshots of the volume now.
     Failed(String),
+}
+
+/// The part of a cut that an order is for.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum CutStep {
+    /// All of it, for one volume.
+    #[default]
+    Whole,
+    /// For volumes that are cut at one moment: the legs prepare the snapshot.
+    Prepare,
+    /// Changes that begin from now on wait, for half a second at most.
+    Raise,
+    /// They go on with the epoch of the snapshot, and the older ones end.
+    Finish,
+    /// The snapshots are given up, and changes go on.
+    Abandon,
+}
+
+impl CutStep {
+    pub(crate) fn is_whole(&self) -> bool {
+        *self == CutStep::Whole
+    }
 }
 
 /// The orders of all volumes.
@@ -38,8 +65,11 @@ struct VolumeOrders {
     poll: Option<(u64, Arc<Notify>)>,
     /// The number of the last poll.
     last_poll: u64,
-    order: Option<(EpochNumber, OrderState)>,
+    order: Option<(OrderId, OrderState)>,
 }
+
+/// The epoch of the snapshot, and the step.
+type OrderId = (EpochNumber, CutStep);
 
 #[derive(Clone, Debug)]
 enum OrderState {
@@ -65,7 +95,7 @@ pub(crate) enum CutOutcome {
 /// The state of a poll.
 pub(crate) enum PollState {
     /// There is an order.
-    Order(EpochNumber),
+    Order(EpochNumber, CutStep),
     /// The poll waits under this number, and looks again when it is woken.
     Wait(u64, Arc<Notify>),
     /// A later poll of the same client has taken its place.
@@ -116,15 +146,20 @@ impl CutOrders {
         self.volumes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives an order to the client of an attachment.
+    /// Orders a whole cut from the client of an attachment.
     pub(crate) fn place(&self, volume: &VolumeName, attachment: EpochNumber, epoch: EpochNumber) {
+        self.place_step(volume, attachment, (epoch, CutStep::Whole));
+    }
+
+    /// Orders a step from the client of an attachment. It replaces the order before.
+    pub(crate) fn place_step(&self, volume: &VolumeName, attachment: EpochNumber, order: OrderId) {
         let mut volumes = self.lock();
         let new = || VolumeOrders::new(attachment);
         let of = volumes.entry(volume.clone()).or_insert_with(new);
         if of.attachment != attachment {
             *of = new();
         }
-        of.order = Some((epoch, OrderState::Placed));
+        of.order = Some((order, OrderState::Placed));
         of.wake_poll();
     }
 
@@ -140,7 +175,7 @@ impl CutOrders {
         loop {
             let order = volumes.get(volume).and_then(|of| of.order.clone());
             let (outcome, until) = match order {
-                Some((of, state)) if of == epoch => match state {
+                Some(((of, _), state)) if of == epoch => match state {
                     OrderState::Answered(result) => (Some(CutOutcome::Answered(result)), None),
                     OrderState::Ended => (Some(CutOutcome::Ended), None),
                     OrderState::Placed => (None, Some(fetch_until.min(answer_until))),
@@ -184,15 +219,15 @@ impl CutOrders {
             return PollState::Replaced;
         }
         // The answer to an earlier poll may be lost, so a fetched order is given again.
-        if let Some((epoch, state @ (OrderState::Placed | OrderState::Fetched))) = &mut of.order {
+        if let Some((order, state @ (OrderState::Placed | OrderState::Fetched))) = &mut of.order {
             *state = OrderState::Fetched;
-            let epoch = *epoch;
+            let (epoch, step) = *order;
             if number.is_none() {
                 of.wake_poll();
             }
             of.poll = None;
             self.changed.notify_all();
-            return PollState::Order(epoch);
+            return PollState::Order(epoch, step);
         }
         if let (Some(number), Some((_, wake))) = (number, &of.poll) {
             return PollState::Wait(number, Arc::clone(wake));
@@ -217,7 +252,7 @@ impl CutOrders {
         &self,
         volume: &VolumeName,
         attachment: EpochNumber,
-        epoch: EpochNumber,
+        order: OrderId,
         result: CutResult,
     ) -> bool {
         let mut volumes = self.lock();
@@ -225,7 +260,7 @@ impl CutOrders {
         let of = of.filter(|of| of.attachment == attachment);
         let Some((_, state)) = of
             .and_then(|of| of.order.as_mut())
-            .filter(|(present, _)| *present == epoch)
+            .filter(|(present, _)| *present == order)
         else {
             return false;
         };

@@ -32,7 +32,7 @@ pub struct SchedulePolicy {
     /// The start of the names of its snapshots, at most 24 bytes; the name of the schedule if missing. No other schedule has it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefix: Option<String>,
-    /// Names of volumes and file systems, or patterns of them with `*`: 1 to 64.
+    /// Names of volumes and file systems, patterns of them with `*`, or labels as `KEY=VALUE`: 1 to 64.
     #[schema(min_items = 1, max_items = 64)]
     pub volumes: Vec<String>,
     /// How many snapshots of each class stay. At least one class has some; 5000 in all at most.
@@ -55,10 +55,25 @@ pub struct SchedulePolicy {
     /// `false`: it deletes no snapshots.
     #[serde(default = "yes")]
     pub prune: bool,
+    /// `true`: the snapshots of its volumes show one moment, at most 16 volumes. Without one of them none is made.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub group: bool,
     /// The clusters that `pagemesh schedule replicate` sends its snapshots to: at most 4.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(max_items = 4)]
     pub targets: Vec<ScheduleTarget>,
+}
+
+/// Labels of a volume to set and to remove. Others stay.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SetLabels {
+    /// Keys with values, each of 1 to 32 letters, digits, `.`, `-` and `_`. A volume has 16 at most.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub set: BTreeMap<String, String>,
+    /// Keys to remove, whether or not they are there.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub remove: Vec<String>,
 }
 
 /// A schedule to make.

@@ -1,7 +1,7 @@
 //! Bodies about snapshots, and about the cuts that clients make for them.
 
 use super::BrickAddress;
-pub use crate::snapshots::CutResult;
+pub use crate::snapshots::{CutResult, CutStep};
 use crate::snapshots::{HoldTag, SnapshotName, SnapshotState};
 use pagemesh_base::layout::{BrickId, EpochNumber, Layout, VolumeName};
 use serde::{Deserialize, Serialize};
@@ -21,7 +21,7 @@ pub struct CreateSnapshot {
     pub labels: Vec<String>,
 }
 
-/// Snapshots of several volumes to make, with one name.
+/// Snapshots of several volumes to make at one moment, with one name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CreateSnapshots {
@@ -42,8 +42,11 @@ pub struct CreateSnapshots {
 pub struct CreatedSnapshots {
     /// In the order of the request.
     pub snapshots: Vec<SnapshotInfo>,
-    /// Whether all of them show one moment. Otherwise they were made one after the other.
+    /// `true`: all of them show one moment.
     pub consistent: bool,
+    /// Of several volumes that clients have attached: the longest time in µs that the changes of one waited for the others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_us: Option<u64>,
 }
 
 /// A snapshot.
@@ -233,6 +236,9 @@ pub struct CutOrder {
     /// The epoch of the snapshot.
     #[schema(value_type = u32)]
     pub epoch: EpochNumber,
+    /// The part of the cut; all of it if missing.
+    #[serde(default, skip_serializing_if = "CutStep::is_whole")]
+    pub step: CutStep,
 }
 
 /// A client's answer to an order.
@@ -245,6 +251,9 @@ pub struct AnswerCut {
     /// The epoch of the order.
     #[schema(value_type = u32)]
     pub epoch: EpochNumber,
-    /// `done`, or `{"layout-changed": REASON}`, or `{"failed": REASON}`.
+    /// The step of the order.
+    #[serde(default, skip_serializing_if = "CutStep::is_whole")]
+    pub step: CutStep,
+    /// `done`, or `{"released": MICROSECONDS}`, or `{"layout-changed": REASON}`, or `{"failed": REASON}`.
     pub result: CutResult,
 }

@@ -124,6 +124,7 @@ pub fn spawn_client(
             let answer = AnswerCut {
                 attachment,
                 epoch: order.epoch,
+                step: order.step,
                 result: answer(order.epoch.0),
             };
             // A refusal means that the attachment has ended.

@@ -8,8 +8,8 @@
 use crate::client::channel;
 use crate::client::volume::AttachError;
 use crate::controller::{
-    BlockingCall, CallOutcome, CallRunner, ControllerEvent, CutError, Mailbox, ScrubOrder,
-    ScrubPlan, VolumeController, perform,
+    BlockingCall, CallOutcome, CallRunner, ControllerEvent, CutError, CutStep, Mailbox, ScrubOrder,
+    ScrubPlan, StepOrder, StepResult, VolumeController, perform,
 };
 use crate::direct_access::{DirectSegment, LayoutLease, TornOp};
 use crate::legs::connector::Connector;
@@ -213,6 +213,20 @@ impl DrivenVolume {
     pub fn cut_snapshot(&self, snapshot: Epoch) -> Receiver<Result<(), CutError>> {
         let (answer, result) = mpsc::channel();
         self.mailbox.post(ControllerEvent::Cut(snapshot, answer));
+        result
+    }
+
+    /// Starts a step of a cut, as [`Volume::cut_step`](crate::Volume::cut_step) does, without waiting for it. The receiver
+    /// gets the result.
+    #[must_use]
+    pub fn cut_step(&self, snapshot: Epoch, step: CutStep) -> Receiver<StepResult> {
+        let (answer, result) = mpsc::channel();
+        let order = StepOrder {
+            snapshot,
+            step,
+            answer,
+        };
+        self.mailbox.post(ControllerEvent::CutStep(order));
         result
     }
 

@@ -2,8 +2,8 @@
 
 use crate::client::channel;
 use crate::controller::{
-    AttachFailure, BlockingCall, CallRunner, CheckJob, ControllerEvent, CutError, Mailbox,
-    ScrubOrder, ScrubPlan, VolumeController, perform,
+    AttachFailure, BlockingCall, CallRunner, CheckJob, ControllerEvent, CutError, CutStep, Mailbox,
+    ScrubOrder, ScrubPlan, StepOrder, StepResult, VolumeController, perform,
 };
 use crate::direct_access::{DirectSegment, LayoutLease, TornOp};
 use crate::legs::connector::Connector;
@@ -281,6 +281,23 @@ impl Volume {
         let (answer, result) = mpsc::channel();
         self.mailbox.post(ControllerEvent::Cut(snapshot, answer));
         // The sender is dropped without a message when the volume has ended.
+        result.recv().unwrap_or(Err(CutError::Detached))
+    }
+
+    /// Carries out one step of a cut, for volumes that are cut at one moment. The caller orders each step from all of
+    /// them before the next one. After [`CutStep::Raise`], changes wait for [`CutStep::Finish`], at most
+    /// [`HOLD_LIMIT`](crate::limits::HOLD_LIMIT). Returns how long they waited.
+    ///
+    /// # Errors
+    /// The same as for [`Volume::cut_snapshot`], and when changes went on before the last step.
+    pub fn cut_step(&self, snapshot: Epoch, step: CutStep) -> StepResult {
+        let (answer, result) = mpsc::channel();
+        let order = StepOrder {
+            snapshot,
+            step,
+            answer,
+        };
+        self.mailbox.post(ControllerEvent::CutStep(order));
         result.recv().unwrap_or(Err(CutError::Detached))
     }
 

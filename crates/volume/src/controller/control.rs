@@ -99,7 +99,7 @@ impl ControlConnection {
             true => state.model().epoch(),
             false => self.epoch.get(),
         };
-        state.shared.stamp_epoch(announced)
+        state.shared.newest_stamp(announced)
     }
 
     /// Sends a request. The returned number identifies its answer.

@@ -10,6 +10,9 @@
 //!
 //! Writers never wait. Direct clients keep their lease.
 //!
+//! The volumes of a group are cut at one moment: step 3 lets changes wait until the stamps of all volumes are raised, on
+//! order of the manager (`cut_steps`).
+//!
 //! Invariants:
 //! - All legs have the same births on both sides of the cut. So a change that one leg may have with an
 //!   older stamp, and another one will get with a newer stamp, fails the cut or ends before step 3: a
@@ -17,11 +20,12 @@
 //! - If a leg is lost or the layout changes, the cut fails. The stamp stays, which harms nothing.
 
 use super::control::ControlConnection;
+use super::cut_steps::{CutStep, StepCut, supersede};
 use super::layout_query::fetch_layout;
 use super::leg_errors::lose_leg_if_gone;
 use super::lifecycle::is_serving;
 use super::state::ControllerState;
-use crate::limits::{CUT_LIMIT, DIRECT_CLIENT_POLL};
+use crate::limits::{CUT_LIMIT, DIRECT_CLIENT_POLL, HOLD_LIMIT};
 use crate::shared::Member;
 use pagemesh_base::brick_name::BrickLabel;
 use pagemesh_base::ids::Epoch;
@@ -68,6 +72,18 @@ pub enum CutError {
         /// Its answer.
         cause: SliceError,
     },
+    /// Changes waited for the other volumes of the group, and went on before all volumes were cut.
+    #[error(
+        "the group was not cut within {} ms, so its writes go on; take the snapshot again",
+        .0.as_millis()
+    )]
+    HoldExpired(Duration),
+    /// The step does not follow the last one, or the cut has ended.
+    #[error("the client has no cut of epoch {0} that waits for this step; take the snapshot again")]
+    NoSuchStep(Epoch),
+    /// The manager gave up the snapshots of the group.
+    #[error("the group of volumes was given up; take the snapshot again")]
+    Abandoned,
     /// Changes did not end in time.
     #[error(
         "writes that began before the snapshot did not end within {} s; take it again",
@@ -97,30 +113,46 @@ pub(super) async fn cut(
     snapshot: Epoch,
     answer: Sender<Result<(), CutError>>,
 ) {
-    let result = match state.is_cutting.replace(true) {
-        true => Err(CutError::Busy),
-        false => {
-            let result = try_cut(&state, snapshot).await;
-            state.is_cutting.set(false);
-            result
-        }
-    };
-    match &result {
-        Ok(()) => tracing::info!(volume = %state.name, %snapshot, "a snapshot was cut"),
-        Err(error) => {
-            tracing::info!(volume = %state.name, %snapshot, %error, "a snapshot was not cut");
-        }
-    }
+    let waiting = state.step_cut.take();
+    supersede(&state, waiting).await;
+    let result = run(&state, snapshot, None).await.map(drop);
     // The caller may have stopped waiting.
     let _ = answer.send(result);
     state.record_activity();
 }
 
-async fn try_cut(state: &ControllerState, snapshot: Epoch) -> Result<(), CutError> {
+/// Cuts a snapshot, at once or in the steps of a group. Returns how long changes waited.
+pub(super) async fn run(
+    state: &ControllerState,
+    snapshot: Epoch,
+    steps: Option<&StepCut>,
+) -> Result<Duration, CutError> {
+    let result = match state.is_cutting.replace(true) {
+        true => Err(CutError::Busy),
+        false => {
+            let result = try_cut(state, snapshot, steps).await;
+            state.is_cutting.set(false);
+            result
+        }
+    };
+    match &result {
+        Ok(_) => tracing::info!(volume = %state.name, %snapshot, "a snapshot was cut"),
+        Err(error) => {
+            tracing::info!(volume = %state.name, %snapshot, %error, "a snapshot was not cut");
+        }
+    }
+    result
+}
+
+async fn try_cut(
+    state: &ControllerState,
+    snapshot: Epoch,
+    steps: Option<&StepCut>,
+) -> Result<Duration, CutError> {
     let until = state.now() + CUT_LIMIT;
     confirm_layout(state, until).await?;
     let legs = CutLegs::present(state)?;
-    let present = state.shared.stamp_epoch(legs.layout);
+    let present = state.shared.newest_stamp(legs.layout);
     if snapshot <= present {
         return Err(CutError::OldEpoch { snapshot, present });
     }
@@ -132,10 +164,21 @@ async fn try_cut(state: &ControllerState, snapshot: Epoch) -> Result<(), CutErro
         state.reconciling.get() == 0 && members(state).iter().all(|(_, it)| is_settled(it))
     };
     legs.wait_until(state, until, is_settled).await?;
+    if let Some(steps) = steps {
+        steps.pass(state, &legs, CutStep::Prepare, until).await?;
+        legs.wait_until(state, until, is_settled).await?;
+    }
     // No task runs between the wait and the following steps, so the layout is the same.
     let reconciled = state.reconciles.get();
-    state.shared.cut(legs.layout, snapshot);
+    let hold = steps.map(|steps| (steps, Hold::begin(state, legs.layout, snapshot)));
+    if hold.is_none() {
+        state.shared.cut(legs.layout, snapshot);
+    }
     let older = OlderChanges::now(state, snapshot);
+    let held = match hold {
+        Some((steps, hold)) => hold.until_ordered(&legs, steps).await?,
+        None => Duration::ZERO,
+    };
     let have_ended = || older.have_ended(state);
     legs.wait_until(state, until, have_ended).await?;
     if state.reconciles.get() != reconciled {
@@ -149,9 +192,45 @@ async fn try_cut(state: &ControllerState, snapshot: Epoch) -> Result<(), CutErro
         prepare_us = (prepared - began).as_micros(),
         older_changes_us = (ended - prepared).as_micros(),
         flush_us = (state.now() - ended).as_micros(),
+        held_us = held.as_micros(),
         "the steps of a cut"
     );
-    legs.check(state)
+    legs.check(state)?;
+    Ok(held)
+}
+
+/// Changes wait, until this is dropped.
+struct Hold<'a> {
+    state: &'a ControllerState,
+    began: Duration,
+}
+
+impl Hold<'_> {
+    fn begin(state: &ControllerState, layout: Epoch, snapshot: Epoch) -> Hold<'_> {
+        state.shared.hold_cut(layout, snapshot);
+        let began = state.now();
+        Hold { state, began }
+    }
+
+    /// Holds changes until the manager orders the next step: then all volumes of the group are held. Returns the time.
+    async fn until_ordered(self, legs: &CutLegs, steps: &StepCut) -> Result<Duration, CutError> {
+        let until = self.began + HOLD_LIMIT;
+        match steps.pass(self.state, legs, CutStep::Raise, until).await {
+            Err(CutError::Late(_)) => return Err(CutError::HoldExpired(HOLD_LIMIT)),
+            passed => passed?,
+        }
+        // A direct client may have released the stamps at its own limit.
+        match self.state.shared.release_cut() {
+            true => Ok(self.state.now() - self.began),
+            false => Err(CutError::HoldExpired(HOLD_LIMIT)),
+        }
+    }
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        self.state.shared.release_cut();
+    }
 }
 
 /// Adopts the newest layout of the manager, and waits until channels use it.
@@ -186,7 +265,7 @@ struct CutLeg {
 }
 
 /// The written legs, and the layout that names them.
-struct CutLegs {
+pub(super) struct CutLegs {
     layout: Epoch,
     legs: Vec<CutLeg>,
 }
@@ -231,7 +310,7 @@ impl CutLegs {
     }
 
     /// Waits until a condition holds. The layout is the same when this returns.
-    async fn wait_until(
+    pub(super) async fn wait_until(
         &self,
         state: &ControllerState,
         until: Duration,

@@ -15,6 +15,7 @@ mod compare;
 mod control;
 mod copy;
 mod cut;
+mod cut_steps;
 mod layout_query;
 mod leg_errors;
 mod lifecycle;
@@ -38,6 +39,7 @@ use crate::status::VolumeStatus;
 pub use call::{BlockingCall, CallOutcome, CallRunner, perform};
 pub use check::CheckJob;
 pub use cut::CutError;
+pub use cut_steps::{CutStep, StepOrder, StepResult};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::VolumeName;
 use pagemesh_base::poison;
@@ -88,6 +90,8 @@ pub enum ControllerEvent {
     Reconcile(usize, TornOp, Sender<()>),
     /// A snapshot is to be cut.
     Cut(Epoch, Sender<Result<(), CutError>>),
+    /// A step of a cut is to be carried out.
+    CutStep(StepOrder),
     /// The volume is to be detached.
     Detach,
 }
@@ -291,6 +295,9 @@ impl VolumeController {
                 ControllerEvent::Cut(snapshot, answer) => {
                     let task = cut::cut(Rc::clone(&self.state), snapshot, answer);
                     self.tasks.push(Box::pin(task));
+                }
+                ControllerEvent::CutStep(order) => {
+                    self.tasks.extend(cut_steps::take(&self.state, order));
                 }
                 ControllerEvent::Detach => {
                     let task = lifecycle::detach(Rc::clone(&self.state));

@@ -7,7 +7,8 @@
 //!        reason for no access 8,
 //!        opens 8 (how often a process with direct threads opened a file past its preload library)
 //!   128  number of the last operation 8,          (every writer's shared line)
-//!        epoch of stamps 8: the newest snapshot 4, the layout that it was cut under 4
+//!        word of the stamps 8, as in `stamp_epoch`: the newest snapshot and whether it is held 4, the layout that it
+//!        was cut under 4
 //!  4096  rows of 64 bytes:
 //!     0  active 8 (odd during an operation), file 8, first byte 8, bytes 8,
 //!    32  claim in the ring 8 (0: none),
@@ -25,8 +26,9 @@
 //! - A row has one writer at a time: the direct client that owns it. After its death, the
 //!   party that reconciles the row is the writer.
 
+use crate::limits::{HOLD_LIMIT, HOLD_POLL};
 use crate::replication::ring::RING_END_AT;
-use crate::stamp_epoch::stamp_by;
+use crate::stamp_epoch::{NO_SNAPSHOT, release, stamp_by};
 use crate::steps::step;
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::slice::{PageRun, SLICE_IO_BYTES_MAX};
@@ -35,6 +37,7 @@ use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{MapError, SharedSegment};
 use std::fs::File;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 /// The maximum of concurrent direct client threads: more than a pool has sessions.
 pub const ROWS: usize = 256;
@@ -44,7 +47,7 @@ pub const SEGMENT_BYTES: usize = RING_END_AT;
 pub const RUNS_MAX: usize = TRANSACTION_PAGES_MAX as usize;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"pmdirct\0");
-const VERSION: u32 = 6;
+const VERSION: u32 = 7;
 const VERSION_AT: usize = 8;
 const ROWS_NUMBER_AT: usize = 12;
 const GENERATION_AT: usize = 64;
@@ -170,6 +173,7 @@ impl DirectSegment {
             .half_word(ROWS_NUMBER_AT)
             .store(ROWS as u32, Ordering::Relaxed);
         shared.word(OPS_AT).store(last_op, Ordering::Relaxed);
+        shared.word(STAMP_AT).store(NO_SNAPSHOT, Ordering::Relaxed);
         shared.word(0).store(MAGIC, Ordering::Release);
         Ok(DirectSegment(shared))
     }
@@ -277,12 +281,42 @@ impl DirectSegment {
     }
 
     /// The epoch of an operation under a lease of this epoch. The caller holds the lock words of its
-    /// pages.
+    /// pages. It waits while a snapshot is held, some milliseconds and at most [`HOLD_LIMIT`].
     #[inline]
     #[must_use]
     pub fn stamp_epoch(&self, lease: Epoch) -> Epoch {
+        match self.try_stamp_epoch(lease) {
+            Some(epoch) => epoch,
+            None => self.await_release(lease),
+        }
+    }
+
+    #[inline]
+    fn try_stamp_epoch(&self, lease: Epoch) -> Option<Epoch> {
         step("stamp epoch");
         stamp_by(self.0.word(STAMP_AT).load(Ordering::SeqCst), lease)
+    }
+
+    /// Waits for the release of a held snapshot. After [`HOLD_LIMIT`] it releases the snapshot itself: its controller
+    /// may be dead. The controller finds that out, and the snapshot fails.
+    #[cold]
+    fn await_release(&self, lease: Epoch) -> Epoch {
+        let began = Instant::now();
+        loop {
+            if let Some(epoch) = self.try_stamp_epoch(lease) {
+                return epoch;
+            }
+            match began.elapsed() < HOLD_LIMIT {
+                true => std::thread::sleep(HOLD_POLL),
+                false => _ = self.release_stamps(),
+            }
+        }
+    }
+
+    /// Releases a held snapshot; true if it was held until now.
+    pub(crate) fn release_stamps(&self) -> bool {
+        step("stamp epoch");
+        release(self.0.word(STAMP_AT))
     }
 
     /// Epoch and number of a new operation of a direct client under a lease of this epoch. The caller

@@ -61,12 +61,38 @@ impl Engine {
         let column = &mut self.columns[piece.column];
         let legs = column.written;
         let is_again = piece.op != 0;
-        let stamp = assign_stamp(piece, column, self.snapshot.epoch, out);
+        let Some(stamp) = assign_stamp(piece, column, self.snapshot.epoch, out) else {
+            return self.hold_change(slot);
+        };
         let request = change_request(piece, is_again, stamp);
         match is_flushed_at_once(piece, column) {
             true => send_durable(piece, slot, column, request, out),
             false => send(piece, slot, column, legs, request, out),
         }
+    }
+
+    /// Lets a change wait until stamps are given out again.
+    fn hold_change(&mut self, slot: u32) {
+        let piece = &mut self.pieces[slot as usize];
+        piece.phase = Phase::Queued;
+        self.held.push((slot, piece.order));
+    }
+
+    /// Goes on with changes that waited for their stamp. False if there are none, or they wait on.
+    pub(crate) fn resume_held(&mut self, out: &mut impl EngineBackend) -> bool {
+        if self.held.is_empty() {
+            return false;
+        }
+        let held = std::mem::take(&mut self.held);
+        let before = held.len();
+        for (slot, order) in held {
+            let piece = self.pieces.get(slot as usize);
+            // A new layout may have sent it already.
+            if piece.is_some_and(|it| it.order == order && it.phase == Phase::Queued) {
+                self.start_change(slot, out);
+            }
+        }
+        self.held.len() < before
     }
 
     fn send_flush(&mut self, slot: u32, out: &mut impl EngineBackend) {
@@ -257,7 +283,9 @@ impl Engine {
             _ => None,
         };
         if let Some(data) = data {
-            let stamp = assign_stamp(piece, column, self.snapshot.epoch, out);
+            let Some(stamp) = assign_stamp(piece, column, self.snapshot.epoch, out) else {
+                return self.hold_change(slot);
+            };
             let request = SliceRequest::Write {
                 offset,
                 data,
@@ -398,25 +426,25 @@ fn send_durable(
 }
 
 /// A change gets its number when it is first sent, under its lock. It keeps its epoch while the layout
-/// stays: legs that have it already and those that get it again then agree on the birth of its pages.
+/// stays: legs that have it already and those that get it again then agree on the birth of its pages. None: it waits.
 fn assign_stamp(
     piece: &mut Piece,
     column: &mut super::ColumnState,
     layout: pagemesh_base::ids::Epoch,
     out: &mut impl EngineBackend,
-) -> Stamp {
+) -> Option<Stamp> {
     if piece.op == 0 || piece.layout_epoch != layout {
-        (piece.epoch, piece.layout_epoch) = (out.stamp_epoch(layout), layout);
+        (piece.epoch, piece.layout_epoch) = (out.stamp_epoch(layout)?, layout);
     }
     if piece.op == 0 {
         piece.op = out.next_op();
         column.in_flight.insert(piece.op);
     }
-    Stamp {
+    Some(Stamp {
         epoch: piece.epoch,
         op: piece.op,
         open_ops: column.in_flight.open_distance(piece.op),
-    }
+    })
 }
 
 fn send(

@@ -89,8 +89,9 @@ pub(crate) trait EngineBackend {
     fn is_indeterminate(&self, range: LockRange) -> bool;
     /// The volume's next operation number.
     fn next_op(&mut self) -> u64;
-    /// The epoch of a change under a layout of this epoch. The caller holds its range lock.
-    fn stamp_epoch(&self, layout: Epoch) -> Epoch;
+    /// The epoch of a change under a layout of this epoch. The caller holds its range lock. None: the change waits for
+    /// [`Engine::resume_held`].
+    fn stamp_epoch(&self, layout: Epoch) -> Option<Epoch>;
     /// Completes a request. The record is for the channel's meter; none for a request that was
     /// never started, or is not counted.
     fn complete(&mut self, completion: Completion, after: AckDependency, record: Option<OpRecord>);
@@ -125,6 +126,9 @@ pub(crate) struct Engine {
     pieces: Slab<Piece>,
     /// Requests with pieces that are not made yet, in order of submission.
     queue: VecDeque<u32>,
+    /// Changes that wait for their stamp, with their order: at most [`PIECES_MAX`], and each once more after each change of
+    /// the layout meanwhile.
+    held: Vec<(u32, u64)>,
     /// Counts pieces. It orders them, and distinguishes successive pieces in one slot.
     last_order: u64,
     repairs_in_flight: usize,
@@ -141,6 +145,7 @@ impl Engine {
             jobs: Slab::new(),
             pieces: Slab::new(),
             queue: VecDeque::new(),
+            held: Vec::new(),
             last_order: 0,
             repairs_in_flight: 0,
             end_cause: None,
@@ -305,6 +310,7 @@ impl Engine {
         }
         self.pieces.clear();
         self.queue.clear();
+        self.held.clear();
         for column in &mut self.columns {
             column.clear();
         }

@@ -50,15 +50,15 @@ impl Engine {
         })
     }
 
-    /// The stamp of a new operation, which holds its range lock.
-    pub(crate) fn stamp(&self, column: usize, out: &mut impl EngineBackend) -> Stamp {
-        let epoch = out.stamp_epoch(self.snapshot.epoch);
+    /// The stamp of a new operation, which holds its range lock. None: it must wait.
+    pub(crate) fn stamp(&self, column: usize, out: &mut impl EngineBackend) -> Option<Stamp> {
+        let epoch = out.stamp_epoch(self.snapshot.epoch)?;
         let op = out.next_op();
-        Stamp {
+        Some(Stamp {
             epoch,
             op,
             open_ops: self.columns[column].in_flight.open_distance(op),
-        }
+        })
     }
 
     /// Inserts the piece of a write that was sent with this stamp. Returns its tag.

@@ -183,10 +183,18 @@ impl VolumeShared {
         }
     }
 
-    /// The epoch of a change under a layout of this epoch. The caller holds a range lock.
-    pub fn stamp_epoch(&self, layout: Epoch) -> Epoch {
+    /// The epoch of a change under a layout of this epoch. The caller holds a range lock. None: a snapshot is held. The
+    /// change waits until the member is woken after [`VolumeShared::release_cut`].
+    pub fn stamp_epoch(&self, layout: Epoch) -> Option<Epoch> {
         steps::step("stamp epoch");
         self.stamp_epoch.of(layout)
+    }
+
+    /// The epoch of the newest snapshot under a layout of this epoch, also while it is held; without one, that of the
+    /// layout. The controller's own copies have it: they acknowledge nothing to a client.
+    pub fn newest_stamp(&self, layout: Epoch) -> Epoch {
+        steps::step("stamp epoch");
+        self.stamp_epoch.newest(layout)
     }
 
     /// Stamps the changes of channels and direct clients under this layout with a snapshot from now on.
@@ -195,6 +203,26 @@ impl VolumeShared {
         steps::step("stamp epoch");
         self.stamp_epoch.cut(layout, snapshot);
         self.pass_stamp_epoch();
+    }
+
+    /// Lets the changes of channels and direct clients under this layout wait from now on. After
+    /// [`VolumeShared::release_cut`] they are stamped with the snapshot. Only the controller calls it.
+    pub fn hold_cut(&self, layout: Epoch, snapshot: Epoch) {
+        steps::step("stamp epoch");
+        self.stamp_epoch.hold(layout, snapshot);
+        self.pass_stamp_epoch();
+    }
+
+    /// Ends [`VolumeShared::hold_cut`], and wakes the waiting channels. True if no change has gone on before.
+    pub fn release_cut(&self) -> bool {
+        steps::step("stamp epoch");
+        let was_held = self.stamp_epoch.release();
+        let access = self.direct_access.get();
+        let were_held = access.is_none_or(|access| access.segment.release_stamps());
+        for member in poison::lock(&self.members).values() {
+            member.wake.raise();
+        }
+        was_held && were_held
     }
 
     /// Tells the stamp epoch to direct clients. The controller does it before it grants them access.

@@ -1,7 +1,7 @@
 //! `pagemesh backup create`.
 
 use super::CreateArgs;
-use super::directory::{BackupDirectory, BackupInfo, NewBackup};
+use super::directory::{BackupDirectory, BackupEntry, BackupInfo, NewBackup};
 use crate::client::manager_client;
 use crate::commands::snapshot::source::{BookmarkSource, Changes, SnapshotSource, stream_content};
 use crate::output::{self, bytes};
@@ -120,7 +120,16 @@ fn find_start(
     let is_earlier = |it: &BackupInfo| {
         it.volume_id == source.identity.volume && it.epoch < source.identity.epoch
     };
-    let mut earlier: Vec<_> = directory.list()?.into_iter().filter(is_earlier).collect();
+    let mut earlier = Vec::new();
+    for entry in directory.list()? {
+        match entry {
+            BackupEntry::Whole(info) => earlier.extend(Some(info).filter(is_earlier)),
+            BackupEntry::Damaged(damaged) => eprintln!(
+                "warning: the backup {} is damaged, and is not used: {}",
+                damaged.backup, damaged.problem
+            ),
+        }
+    }
     earlier.sort_by_key(|it| std::cmp::Reverse(it.epoch));
     if earlier.is_empty() {
         return Ok(None);

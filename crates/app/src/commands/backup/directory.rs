@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! backup.json          the version, and the identity of the directory
-//! lock                 flock(2): exclusive to change the directory, shared to read it
+//! lock                 flock(2): exclusive to change the directory, shared to read it, which needs no permission to write
 //! unfinished           there while a backup is made: chunks of a crash before may be incomplete
 //! chunks/ab/ab12…      one file for each chunk, named by the SHA-256 of its bytes
 //! backups/VOLUME@NAME  one manifest for each backup
@@ -52,6 +52,31 @@ pub struct BackupInfo {
     pub chunk_bytes: u64,
 }
 
+/// A backup whose manifest is damaged, in a list.
+#[derive(Clone, Debug, Serialize)]
+pub struct DamagedBackup {
+    pub backup: String,
+    pub problem: String,
+}
+
+/// An entry of a list.
+#[derive(Clone, Debug, Serialize)]
+#[serde(untagged)]
+pub enum BackupEntry {
+    Whole(BackupInfo),
+    Damaged(DamagedBackup),
+}
+
+impl BackupEntry {
+    /// The backup, if its manifest is whole.
+    pub fn whole(self) -> Option<BackupInfo> {
+        match self {
+            BackupEntry::Whole(info) => Some(info),
+            BackupEntry::Damaged(_) => None,
+        }
+    }
+}
+
 /// The result of a verification.
 #[derive(Debug, Serialize)]
 pub struct DirectoryReport {
@@ -72,7 +97,8 @@ pub struct PruneReport {
 /// A locked directory. Its lock ends with the value, and with the process.
 pub struct BackupDirectory {
     dir: PathBuf,
-    _lock: File,
+    /// None: the directory has no lock yet, and this process may only read it.
+    _lock: Option<File>,
     pub id: Uuid,
 }
 
@@ -99,15 +125,16 @@ impl BackupDirectory {
             known.version,
             known.format
         );
-        let mut options = OpenOptions::new();
-        let options = options.read(true).write(true).create(true).truncate(false);
-        let lock = options.open(dir.join("lock"));
+        let is_reader = operation == FlockOperation::NonBlockingLockShared;
+        let lock = open_lock(&dir.join("lock"), is_reader);
         let lock = lock.with_context(|| format!("cannot open the lock of {shown}"))?;
-        flock(&lock, operation).with_context(|| {
-            format!(
-                "{shown} is in use by another backup, prune, verify or restore; wait for its end"
-            )
-        })?;
+        if let Some(lock) = &lock {
+            flock(lock, operation).with_context(|| {
+                format!(
+                    "{shown} is in use by another backup, prune, verify or restore; wait for its end"
+                )
+            })?;
+        }
         Ok(BackupDirectory {
             dir: dir.to_owned(),
             _lock: lock,
@@ -169,20 +196,34 @@ impl BackupDirectory {
         Ok(names)
     }
 
-    /// All backups, by the time of their snapshots. Each manifest is read as a whole.
-    pub fn list(&self) -> anyhow::Result<Vec<BackupInfo>> {
-        let mut backups = Vec::new();
+    /// All backups, by the time of their snapshots, and after them those with a damaged manifest. Each manifest is read as
+    /// a whole.
+    pub fn list(&self) -> anyhow::Result<Vec<BackupEntry>> {
+        let (mut whole, mut damaged) = (Vec::new(), Vec::new());
         for name in self.names()? {
-            let mut manifest = self.manifest(&name)?;
-            while manifest
-                .next()
-                .with_context(|| format!("the backup {name}"))?
-                .is_some()
-            {}
-            backups.push(info(&name, manifest.header(), manifest.chunks()));
+            match self.read_info(&name) {
+                Ok(info) => whole.push(info),
+                Err(cause) => damaged.push(DamagedBackup {
+                    backup: name,
+                    problem: format!("{cause:#}"),
+                }),
+            }
         }
-        backups.sort_by_key(|it| (it.volume_id, it.epoch));
-        Ok(backups)
+        whole.sort_by_key(|it| (it.volume_id, it.epoch));
+        let whole = whole.into_iter().map(BackupEntry::Whole);
+        Ok(whole
+            .chain(damaged.into_iter().map(BackupEntry::Damaged))
+            .collect())
+    }
+
+    fn read_info(&self, name: &str) -> anyhow::Result<BackupInfo> {
+        let mut manifest = self.manifest(name)?;
+        while manifest
+            .next()
+            .with_context(|| format!("the backup {name}"))?
+            .is_some()
+        {}
+        Ok(info(name, manifest.header(), manifest.chunks()))
     }
 
     /// The bytes of a chunk.
@@ -312,7 +353,9 @@ impl BackupDirectory {
             .into_iter()
             .filter(|name| !gone.contains(name))
         {
-            let manifest = self.manifest(&name)?;
+            let manifest = self
+                .manifest(&name)
+                .context("nothing is deleted while a backup is damaged; delete it with --delete")?;
             let to = &manifest.header().to;
             of_volumes
                 .entry(to.volume)
@@ -431,6 +474,28 @@ impl NewBackup<'_> {
     }
 }
 
+/// Opens the lock of a directory. A reader needs no permission to write. None: there is no lock, and the reader cannot make
+/// one; then no process has changed the directory since it was copied here.
+fn open_lock(path: &Path, is_reader: bool) -> io::Result<Option<File>> {
+    if is_reader {
+        match File::open(path) {
+            Err(cause) if cause.kind() == io::ErrorKind::NotFound => {}
+            opened => return opened.map(Some),
+        }
+    }
+    let mut options = OpenOptions::new();
+    let options = options.read(true).write(true).create(true).truncate(false);
+    match options.open(path) {
+        Err(cause) if is_reader && is_read_only(&cause) => Ok(None),
+        opened => opened.map(Some),
+    }
+}
+
+fn is_read_only(cause: &io::Error) -> bool {
+    use io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
+    matches!(cause.kind(), PermissionDenied | ReadOnlyFilesystem)
+}
+
 /// Makes an empty directory of backups.
 fn make(dir: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(dir)?;
@@ -465,5 +530,32 @@ fn info(name: &str, header: &Header, chunks: u64) -> BackupInfo {
         limit_bytes: header.limit_bytes,
         chunks,
         chunk_bytes: CHUNK_BYTES as u64,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{OFlags, fcntl_getfl};
+
+    #[test]
+    fn reader_opens_the_lock_without_permission_to_write() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        let made = open_lock(&path, true).unwrap().expect("it is made");
+        assert!(path.exists());
+        flock(&made, FlockOperation::NonBlockingLockShared).unwrap();
+        let read = open_lock(&path, true).unwrap().expect("it is there");
+        let flags = fcntl_getfl(&read).unwrap() & OFlags::ACCMODE;
+        assert_eq!(flags, OFlags::RDONLY);
+        flock(&read, FlockOperation::NonBlockingLockShared).unwrap();
+        assert!(flock(&read, FlockOperation::NonBlockingLockExclusive).is_err());
+        for kind in [
+            io::ErrorKind::PermissionDenied,
+            io::ErrorKind::ReadOnlyFilesystem,
+        ] {
+            assert!(is_read_only(&kind.into()));
+        }
+        assert!(!is_read_only(&io::ErrorKind::NotFound.into()));
     }
 }

@@ -43,6 +43,7 @@ pub fn run(args: &NullMountArgs) -> anyhow::Result<()> {
         transport: fuse_transport(args.fuse),
         may_keep_cpus_awake: !args.no_keep_awake,
         caching: fuse_caching(args.direct_io),
+        shows_snapshots: false,
     };
     let mounted = pagemesh_fuse::mount_null(&dir, &options)?;
     println!("ready {}", dir.display());

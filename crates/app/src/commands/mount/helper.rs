@@ -45,11 +45,12 @@ const VALUE_OPTIONS: [(&str, &str); 9] = [
     ("scrub_rate", "--scrub-rate"),
     ("metrics", "--metrics"),
 ];
-const FLAG_OPTIONS: [(&str, &str); 5] = [
+const FLAG_OPTIONS: [(&str, &str); 6] = [
     ("force", "--force"),
     ("allow_other", "--allow-other"),
     ("no_keep_awake", "--no-keep-awake"),
     ("direct_io", "--direct-io"),
+    ("show_snapshots", "--show-snapshots"),
     ("metrics_allow_remote", "--metrics-allow-remote"),
 ];
 /// Mount point options that the kernel implements.

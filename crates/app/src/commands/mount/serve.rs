@@ -244,6 +244,7 @@ fn mount_options(args: &MountArgs, name: &VolumeName) -> MountOptions {
         transport: fuse_transport(args.fuse),
         may_keep_cpus_awake: !args.no_keep_awake,
         caching: fuse_caching(args.direct_io),
+        shows_snapshots: args.show_snapshots,
     }
 }
 

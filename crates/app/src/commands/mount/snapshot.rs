@@ -29,8 +29,8 @@ use std::time::Instant;
 /// Mounts a snapshot on a checked directory, and serves it until an unmount or a shutdown.
 pub fn run(args: &MountArgs, path: &SnapshotPath, dir: &Path) -> anyhow::Result<()> {
     ensure!(
-        !args.force && args.commit_interval.is_none(),
-        "cannot mount {path}: a snapshot takes no changes and fences no client; leave out --force and --commit-interval"
+        !args.force && args.commit_interval.is_none() && !args.show_snapshots,
+        "cannot mount {path}: a snapshot takes no changes, fences no client, and has no snapshots; leave out --force, --commit-interval and --show-snapshots"
     );
     resource_limits::check_memory(MEMORY_MIN).with_context(|| format!("cannot mount {path}"))?;
     let ending = Shutdown::listen(args.until_stdin_ends)?;
@@ -99,5 +99,6 @@ fn mount_options(args: &MountArgs, path: &SnapshotPath) -> MountOptions {
         transport: fuse_transport(args.fuse),
         may_keep_cpus_awake: !args.no_keep_awake,
         caching: fuse_caching(args.direct_io),
+        shows_snapshots: false,
     }
 }

@@ -3,6 +3,7 @@
 use crate::args::Interval;
 use anyhow::{anyhow, bail};
 use clap::Args;
+use pagemesh_manage::parse_label;
 use pagemesh_manage::schedules::Retention;
 use pagemesh_manage::wire::{SchedulePolicy, ScheduleTarget};
 use std::str::FromStr;
@@ -13,6 +14,9 @@ pub struct PolicyArgs {
     /// Volume or file system, or a pattern of names in quotes, as `db-*`; may be repeated.
     #[arg(long = "volume", value_name = "VOLUME")]
     volumes: Vec<String>,
+    /// Label of volumes, as `env=prod`; may be repeated. The schedule is for each volume that one of these options names.
+    #[arg(long = "label", value_name = "KEY=VALUE")]
+    labels: Vec<String>,
     /// Frequent snapshots that stay.
     #[arg(long, value_name = "N")]
     frequent: Option<u32>,
@@ -49,6 +53,9 @@ pub struct PolicyArgs {
     /// Whether it deletes snapshots.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     prune: Option<bool>,
+    /// Whether the snapshots of all its volumes, at most 16, show one moment. Without one of them none is made.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    group: Option<bool>,
     /// Cluster for `schedule replicate`, as `backup=http://HOST:7070`; `http://HOST:7070/PREFIX` puts a prefix before the names
     /// of its volumes. May be repeated; at an update they replace all.
     #[arg(long = "target", value_name = "NAME=URL")]
@@ -96,10 +103,14 @@ impl PolicyArgs {
             critical_after_s: None,
             enabled: true,
             prune: true,
+            group: false,
             targets: vec![],
         });
-        if !self.volumes.is_empty() {
-            policy.volumes.clone_from(&self.volumes);
+        if let Some(bad) = self.labels.iter().find(|text| parse_label(text).is_none()) {
+            bail!("'{bad}' is no label; write KEY=VALUE, as env=prod");
+        }
+        if !self.volumes.is_empty() || !self.labels.is_empty() {
+            policy.volumes = [self.volumes.clone(), self.labels.clone()].concat();
         }
         let Retention {
             frequent,
@@ -135,6 +146,7 @@ impl PolicyArgs {
         policy.prefix = self.prefix.clone().or(policy.prefix);
         policy.enabled = self.enabled.unwrap_or(policy.enabled);
         policy.prune = self.prune.unwrap_or(policy.prune);
+        policy.group = self.group.unwrap_or(policy.group);
         if self.no_targets || !self.targets.is_empty() {
             policy.targets = self.targets.iter().map(|it| it.0.clone()).collect();
         }

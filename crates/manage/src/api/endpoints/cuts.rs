@@ -49,7 +49,9 @@ async fn poll_cut(
         let poll =
             move |manager: &Manager| manager.poll_cut(&volume, EpochNumber(attachment), number);
         let wake = match api.run_store_work(poll).await? {
-            PollState::Order(epoch) => return Ok(Json(CutOrder { epoch }).into_response()),
+            PollState::Order(epoch, step) => {
+                return Ok(Json(CutOrder { epoch, step }).into_response());
+            }
             PollState::Replaced => return Ok(StatusCode::NO_CONTENT.into_response()),
             PollState::Wait(taken, wake) => {
                 number = Some(taken);

@@ -8,9 +8,9 @@ use crate::api::document;
 use crate::api::etag::{IfNoneMatchHeader, created, tagged_list, tagged_volume};
 use crate::api::paging::{check_limit, json_name, next_page};
 use crate::api::reply::{JsonBody, PathParam, QueryParam, Refusal};
-use crate::client::{LONG_CALL_TIMEOUT, ManagerClient, ManagerError};
+use crate::client::{CALL_TIMEOUT, LONG_CALL_TIMEOUT, ManagerClient, ManagerError};
 use crate::wire::{
-    CreateVolume, DeleteReply, DeleteVolumeParams, ErrorBody, GrowVolume, ListVolumes,
+    CreateVolume, DeleteReply, DeleteVolumeParams, ErrorBody, GrowVolume, ListVolumes, SetLabels,
     VolumeDetail, VolumeInfo, VolumeSizeReply,
 };
 use axum::Json;
@@ -26,6 +26,7 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
         .routes(routes!(list_volumes, create_volume))
         .routes(routes!(show_volume, delete_volume))
         .routes(routes!(grow_volume))
+        .routes(routes!(set_labels))
 }
 
 /// The volumes, by name; `If-None-Match` spares an unchanged list.
@@ -122,7 +123,34 @@ async fn grow_volume(
         .map(Json)
 }
 
+/// Sets and removes labels of a volume. Other labels stay.
+#[utoipa::path(put, path = "/api/v1/volumes/{name}/labels", tag = "volumes",
+    security(("token" = ["operator"])),
+    params(("name" = document::Name, Path, description = "The volume"), IfMatchHeader),
+    request_body = SetLabels,
+    responses((status = 200, body = VolumeInfo), (status = 400, body = ErrorBody),
+        (status = 404, body = ErrorBody)))]
+async fn set_labels(
+    CallerApi(api): CallerApi,
+    PathParam(name): PathParam<VolumeName>,
+    JsonBody(request): JsonBody<SetLabels>,
+) -> JsonResult<VolumeInfo> {
+    let set = move |manager: &Manager| manager.set_labels(&name, &request);
+    api.run_store_work(set).await.map(Json)
+}
+
 impl ManagerClient {
+    /// Sets and removes labels of a volume.
+    #[allow(clippy::missing_errors_doc)]
+    pub fn set_labels(
+        &self,
+        name: &VolumeName,
+        labels: &SetLabels,
+    ) -> Result<VolumeInfo, ManagerError> {
+        let path = format!("volumes/{name}/labels");
+        self.call(Method::PUT, &path, CALL_TIMEOUT, labels)
+    }
+
     /// Every volume, read in pages.
     #[allow(clippy::missing_errors_doc)]
     pub fn volumes(&self) -> Result<Vec<VolumeInfo>, ManagerError> {

@@ -18,6 +18,7 @@ mod table;
 
 pub use class::{CLASSES, ClassSet, SnapshotClass};
 pub use name::PREFIX_BYTES_MAX;
+pub use pattern::{is_pattern as is_volume_pattern, matches as pattern_matches};
 pub use planner::{Plan, RETAINED_MAX, Retention, ScheduledSnapshot, plan};
 pub use record::{ScheduleHealth, ScheduleRecord, SentSnapshot, TargetRecord};
 

@@ -4,13 +4,15 @@
 const PATTERN_BYTES_MAX: usize = 64;
 
 /// Whether the text is a name of a volume, or a pattern of names.
-pub(crate) fn is_pattern(text: &str) -> bool {
+#[must_use]
+pub fn is_pattern(text: &str) -> bool {
     let is_of_name = |c: char| c.is_ascii_alphanumeric() || "_.-*".contains(c);
     (1..=PATTERN_BYTES_MAX).contains(&text.len()) && text.chars().all(is_of_name)
 }
 
 /// Whether the pattern is of this name.
-pub(crate) fn matches(pattern: &str, name: &str) -> bool {
+#[must_use]
+pub fn matches(pattern: &str, name: &str) -> bool {
     let mut parts = pattern.split('*');
     let first = parts.next().unwrap_or_default();
     let Some(mut rest) = name.strip_prefix(first) else {

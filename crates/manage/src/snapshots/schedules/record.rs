@@ -3,6 +3,7 @@
 use super::class::SnapshotClass;
 use super::pattern::matches;
 use super::planner::Retention;
+use crate::label_text::{VolumeLabels, parse_label};
 use crate::snapshots::SnapshotName;
 use pagemesh_base::layout::{EpochNumber, VolumeName};
 use serde::{Deserialize, Serialize};
@@ -62,7 +63,7 @@ pub struct ScheduleRecord {
     pub name: SnapshotName,
     /// The start of the names of its snapshots. No other schedule has it.
     pub prefix: String,
-    /// Names of volumes and file systems, and patterns of them.
+    /// Names of volumes and file systems, patterns of them, and labels as `KEY=VALUE`.
     pub volumes: Vec<String>,
     /// How many snapshots stay.
     pub retention: Retention,
@@ -76,6 +77,9 @@ pub struct ScheduleRecord {
     pub enabled: bool,
     /// Whether it deletes snapshots.
     pub prune: bool,
+    /// Whether the snapshots of its volumes show one moment.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub group: bool,
     /// The clusters that get its snapshots.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub targets: Vec<TargetRecord>,
@@ -86,10 +90,13 @@ pub struct ScheduleRecord {
 }
 
 impl ScheduleRecord {
-    /// Whether it is for this volume.
-    pub(crate) fn is_for(&self, volume: &VolumeName) -> bool {
+    /// Whether it is for the volume with this name and these labels.
+    pub(crate) fn is_for(&self, volume: &VolumeName, labels: &VolumeLabels) -> bool {
         let name = volume.as_str();
-        self.volumes.iter().any(|pattern| matches(pattern, name))
+        self.volumes.iter().any(|text| match parse_label(text) {
+            Some((key, value)) => labels.get(key).is_some_and(|it| it == value),
+            None => matches(text, name),
+        })
     }
 
     /// Whether a target gets changes that begin at this snapshot.

@@ -184,7 +184,7 @@ impl EngineBackend for EngineIo {
         self.shared.next_op()
     }
 
-    fn stamp_epoch(&self, layout: Epoch) -> Epoch {
+    fn stamp_epoch(&self, layout: Epoch) -> Option<Epoch> {
         self.shared.stamp_epoch(layout)
     }
 

@@ -169,7 +169,10 @@ impl ChannelCore {
         }
         let mut timer = SyncTimer::new(times);
         timer.record_sent(&mut self.io);
-        let stamp = self.engine.stamp(place.column, &mut self.io);
+        let Some(stamp) = self.engine.stamp(place.column, &mut self.io) else {
+            self.io.release(range, slot);
+            return Some(request);
+        };
         let answers = MappedLeg::write_all(
             &mut self.io.checked_mapped_legs(place.column, legs),
             place.offset,
@@ -222,7 +225,12 @@ impl ChannelCore {
         }
         let mut timer = SyncTimer::new(job.times);
         timer.record_sent(&mut self.io);
-        let stamp = self.engine.stamp(place.column, &mut self.io);
+        let Some(stamp) = self.engine.stamp(place.column, &mut self.io) else {
+            for range in ranges {
+                self.io.release(range, slot);
+            }
+            return Some(job);
+        };
         let answers = MappedLeg::transact_all(
             &mut self.io.checked_mapped_legs(place.column, legs),
             parts,
@@ -266,6 +274,8 @@ impl ChannelCore {
             }
             if !self.answers_by_leg.is_empty() || !self.io.granted.is_empty() {
                 self.deliver_answers();
+            } else if self.engine.resume_held(&mut self.io) {
+                // Mapped legs have answered already.
             } else if !self.release_delayed() {
                 break;
             }

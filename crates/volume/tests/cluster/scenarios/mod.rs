@@ -4,6 +4,7 @@ mod births;
 mod direct_replication;
 mod durability;
 mod fencing;
+mod group_cuts;
 mod hedging;
 mod idle;
 mod indeterminate;

@@ -47,7 +47,7 @@ fn assert_pending(result: &Receiver<CutResult>) {
 /// The value of the first sector of each page, as the snapshot sees it on each in-sync leg of the
 /// first column, after a comparison of the legs.
 #[track_caller]
-fn snapshot_values(world: &TestCluster, snapshot: Epoch) -> Vec<u64> {
+pub(super) fn snapshot_values(world: &TestCluster, snapshot: Epoch) -> Vec<u64> {
     let layout = world.manager.layout();
     let legs = layout.segments[0].columns[0].legs.iter();
     let in_sync = legs.filter(|leg| leg.state == LegState::InSync);
@@ -231,7 +231,11 @@ fn cut_adopts_the_newest_layout_first() {
     let result = start_cut(&world, snapshot);
     world.run_until_idle();
     let shared = &world.client.shared;
-    assert_eq!(shared.stamp_epoch(before), before, "the barrier refuses it");
+    assert_eq!(
+        shared.newest_stamp(before),
+        before,
+        "the barrier refuses it"
+    );
     match result.try_recv().expect("an answer") {
         Ok(()) => assert!(shared.snapshot().1.epoch > before),
         // The new copy is syncing by now, under a layout that is newer than the snapshot.
@@ -288,7 +292,7 @@ fn asynchronous_replica_has_no_part_in_the_cut() {
 }
 
 /// A volume that serves direct clients, and its segment.
-fn world_with_direct_access() -> (TestCluster, Arc<DirectSegment>) {
+pub(super) fn world_with_direct_access() -> (TestCluster, Arc<DirectSegment>) {
     let mut world = TestCluster::mirror(2);
     let shared = Arc::clone(&world.client.shared);
     let access = shared.enable_direct_access().expect("memory");
@@ -300,7 +304,7 @@ fn world_with_direct_access() -> (TestCluster, Arc<DirectSegment>) {
     (world, segment)
 }
 
-fn begin_op(segment: &DirectSegment) {
+pub(super) fn begin_op(segment: &DirectSegment) {
     segment.row(3).begin_op(FileRange {
         file: 1,
         offset: 0,
