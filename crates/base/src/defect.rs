@@ -353,6 +353,20 @@ pub enum Defect {
     EpochNotAnnounced,
     /// A client continues with an asynchronous replica of the previous client.
     ReplicaOfDeadClientKept,
+    /// Changes are stamped with a snapshot before all legs have prepared it.
+    StampedBeforePrepared,
+    /// A cut does not wait for the changes that began before it.
+    OlderChangesNotAwaited,
+    /// A cut does not flush the legs that buffer.
+    CutNotFlushed,
+    /// The manager commits a cut although the layout changed meanwhile.
+    CutOfChangedLayoutTaken,
+    /// A restarted manager commits the snapshots that were being made.
+    UncommittedSnapshotListed,
+    /// A syncing leg counts as one that has the whole snapshot.
+    SyncingLegHasSnapshot,
+    /// Snapshots that were given up are forgotten before the bricks drop them.
+    GivenUpSnapshotForgotten,
 }
 
 /// The defect of a thread, carried to a thread that it starts.
