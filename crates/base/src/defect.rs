@@ -133,6 +133,10 @@ pub enum Defect {
     CopyBornNow,
     /// A list of the pages born since a loss lacks those born at its epoch.
     DirtyAfterLossOnly,
+    /// The head of the log passes lines that were lost or given up, and no head of versions tells it.
+    DamageNotStored,
+    /// Pages of lost lines are holes in snapshots.
+    LostLineForgotten,
     /// The checkpoint does not flush the checksums of frames.
     FrameTableNotFlushed,
     /// `file-sync`: freed frames are granted before the records that freed them
