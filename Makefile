@@ -70,10 +70,14 @@ SINCE ?= main
 quick: nextest
 	$(CARGO) xtask quick --since $(SINCE)
 
+# The library of pagemesh-native has the name of the command, so the pages of both have one directory:
+# written at the same time, one run removes the other's files.
+DOC = RUSTDOCFLAGS="-D rustdoc::broken_intra_doc_links" $(CARGO) doc --quiet --no-deps --document-private-items --locked
 check:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
-	RUSTDOCFLAGS="-D rustdoc::broken_intra_doc_links" $(CARGO) doc --quiet --workspace --no-deps --document-private-items --locked
+	$(DOC) --workspace --exclude pagemesh-native
+	$(DOC) -p pagemesh-native
 
 # The runner of the tests. Its own updates from the network are left out.
 nextest:

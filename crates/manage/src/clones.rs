@@ -12,7 +12,7 @@ use crate::idempotency::{CallStart, CreateAnswer};
 use crate::layout_state::LayoutState;
 use crate::manager::{Manager, ManagerState};
 use crate::records::{CloneOrigin, VolumeRecord};
-use crate::slices::{SliceLocation, slice_locations};
+use crate::slices::slice_locations;
 use crate::snapshot_drops::check_no_clone;
 use crate::snapshot_lists::{live_snapshot, no_such_snapshot};
 use crate::snapshots::{SnapshotFault, SnapshotName, SnapshotRecord};
@@ -22,7 +22,7 @@ use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{
     Column, EpochNumber, Layout, Leg, LegState, Segment, SliceId, VolumeName,
 };
-use pagemesh_base::slice::{CloneProgress, CloneSource, SliceError};
+use pagemesh_base::slice::{CloneProgress, CloneSource};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -145,9 +145,9 @@ impl Manager {
         let mut controls = self.brick_connections();
         for place in slice_locations(&segments) {
             let mut step = || controls.get(place.brick)?.promote_clone(place.slice);
-            let mut progress = step().map_err(|cause| self.brick_fault(&place, cause))?;
+            let mut progress = step().map_err(|cause| self.brick_fault(place.brick, cause))?;
             while !progress.is_complete() && begin.elapsed() < PROMOTE_CALL_TIME {
-                progress = step().map_err(|cause| self.brick_fault(&place, cause))?;
+                progress = step().map_err(|cause| self.brick_fault(place.brick, cause))?;
             }
             total.done += progress.done;
             total.all += progress.all;
@@ -171,14 +171,6 @@ impl Manager {
         record.origin = None;
         let draft = EventDraft::clone_promoted(name, &self.actor(), origin);
         self.commit_volume(&mut book, &record, vec![draft])
-    }
-
-    pub(crate) fn brick_fault(&self, place: &SliceLocation, cause: SliceError) -> Fault {
-        Fault::Brick {
-            brick: self.brick_label(place.brick),
-            address: self.brick_address(place.brick),
-            cause,
-        }
     }
 
     /// The slices of a clone: one for each leg that the origin has now, over the columns of the snapshot.

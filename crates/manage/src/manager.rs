@@ -18,7 +18,6 @@ use crate::placement::{BrickCandidate, OVERPROVISION_FACTOR};
 use crate::published::PublishedState;
 use crate::records::{BrickRecord, PendingDelete, VolumeRecord};
 use crate::slices::{SliceLocation, slice_locations};
-use crate::snapshot_copies::VersionCopies;
 use crate::snapshots::schedules::ScheduleTable;
 use crate::snapshots::{CutOrders, CutTimes, SnapshotState, SnapshotTable};
 use crate::store::{Store, StoreContents, StoreError};
@@ -215,7 +214,7 @@ pub(crate) struct ManagerState {
     /// The schedules of snapshots.
     pub schedules: ScheduleTable,
     /// The progress of copies of versions to legs that lack them.
-    pub version_copies: VersionCopies,
+    pub version_copies: crate::snapshots::VersionCopies,
 }
 
 impl ManagerState {

@@ -13,7 +13,7 @@ use crate::events::EventDraft;
 use crate::fault::Fault;
 use crate::manager::{Manager, ManagerState};
 use crate::records::{LateAdoption, VolumeRecord};
-use crate::snapshots::{SnapshotRecord, SnapshotState, VolumeSnapshots};
+use crate::snapshots::{SnapshotRecord, SnapshotState, VersionCopy, VolumeSnapshots};
 use crate::store::StoreWrite;
 use crate::sweep::BrickConnections;
 use crate::wire::ChangeLegs;
@@ -26,33 +26,15 @@ use pagemesh_base::slice::{
     VERSION_EDITS_MAX, VersionEdit, VersionEdits, VersionRange, plan_version_edits,
 };
 use pagemesh_base::units::PAGE_BYTES;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 /// The time that one sweep spends on copies.
 const SWEEP_TIME: Duration = Duration::from_secs(2);
+/// Legs of a column, at most, for a comparison of their versions.
+const COMPARED_LEGS_MAX: usize = 2;
 /// Pages of a leaf: edits of one request are of one leaf.
 const LEAF_PAGES: u64 = 512;
-
-/// The copy of versions to one leg.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct VersionCopy {
-    volume: VolumeName,
-    /// The epoch of the layout.
-    below: EpochNumber,
-    source: (BrickId, SliceId),
-    target: (BrickId, SliceId),
-    /// Snapshots that the source has as a whole, and the target not.
-    missing: Vec<Epoch>,
-    /// Snapshots that the target has as a whole.
-    complete: Vec<Epoch>,
-}
-
-/// The progress of copies, by target. A restarted manager begins anew.
-#[derive(Debug, Default)]
-pub(crate) struct VersionCopies {
-    of: BTreeMap<SliceId, (VersionCopy, PageNo)>,
-}
 
 /// The end of the work on one copy in one sweep.
 enum CopyStep {
@@ -138,7 +120,7 @@ impl Manager {
             return Ok(());
         }
         let step = copy_versions(controls, copy, from, end);
-        match step.map_err(|(brick, cause)| self.copy_fault(brick, cause))? {
+        match step.map_err(|(brick, cause)| self.brick_fault(brick, cause))? {
             CopyStep::Done => self.record_copy(copy),
             CopyStep::Paused(next) => {
                 let mut book = self.state();
@@ -169,7 +151,7 @@ impl Manager {
             .and_then(|control| control.snapshots(slice));
         let listed: BTreeSet<Epoch> = match listed {
             Ok(listed) => listed.into_iter().collect(),
-            Err(cause) => return Err(self.copy_fault(brick, cause)),
+            Err(cause) => return Err(self.brick_fault(brick, cause)),
         };
         let unlisted: Vec<Epoch> = copy
             .missing
@@ -188,16 +170,8 @@ impl Manager {
             self.commit_volume(&mut book, &record, vec![])?;
         }
         let adopted = adopt(controls, copy.target, &unlisted);
-        adopted.map_err(|cause| self.copy_fault(brick, cause))?;
+        adopted.map_err(|cause| self.brick_fault(brick, cause))?;
         Ok(false)
-    }
-
-    fn copy_fault(&self, brick: BrickId, cause: SliceError) -> Fault {
-        Fault::Brick {
-            brick: self.brick_label(brick),
-            address: self.brick_address(brick),
-            cause,
-        }
     }
 
     /// Records that the target has all of the missing snapshots.
@@ -258,6 +232,10 @@ impl Manager {
         column: &Column,
         plan: &mut Vec<VersionCopy>,
     ) {
+        // While a third leg is stale, a resync gives copied pages new births. Then births do not name bytes.
+        if column.legs.len() > COMPARED_LEGS_MAX {
+            return;
+        }
         let layout = &record.layout_state.layout;
         let usable = |leg: &&Leg| {
             let brick = book.bricks.get(&leg.brick);
@@ -266,15 +244,16 @@ impl Manager {
         let legs: Vec<&Leg> = column.legs.iter().filter(usable).collect();
         let epoch = |it: &&SnapshotRecord| Epoch(it.epoch.0);
         for target in &legs {
-            let (complete, lacking): (Vec<&SnapshotRecord>, Vec<_>) =
-                snapshots.iter().partition(|it| has_all(of, it, target));
+            let (complete, lacking): (Vec<&SnapshotRecord>, Vec<_>) = snapshots
+                .iter()
+                .partition(|it| has_all(of, it, target.slice));
             let source = lacking
                 .first()
-                .and_then(|first| legs.iter().find(|leg| has_all(of, first, leg)));
+                .and_then(|first| legs.iter().find(|leg| has_all(of, first, leg.slice)));
             let (Some(source), true) = (source, is_comparable(record, target)) else {
                 continue;
             };
-            let both = lacking.iter().filter(|it| has_all(of, it, source));
+            let both = lacking.iter().filter(|it| has_all(of, it, source.slice));
             plan.push(VersionCopy {
                 volume: layout.name.clone(),
                 below: layout.epoch,
@@ -287,12 +266,12 @@ impl Manager {
     }
 }
 
-/// Whether a leg has all of a snapshot.
-fn has_all(of: &VolumeSnapshots, snapshot: &SnapshotRecord, leg: &Leg) -> bool {
-    snapshot.copies.contains(&leg.slice)
+/// Whether the leg with a slice has all of a snapshot.
+pub(crate) fn has_all(of: &VolumeSnapshots, snapshot: &SnapshotRecord, slice: SliceId) -> bool {
+    snapshot.copies.contains(&slice)
         || of
             .layout(snapshot)
-            .is_some_and(|layout| layout.has_all(leg.slice))
+            .is_some_and(|layout| layout.has_all(slice))
 }
 
 /// Whether all in-sync legs took part in all snapshots: the usual case, found without a look at each snapshot.

@@ -369,11 +369,7 @@ impl Manager {
                 if let Some(change) = change_since(&self.state(), cut) {
                     return Ok(Attempt::Void(change));
                 }
-                return Err(Fault::Brick {
-                    brick: self.brick_label(brick),
-                    address: self.brick_address(brick),
-                    cause,
-                });
+                return Err(self.brick_fault(brick, cause));
             }
             if let Some(change) = change_since(&self.state(), cut) {
                 return Ok(Attempt::Void(change));

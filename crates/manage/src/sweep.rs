@@ -85,6 +85,15 @@ impl Manager {
         self.state().label(brick)
     }
 
+    /// The fault of a call that a brick refused or did not answer.
+    pub(crate) fn brick_fault(&self, brick: BrickId, cause: SliceError) -> Fault {
+        Fault::Brick {
+            brick: self.brick_label(brick),
+            address: self.brick_address(brick),
+            cause,
+        }
+    }
+
     pub(crate) fn brick_connections(&self) -> BrickConnections<'_> {
         BrickConnections {
             manager: self,
@@ -116,12 +125,7 @@ impl Manager {
             let Err((trace, cause)) = create_slice(&mut controls, place, source) else {
                 continue;
             };
-            let brick = self.brick_label(place.brick);
-            let fault = Fault::Brick {
-                brick,
-                address: self.brick_address(place.brick),
-                cause,
-            };
+            let fault = self.brick_fault(place.brick, cause);
             drop(controls);
             self.roll_back_slices(&places, at, &trace);
             return Err(fault);

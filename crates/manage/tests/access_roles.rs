@@ -49,6 +49,7 @@ const OPERATOR: &[(&str, &str)] = &[
     ),
     ("POST", "/api/v1/volumes/{name}/snapshots/{snapshot}/clones"),
     ("POST", "/api/v1/volumes/{name}/promote-clone"),
+    ("GET", "/api/v1/volumes/{name}/snapshot-space"),
     ("POST", "/api/v1/volumes/{name}/promote"),
     ("POST", "/api/v1/volumes/{name}/rollback"),
     ("DELETE", "/api/v1/volumes/{name}/rollback"),

@@ -28,6 +28,7 @@
 
 pub mod reply;
 pub mod request;
+mod version_copies;
 
 mod bodies;
 mod control;

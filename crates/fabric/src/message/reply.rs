@@ -157,26 +157,11 @@ fn encode_reply(
             MessageKind::Read | MessageKind::ReadVersion | MessageKind::ControlReadVersion,
             Reply::Slice(SliceReply::Data(data)),
         ) => data.into(),
-        (MessageKind::ListVersions, Reply::Versions(VersionList { versions, next })) => {
-            if let Some(page) = next {
-                (header.flags, header.offset) = (FLAG_MORE, page.0);
-            }
-            list(&versions, |version, body| {
-                put(body, version.page.0);
-                put_epoch(&version.birth, body);
-                put_epoch(&version.death, body);
-            })
-        }
+        (MessageKind::ListVersions, Reply::Versions(list)) => encode_versions(header, &list),
         (
             MessageKind::Extents | MessageKind::VersionExtents | MessageKind::VersionChanges,
             Reply::Slice(SliceReply::Extents(extents)),
-        ) => {
-            let word = |extent: &Extent| match extent.mapped {
-                true => extent.len | MAPPED,
-                false => extent.len & !MAPPED,
-            };
-            list(&extents, |extent, body| put(body, word(extent)))
-        }
+        ) => encode_extents(&extents),
         (MessageKind::Checksums, Reply::Slice(SliceReply::Checksums(sums))) => {
             list(&sums, |sum, body| {
                 body.extend_from_slice(&sum.to_le_bytes());
@@ -212,18 +197,39 @@ fn encode_reply(
             MessageKind::CreateClone | MessageKind::PromoteClone,
             Reply::Progress(CloneProgress { done, all }),
         ) => list(&[done, all], |&leaves, body| put(body, leaves)),
-        (MessageKind::CountSeenPages, Reply::SeenPages(SeenPagesList { runs, next })) => {
-            if let Some(page) = next {
-                (header.flags, header.offset) = (FLAG_MORE, page.0);
-            }
-            list(&runs, |run, body| {
-                put(body, run.pages);
-                put_epoch(&run.first, body);
-                put_epoch(&run.last, body);
-            })
-        }
+        (MessageKind::CountSeenPages, Reply::SeenPages(seen)) => encode_seen_pages(header, &seen),
         (kind, Reply::Slice(SliceReply::Done)) if is_answered_by_done(kind) => Bytes::new(),
         _ => return Err("the brick's answer does not fit the request"),
+    })
+}
+
+fn encode_versions(header: &mut Header, found: &VersionList) -> Bytes {
+    if let Some(page) = found.next {
+        (header.flags, header.offset) = (FLAG_MORE, page.0);
+    }
+    list(&found.versions, |version, body| {
+        put(body, version.page.0);
+        put_epoch(&version.birth, body);
+        put_epoch(&version.death, body);
+    })
+}
+
+fn encode_extents(extents: &[Extent]) -> Bytes {
+    let word = |extent: &Extent| match extent.mapped {
+        true => extent.len | MAPPED,
+        false => extent.len & !MAPPED,
+    };
+    list(extents, |extent, body| put(body, word(extent)))
+}
+
+fn encode_seen_pages(header: &mut Header, SeenPagesList { runs, next }: &SeenPagesList) -> Bytes {
+    if let Some(page) = next {
+        (header.flags, header.offset) = (FLAG_MORE, page.0);
+    }
+    list(runs, |run, body| {
+        put(body, run.pages);
+        put_epoch(&run.first, body);
+        put_epoch(&run.last, body);
     })
 }
 
@@ -449,8 +455,7 @@ fn decode_reply(header: &Header, body: Vec<u8>) -> Result<Reply, MalformedMessag
             return Ok(Reply::Versions(VersionList { versions, next }));
         }
         MessageKind::Snapshots => {
-            let snapshots = fields.list(|fields| fields.u32().map(Epoch));
-            let snapshots = snapshots.ok_or_else(cut)?;
+            let snapshots = fields.list(|it| it.u32().map(Epoch)).ok_or_else(cut)?;
             return Ok(Reply::Snapshots { snapshots, more });
         }
         MessageKind::CreateClone | MessageKind::PromoteClone => {
@@ -460,11 +465,7 @@ fn decode_reply(header: &Header, body: Vec<u8>) -> Result<Reply, MalformedMessag
             };
             return Ok(Reply::Progress(CloneProgress { done, all }));
         }
-        MessageKind::CountSeenPages => {
-            let runs = fields.list(seen_pages).ok_or_else(cut)?;
-            let next = more.then_some(PageNo(header.offset));
-            return Ok(Reply::SeenPages(SeenPagesList { runs, next }));
-        }
+        MessageKind::CountSeenPages => return decode_seen_pages(header, fields).ok_or_else(cut),
         _ => SliceReply::Done,
     }))
 }
@@ -475,6 +476,12 @@ fn extent(fields: &mut FieldReader<'_>) -> Option<Extent> {
         len: word & !MAPPED,
         mapped: word & MAPPED != 0,
     })
+}
+
+fn decode_seen_pages(header: &Header, fields: FieldReader<'_>) -> Option<Reply> {
+    let runs = fields.list(seen_pages)?;
+    let next = (header.flags & FLAG_MORE != 0).then_some(PageNo(header.offset));
+    Some(Reply::SeenPages(SeenPagesList { runs, next }))
 }
 
 fn seen_pages(fields: &mut FieldReader<'_>) -> Option<SeenPages> {

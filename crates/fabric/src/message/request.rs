@@ -51,22 +51,22 @@
 //! it 4, zero 4.
 
 use super::bodies::{
-    decode_clone, decode_copy, decode_edits, decode_epochs, decode_parts, encode_copy,
-    encode_dropped, encode_edits, encode_parts,
+    decode_clone, decode_copy, decode_edits, decode_parts, encode_copy, encode_dropped,
+    encode_edits, encode_parts,
 };
 pub use super::control::Control;
+pub use super::version_copies::{check_version_edits, check_version_range};
+use super::version_copies::{decode_listed, decode_read};
 use super::{Direction, FLAG_DURABLE, HINT_SHIFT, Header, ID_BYTES, MalformedMessage, MessageKind};
 use crate::limits::CLEAR_BYTES_MAX;
 use bytes::Bytes;
 use pagemesh_base::ids::{EPOCH_MAX, Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{
-    COPY_PAGES_MAX, DROPPED_SNAPSHOTS_MAX, LIST_ENTRIES_MAX, LISTED_SNAPSHOTS_MAX,
-    SLICE_IO_BYTES_MAX, SliceError, SliceRequest, Stamp, VERSION_EDITS_MAX, VersionEdits,
-    VersionRange, check_parts,
+    COPY_PAGES_MAX, DROPPED_SNAPSHOTS_MAX, LIST_ENTRIES_MAX, SLICE_IO_BYTES_MAX, SliceError,
+    SliceRequest, Stamp, check_parts,
 };
 use pagemesh_base::tier_hint::TierHint;
-use pagemesh_base::units::PAGE_BYTES;
 use uuid::Uuid;
 
 /// A client's request to a brick.
@@ -275,9 +275,8 @@ impl Request {
                 size_bytes: header.len,
             }),
             MessageKind::Delete => Request::Control(Control::Delete { slice: named()? }),
-            MessageKind::List if body.is_empty() => Request::Control(Control::List { after: None }),
             MessageKind::List => Request::Control(Control::List {
-                after: Some(named()?),
+                after: (!body.is_empty()).then(named).transpose()?,
             }),
             MessageKind::Status => Request::Control(Control::Status),
             MessageKind::ControlPrepareSnapshot => Request::Control(Control::PrepareSnapshot {
@@ -288,11 +287,7 @@ impl Request {
             | MessageKind::AdoptSnapshots
             | MessageKind::ListVersions => Request::Control(decode_listed(header, &body)?),
             MessageKind::EditVersions => Request::Control(decode_edits(header, body)?),
-            MessageKind::ControlReadVersion => Request::Control(Control::ReadVersion {
-                slice: named()?,
-                snapshot: Epoch(header.epoch),
-                range: (header.offset, small_len(header)?),
-            }),
+            MessageKind::ControlReadVersion => Request::Control(decode_read(header, named()?)?),
             MessageKind::CreateClone => Request::Control(decode_clone(header, &body)?),
             MessageKind::PromoteClone => {
                 Request::Control(Control::PromoteClone { slice: named()? })
@@ -310,41 +305,30 @@ impl Request {
                 request: with_flush(header, slice_request(header, body)?)?,
             },
         };
-        let mut exact = request.header(header.tag);
-        exact.flags |= u16::from(header.hint().bits()) << HINT_SHIFT;
-        exact.body_len = match header.kind {
-            MessageKind::List
-            | MessageKind::Write
-            | MessageKind::Transact
-            | MessageKind::Copy
-            | MessageKind::DropSnapshots
-            | MessageKind::AdoptSnapshots
-            | MessageKind::ListVersions
-            | MessageKind::EditVersions => header.body_len,
-            kind => kind.request_bytes_max(),
-        };
-        match exact == header.without_body_crc() {
-            true => Ok(request),
-            false => Err(header.malformed("an unused field is not zero")),
-        }
+        check_unused_fields(header, &request)?;
+        Ok(request)
     }
 }
 
-/// A request with a slice and a list of snapshots.
-fn decode_listed(header: &Header, body: &Bytes) -> Result<Control, MalformedMessage> {
-    let (slice, snapshots) = decode_epochs(header, body)?;
-    Ok(match header.kind {
-        MessageKind::DropSnapshots => Control::DropSnapshots { slice, snapshots },
-        MessageKind::AdoptSnapshots => Control::AdoptSnapshots { slice, snapshots },
-        _ => Control::ListVersions {
-            slice,
-            range: VersionRange {
-                below: Epoch(header.epoch),
-                snapshots,
-                from: PageNo(header.offset),
-            },
-        },
-    })
+/// Refuses a header with a value in a field that the request does not use.
+fn check_unused_fields(header: &Header, request: &Request) -> Result<(), MalformedMessage> {
+    let mut exact = request.header(header.tag);
+    exact.flags |= u16::from(header.hint().bits()) << HINT_SHIFT;
+    exact.body_len = match header.kind {
+        MessageKind::List
+        | MessageKind::Write
+        | MessageKind::Transact
+        | MessageKind::Copy
+        | MessageKind::DropSnapshots
+        | MessageKind::AdoptSnapshots
+        | MessageKind::ListVersions
+        | MessageKind::EditVersions => header.body_len,
+        kind => kind.request_bytes_max(),
+    };
+    match exact == header.without_body_crc() {
+        true => Ok(()),
+        false => Err(header.malformed("an unused field is not zero")),
+    }
 }
 
 const _: () = assert!(ID_BYTES == size_of::<Uuid>());
@@ -391,41 +375,6 @@ pub fn check_limits(request: &SliceRequest) -> Result<(), SliceError> {
             "{asked} {what}; the most is {max}"
         ))),
     }
-}
-
-/// Checks the number of snapshots of a list of versions. Both ends check.
-///
-/// # Errors
-/// [`SliceError::OutOfRange`] with the limit.
-pub fn check_version_range(range: &VersionRange) -> Result<(), SliceError> {
-    match (1..=LISTED_SNAPSHOTS_MAX).contains(&range.snapshots.len()) {
-        true => Ok(()),
-        false => Err(SliceError::OutOfRange(format!(
-            "versions of {} snapshots at once; list those of 1 to {LISTED_SNAPSHOTS_MAX}",
-            range.snapshots.len()
-        ))),
-    }
-}
-
-/// Checks the number of edits of versions, and the bytes of their pages. Both ends check.
-///
-/// # Errors
-/// [`SliceError::OutOfRange`] with the limit.
-pub fn check_version_edits(edits: &VersionEdits) -> Result<(), SliceError> {
-    let added = edits
-        .edits
-        .iter()
-        .filter(|edit| edit.from.is_none())
-        .count();
-    let is_sound = (1..=VERSION_EDITS_MAX).contains(&edits.edits.len())
-        && edits.data.len() == added * PAGE_BYTES;
-    is_sound.then_some(()).ok_or_else(|| {
-        SliceError::OutOfRange(format!(
-            "{} edits of versions with {} bytes; send 1 to {VERSION_EDITS_MAX}, with a page for each added one",
-            edits.edits.len(),
-            edits.data.len()
-        ))
-    })
 }
 
 /// Checks the number of snapshots that one call drops. Both ends check.

@@ -4,7 +4,8 @@
 use super::*;
 use pagemesh_base::layout::BrickId;
 use pagemesh_base::slice::{
-    BrickStatus, InFlightOp, LIST_ENTRIES_MAX, PageRun, SliceError, SliceInfo, SliceReply,
+    BrickStatus, InFlightOp, LIST_ENTRIES_MAX, PageRun, SEEN_RUNS_MAX, SliceError, SliceInfo,
+    SliceReply,
 };
 use pagemesh_base::space::{EXTENTS_MAX, Extent};
 use pagemesh_base::tier_hint::TierHint;
@@ -230,6 +231,7 @@ fn check_lengths(answer: &Answer) {
         Ok(Reply::List { slices, .. }) => (slices.len(), LIST_ENTRIES_MAX),
         Ok(Reply::Snapshots { snapshots, .. }) => (snapshots.len(), LIST_ENTRIES_MAX),
         Ok(Reply::Versions(list)) => (list.versions.len(), LIST_ENTRIES_MAX),
+        Ok(Reply::SeenPages(list)) => (list.runs.len(), SEEN_RUNS_MAX),
         Ok(Reply::Status(status)) => (status.durability.len(), TEXT_BYTES_MAX),
         Err(
             SliceError::OutOfRange(text)
@@ -251,6 +253,7 @@ fn form(answer: &Answer) -> (Option<Discriminant<SliceReply>>, u8) {
         Ok(Reply::Snapshots { more, .. }) => (None, 20 + u8::from(*more)),
         Ok(Reply::Progress(_)) => (None, 22),
         Ok(Reply::Versions(list)) => (None, 23 + u8::from(list.next.is_some())),
+        Ok(Reply::SeenPages(list)) => (None, 25 + u8::from(list.next.is_some())),
         Err(error) => (None, 5 + error_code(error)),
     }
 }

@@ -13,6 +13,7 @@
 //! record, so no layout and no other snapshot of the volume has it. No call to a brick is made under the lock.
 
 mod bookmark;
+mod copies;
 mod fault;
 mod limits;
 mod name;
@@ -29,6 +30,7 @@ pub use name::{HoldTag, SnapshotName};
 pub use record::{SnapshotLayout, SnapshotRecord, SnapshotState};
 pub use table::{SNAPSHOTS_MAX, VOLUME_SNAPSHOTS_MAX};
 
+pub(crate) use copies::{VersionCopies, VersionCopy};
 pub use orders::CutResult;
 pub(crate) use orders::{CutOrders, CutOutcome, PollState};
 pub(crate) use space::{PagesByRun, account, add_runs};

@@ -11,9 +11,13 @@ pub(crate) type PagesByRun = BTreeMap<(Epoch, Epoch), u64>;
 /// Adds the counts of one slice.
 pub(crate) fn add_runs(pages: &mut PagesByRun, runs: &[SeenPages]) {
     for run in runs {
-        *pages.entry((run.first, run.last)).or_default() += run.pages;
+        let sum = pages.entry((run.first, run.last)).or_default();
+        *sum = sum.saturating_add(run.pages);
     }
 }
+
+/// More pages than all slices of a volume have.
+const PAGES_MAX: u64 = 1 << 36;
 
 /// The bytes of one snapshot, in one copy of the volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,7 +67,8 @@ pub(crate) fn account(
     // Sums over runs of neighbours, as differences.
     let (mut shared, mut referenced) = (Differences::new(snapshots), Differences::new(snapshots));
     for (&(first, last), count) in pages {
-        let size = count * PAGE_BYTES as u64;
+        // Bricks are other programs: their numbers may be anything.
+        let size = (*count).min(PAGES_MAX) * PAGE_BYTES as u64;
         let from = snapshots.partition_point(|&it| it < first);
         let end = snapshots.partition_point(|&it| it <= last);
         let is_live = last == SEEN_BY_SLICE;

@@ -106,6 +106,8 @@ pub struct SnapshotSpaceInfo {
     /// Its epoch.
     #[schema(value_type = u32)]
     pub epoch: EpochNumber,
+    /// Whether the counted copies have all of it. Otherwise its bytes are too few: a copy that was away still gets it.
+    pub complete: bool,
     /// Bytes that its deletion alone frees.
     pub exclusive_bytes: u64,
     /// Bytes that it keeps together with other snapshots.

@@ -20,7 +20,10 @@ pub fn list(args: &ManagerArgs, volume: &VolumeName) -> anyhow::Result<()> {
 fn text(found: &VolumeSpaceReply) -> String {
     let rows = found.snapshots.iter().rev().map(|it| {
         vec![
-            format!("{}@{}", found.volume, it.name),
+            match it.complete {
+                true => format!("{}@{}", found.volume, it.name),
+                false => format!("{}@{} (incomplete)", found.volume, it.name),
+            },
             bytes(it.exclusive_bytes),
             bytes(it.shared_bytes),
             bytes(it.referenced_bytes),

@@ -178,9 +178,9 @@ async fn delete_snapshot(
 }
 
 /// The bytes that the snapshots of a volume keep, in one copy, and those that a deletion of some of them would free. Bricks
-/// count the pages now: some 100 ms for each TiB of pages.
+/// count the pages now.
 #[utoipa::path(get, path = "/api/v1/volumes/{name}/snapshot-space", tag = "snapshots",
-    security(("token" = ["viewer"])),
+    security(("token" = ["operator"])),
     params(("name" = document::Name, Path, description = "The volume"), CountSpace),
     responses((status = 200, body = VolumeSpaceReply), (status = 400, body = ErrorBody),
         (status = 404, body = ErrorBody), (status = 502, body = ErrorBody)))]

@@ -32,11 +32,11 @@ pub(super) fn run(args: &SnapshotsArgs) -> anyhow::Result<Report> {
     let kept_bytes = KEPT_BYTES_PER_S * args.measure.seconds;
     let pool_bytes = size_bytes + size_bytes / 64 + SPARE_BYTES + kept_bytes;
     let scratch = ScratchCluster::with_pools(&args.measure, copies, copies, pool_bytes)?;
-    let wish = MountSpec {
+    let spec = MountSpec {
         size_bytes,
         serving: MountServing::auto(DIRECT_THREADS),
     };
-    let (_daemon, mut place) = scratch.mount(NAME, copies as usize, "map", &wish)?;
+    let (_daemon, mut place) = scratch.mount(NAME, copies as usize, "map", &spec)?;
     let file_bytes = (size_bytes - size_bytes / SPARE_DIVISOR) >> 20 << 20;
     fill_file(&place, file_bytes)?;
     let reports = scratch.dir.path().join("programs.json");

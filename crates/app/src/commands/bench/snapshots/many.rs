@@ -31,7 +31,7 @@ pub(super) fn run(args: &SnapshotsArgs) -> anyhow::Result<Report> {
     let texts = one.texts(title, "writes", "1/s");
     let mut report = compare(&texts, args.measure.rounds, &mut cases)?;
     drop(cases);
-    let memory = [&one, &many].map(|it| manager_memory(it));
+    let memory = [&one, &many].map(manager_memory);
     let [of_one, of_many] = memory;
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     report.add_note(format!(

@@ -23,21 +23,7 @@ pub(super) fn run(args: &SnapshotsArgs) -> anyhow::Result<Report> {
     let size = args.size.0.to_string();
     qemu_img(&["create", "-q", "-f", "qcow2"], &image, &[&size])?;
     let blocks = (args.size.0 >> 20).to_string();
-    let fill = [
-        "bench",
-        "-w",
-        "-f",
-        "qcow2",
-        "-t",
-        "writeback",
-        "-d",
-        "1",
-        "-s",
-        "1M",
-        "-c",
-        &blocks,
-    ];
-    qemu_img(&fill, &image, &[])?;
+    bench_writes(&image, &["-s", "1M", "-c", &blocks])?;
     let writes = args.size.0 / 4096 / PAGES_PER_WRITE;
     let mut worker = LoadWorker::open(&*measured.volume, &RequestMix::default(), 0, 1)?;
     let taken = Cell::new(0);
@@ -69,23 +55,7 @@ fn write_image(image: &Path, number: u64, writes: u64) -> anyhow::Result<CaseSam
     let name = format!("s{number}");
     qemu_img(&["snapshot", "-q", "-c", &name], image, &[])?;
     let (count, step) = (writes.to_string(), (STEP_PAGES * 4096).to_string());
-    let write = [
-        "bench",
-        "-w",
-        "-f",
-        "qcow2",
-        "-t",
-        "writeback",
-        "-d",
-        "1",
-        "-s",
-        "4096",
-        "-S",
-        &step,
-        "-c",
-        &count,
-    ];
-    let text = qemu_img(&write, image, &[])?;
+    let text = bench_writes(image, &["-s", "4096", "-S", &step, "-c", &count])?;
     qemu_img(&["snapshot", "-q", "-d", &name], image, &[])?;
     let seconds = text
         .split("completed in ")
@@ -96,6 +66,12 @@ fn write_image(image: &Path, number: u64, writes: u64) -> anyhow::Result<CaseSam
         per_s: writes as f64 / seconds,
         ..CaseSample::default()
     })
+}
+
+/// Writes to an image by `qemu-img bench`, one request at a time, and returns its text.
+fn bench_writes(image: &Path, requests: &[&str]) -> anyhow::Result<String> {
+    let options = ["bench", "-w", "-f", "qcow2", "-t", "writeback", "-d", "1"];
+    qemu_img(&[&options, requests].concat(), image, &[])
 }
 
 fn qemu_img(before: &[&str], image: &Path, after: &[&str]) -> anyhow::Result<String> {
