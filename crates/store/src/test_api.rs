@@ -21,6 +21,7 @@ use crate::slot::Slot;
 use crate::superblock::Superblock;
 use crate::table::SlotLocation;
 use pagemesh_base::ids::{Epoch, FrameNo, ObjectId, PageNo, Seq};
+use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::Stamp;
 use pagemesh_pmem::Media;
 use std::sync::atomic::AtomicU64;

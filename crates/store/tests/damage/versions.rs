@@ -8,7 +8,7 @@ use pagemesh_base::slice::Stamp;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{Image, Media, Recorder};
 use pagemesh_store::pool::{Pool, format};
-use pagemesh_store::session::{LegSession, write};
+use pagemesh_store::session::{LegFailure, LegSession, clear, write};
 use pagemesh_store::test_api::PoolInternals;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -34,6 +34,17 @@ struct VersionedPool {
 }
 
 fn put(pool: &mut Pool<Recorder>, number: u64, page: u64, value: u8, epoch: u32) {
+    change(pool, number, epoch, |legs, stamp| {
+        write(legs, page * PAGE, &[value; PAGE_BYTES], stamp)
+    });
+}
+
+fn change(
+    pool: &mut Pool<Recorder>,
+    number: u64,
+    epoch: u32,
+    run: impl FnOnce(&mut [LegSession<'_, Recorder>], Stamp) -> Result<(), LegFailure>,
+) {
     let mut one = session(pool);
     let handle = pool.handle(slice(number)).expect("the slice");
     let stamp = Stamp {
@@ -41,14 +52,11 @@ fn put(pool: &mut Pool<Recorder>, number: u64, page: u64, value: u8, epoch: u32)
         op: 0,
         open_ops: 0,
     };
-    let data = [value; PAGE_BYTES];
     let legs = &mut [LegSession {
         session: &mut one,
         handle,
     }];
-    write(legs, page * PAGE, &data, stamp)
-        .map_err(|failed| failed.cause)
-        .expect("room");
+    run(legs, stamp).map_err(|failed| failed.cause).expect("room");
     let number = one.number();
     drop(one);
     pool.close_session(number).expect("sound");
@@ -83,6 +91,12 @@ impl VersionedPool {
                 live.insert(page, 10 * round + page as u8);
             }
         }
+        // A hole now, and a page in the last snapshot.
+        let hole = WRITTEN - 1;
+        change(&mut pool, 0, 8, |legs, stamp| {
+            clear(legs, hole * PAGE, PAGE, stamp)
+        });
+        live.remove(&hole);
         pool.checkpoint().expect("sound");
         if merged {
             pool.merge_versions_soon();
@@ -102,13 +116,15 @@ impl VersionedPool {
         }
     }
 
-    /// The pool with other bits in a byte.
-    fn damaged(&self, at: usize, bits: u8) -> Arc<Recorder> {
+    /// The pool with other bits in some bytes.
+    fn damaged(&self, places: &[usize], bits: u8) -> Arc<Recorder> {
         let media = self.kind.media(&self.image);
-        let mut byte = [0];
-        media.read(at, &mut byte);
-        media.write(at, &[byte[0] ^ bits]);
-        let _fenced = media.fence(media.flush(at, 1));
+        for &at in places {
+            let mut byte = [0];
+            media.read(at, &mut byte);
+            media.write(at, &[byte[0] ^ bits]);
+            let _fenced = media.fence(media.flush(at, 1));
+        }
         media
     }
 
@@ -151,9 +167,9 @@ impl VersionedPool {
         Ok(errors)
     }
 
-    /// Damages a byte. Returns the number of pages that cannot be read.
-    fn check_damage(&self, at: usize, bits: u8) -> Result<usize, String> {
-        let media = self.damaged(at, bits);
+    /// Damages some bytes. Returns the number of pages that cannot be read.
+    fn check_damage(&self, places: &[usize], bits: u8) -> Result<usize, String> {
+        let media = self.damaged(places, bits);
         let mut pool = self.open(&media);
         let first = self.check(&mut pool)?;
         pool.merge_versions_soon();
@@ -218,7 +234,7 @@ fn check_lines(bits: impl Fn(usize) -> u8, has_errors: bool) {
         assert_eq!(pool.lines.len() as u64, 1 + WRITTEN);
         for &line in &pool.lines {
             for at in line..line + 32 {
-                let errors = pool.check_damage(at, bits(at));
+                let errors = pool.check_damage(&[at], bits(at));
                 let errors = errors.unwrap_or_else(|why| panic!("{kind:?}, byte {at}: {why}"));
                 assert_eq!(errors > 0, has_errors, "{kind:?}, byte {at}");
             }
@@ -244,11 +260,22 @@ fn damaged_page_of_versions_gives_no_wrong_bytes() {
         let mut errors = 0;
         for &page in &pool.pages {
             for at in (page..page + PAGE_BYTES).step_by(STEP) {
-                let found = pool.check_damage(at, 0xff);
+                let found = pool.check_damage(&[at], 0xff);
                 errors += found.unwrap_or_else(|why| panic!("{kind:?}, byte {at}: {why}"));
             }
         }
         assert!(errors > 0, "no page was damaged");
+    }
+}
+
+/// No line is left that makes a merge store the head for another reason.
+#[test]
+fn lost_version_log_is_an_error_after_restarts() {
+    for kind in KINDS {
+        let pool = VersionedPool::new(kind, false);
+        let errors = pool.check_damage(&pool.lines, 0xff);
+        let errors = errors.unwrap_or_else(|why| panic!("{kind:?}: {why}"));
+        assert!(errors as u64 >= WRITTEN, "{kind:?}: {errors}");
     }
 }
 
@@ -258,7 +285,7 @@ fn forgotten_damage_of_versions_is_found() {
     for present in [Defect::LostLineForgotten, Defect::DamageNotStored] {
         let pool = VersionedPool::new(MediumKind::Memory, false);
         defect::set(Some(present));
-        let found = pool.check_damage(pool.lines[0] + 20, 0xff);
+        let found = pool.check_damage(&pool.lines, 0xff);
         defect::set(None);
         assert!(found.is_err(), "{present:?}: {found:?}");
     }

@@ -102,6 +102,7 @@ impl<M: Media> Pool<M> {
             return Err(ObjectError::StaleEpoch { current, wanted });
         }
         self.check_versions(object)?;
+        self.check_lost_versions(object, &range.snapshots)?;
         let mut list = VersionList::default();
         if self.versions.of(object).is_none() {
             return Ok(list);

@@ -68,6 +68,19 @@ impl<M: Media> Pool<M> {
         versions.is_some_and(|it| snapshot <= it.head.lost_until && is_known)
     }
 
+    /// Refuses a list of versions that may lack some: another leg would remove them.
+    pub(super) fn check_lost_versions(
+        &self,
+        object: ObjectId,
+        snapshots: &[Epoch],
+    ) -> Result<(), ObjectError> {
+        let may_lack = |snapshot: &Epoch| self.may_lack_versions(object, *snapshot);
+        match snapshots.iter().any(may_lack) {
+            true => Err(DamagedVersions.into()),
+            false => Ok(()),
+        }
+    }
+
     /// Makes durable which slices have damaged or lost versions.
     pub(super) fn store_damage(&mut self) -> Result<(), ObjectError> {
         let unstored = self.versions.slices.iter();

@@ -334,10 +334,11 @@ impl<M: Media> Pool<M> {
     /// Takes up a drop or a deletion that a crash interrupted.
     fn finish_interrupted_change(&mut self, origin: ObjectId) -> Result<(), ObjectError> {
         let versions = &self.versions.slices[&origin];
-        if versions.is_damaged {
+        // The entry of the slice alone has the newest snapshot then.
+        if !versions.has_head() {
             return Ok(());
         }
-        if versions.head.needs_sweep {
+        if versions.head.needs_sweep && !versions.is_damaged {
             self.start_sweep(origin);
         }
         self.update_shared_below(origin)
