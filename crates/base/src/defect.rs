@@ -137,8 +137,6 @@ pub enum Defect {
     DamageNotStored,
     /// Pages of lost lines are holes in snapshots.
     LostLineForgotten,
-    /// `file-sync`: recovery takes a slot as stored by a record although the record is of another page.
-    SlotOfOtherPageTaken,
     /// The checkpoint does not flush the checksums of frames.
     FrameTableNotFlushed,
     /// `file-sync`: freed frames are granted before the records that freed them

@@ -472,10 +472,6 @@ struct PublishedSlot {
 impl PublishedSlot {
     fn new(object: ObjectId, page: PageNo, slot: Slot) -> PublishedSlot {
         let bits = slot.encode();
-        let (object, page) = match defect::is(Defect::SlotOfOtherPageTaken) {
-            true => (ObjectId(0), PageNo(0)),
-            false => (object, page),
-        };
         PublishedSlot { object, page, bits }
     }
 }

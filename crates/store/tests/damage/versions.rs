@@ -56,7 +56,9 @@ fn change(
         session: &mut one,
         handle,
     }];
-    run(legs, stamp).map_err(|failed| failed.cause).expect("room");
+    run(legs, stamp)
+        .map_err(|failed| failed.cause)
+        .expect("room");
     let number = one.number();
     drop(one);
     pool.close_session(number).expect("sound");

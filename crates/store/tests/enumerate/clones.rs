@@ -2,8 +2,8 @@
 //!
 //! A crash may leave a clone that is not filled. Each image fills it, and must have the contents of the snapshot then.
 
+use super::CheckCounts;
 use super::budget::Budget;
-use super::fixed::base;
 use super::harness::CrashHarness;
 use super::model::{CheckFailure, Effect, ObjectContents, ObjectEntry, content, fail};
 use super::ops::{self, MAIN, Op};
@@ -12,10 +12,8 @@ use super::random::{self, SequencePlan};
 use super::recover::MediumKind;
 use super::rng::Rng;
 use super::snapshots::{Workload, is_full};
-use super::{CheckCounts, catch_panic};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
-use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_store::clones::CloneSource;
 use pagemesh_store::pool::ObjectError;
 use uuid::Uuid;
@@ -27,13 +25,6 @@ const IMAGES_MIN: u64 = 12_000;
 const BUDGET: Budget = Budget {
     all_max: 12,
     sampled: 4,
-};
-/// The bytes of [`shared_slot`] differ from those of other workloads.
-const SHARED_SLOT_TAG: u64 = 1 << 34;
-/// Images of one point of [`shared_slot`]: a power cut must take one record, and keep a later one.
-const SHARED_SLOT_BUDGET: Budget = Budget {
-    all_max: 64,
-    sampled: 400,
 };
 
 /// Fills clones that a crash left unfilled.
@@ -80,7 +71,7 @@ pub(super) fn create(world: &mut CrashHarness<'_>, number: u64) -> Result<(), Ch
     let mut is_refused = false;
     let effect = Effect::Clone(CLONE, contents);
     world.owner_op(true, Some(effect), |pool| {
-        let size = entry.pages * PAGE_BYTES as u64;
+        let size = entry.pages * pagemesh_base::units::PAGE_BYTES as u64;
         let created = pool.borrow_mut().create_clone(CLONE, source, size);
         match created.and_then(|()| fill(pool, CLONE)) {
             Err(cause) if is_full(&cause) => is_refused = true,
@@ -158,47 +149,6 @@ pub(super) fn sequences(
     counts: &mut CheckCounts,
 ) -> Result<(), CheckFailure> {
     WORKLOAD.sequences(kind, images, counts)
-}
-
-/// A version of the clone is linked with the slot that its page has in the origin, too. Then two clients replace the page of
-/// the origin, and a power cut may take the record of the first one alone.
-pub(super) fn shared_slot(counts: &mut CheckCounts) -> Result<(), CheckFailure> {
-    counts.sequences += 1;
-    let mut world = base(MediumKind::File, false).open(2, None, counts)?;
-    let write = |client, slice| Op::Write {
-        client,
-        slice,
-        at: PAGE_BYTES as u64,
-        len: PAGE_BYTES as u64,
-        open: 0,
-        death: None,
-    };
-    let linked = [
-        Op::Snapshot(MAIN),
-        Op::Clone(0),
-        Op::Snapshot(CLONE),
-        write(0, CLONE),
-        Op::Checkpoint,
-        Op::MergeVersions,
-        Op::Flush,
-    ];
-    for (tag, op) in (1..).zip(&linked) {
-        ops::run(&mut world, op, SHARED_SLOT_TAG | tag)?;
-    }
-    world.budget = Some(SHARED_SLOT_BUDGET);
-    for client in 0..2 {
-        let tag = SHARED_SLOT_TAG | 16 | client as u64;
-        ops::run(&mut world, &write(client, MAIN), tag)?;
-    }
-    Ok(())
-}
-
-#[test]
-fn page_of_origin_is_kept_if_a_clone_links_its_slot() {
-    let mut counts = CheckCounts::default();
-    let outcome = catch_panic(|| shared_slot(&mut counts));
-    outcome.unwrap_or_else(|wrong| panic!("after {counts}: {wrong:?}"));
-    assert!(counts.images > SHARED_SLOT_BUDGET.sampled, "{counts}");
 }
 
 #[test]

@@ -44,12 +44,11 @@ enum Workload {
     Sequences(MediumKind, bool),
     Snapshots(MediumKind),
     Clones(MediumKind),
-    SharedSlot,
 }
 
 use Workload::{
-    Clones, Corrections, Deaths, Devices, Laps, Operations, Pairs, Sequences, SharedSlot,
-    SkippedRecords, SlotOnlyFrame, Snapshots, Tier,
+    Clones, Corrections, Deaths, Devices, Laps, Operations, Pairs, Sequences, SkippedRecords,
+    SlotOnlyFrame, Snapshots, Tier,
 };
 
 /// Each defect, a workload that reveals it, and the check that must fail first.
@@ -110,7 +109,6 @@ const DEFECTS: &[(Defect, Workload, &str)] = &[
         "maintenance",
     ),
     (Defect::CloneLeafZeroed, Clones(MediumKind::File), "objects"),
-    (Defect::SlotOfOtherPageTaken, SharedSlot, "snapshots"),
     (
         Defect::NoCommitFence,
         Operations(MediumKind::Memory),
@@ -441,7 +439,6 @@ fn run_workload(workload: Workload, counts: &mut CheckCounts) -> Result<(), Chec
         Tier => tier::tier(TIER_SEQUENCES, POINT_BUDGET, counts)?,
         Snapshots(kind) => snapshots::sequences(kind, IMAGES_MAX, counts)?,
         Clones(kind) => clones::sequences(kind, IMAGES_MAX, counts)?,
-        SharedSlot => clones::shared_slot(counts)?,
         SlotOnlyFrame => fixed::slot_only_frame(counts)?,
         Corrections(kind) => correction::corrections(kind, CORRECTIONS.budget, counts)?,
         SkippedRecords(kind) => correction::skipped_records(kind, CORRECTIONS.budget, counts)?,
