@@ -2,7 +2,7 @@
 //! seeds. Prints the check that caught it, and after how many histories.
 
 use pagemesh_base::defect::{self, Defect};
-use pagemesh_sim::{HistoryReport, run, run_direct_clients, run_disks, run_files, run_snapshots};
+use pagemesh_sim::{HistoryReport, run, run_direct_clients, run_disks, run_files};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
@@ -30,10 +30,6 @@ const DAMAGED_ERROR: &str = " is damaged on ";
 const LOST_LEG_ERROR: &str = " lost a leg at ";
 const DAMAGED_METADATA_ERROR: &str = " is damaged";
 const UNOPENED_POOL_ERROR: &str = "cannot open a pool";
-const SNAPSHOT_CHANGES_ERROR: &str = " changes: sector ";
-const SNAPSHOT_LATER_ERROR: &str = " has a later change";
-const SNAPSHOT_LISTED_ERROR: &str = " is listed: ";
-const SNAPSHOT_KEPT_ERROR: &str = " keeps the snapshot of epoch ";
 const APPEND_ERROR: &str = "the appends are wrong";
 
 /// Errors of differing legs: reads may find the difference before the final check does.
@@ -206,30 +202,6 @@ const DIRECT_CLIENT_DEFECTS: &[(Defect, &[&str])] = &[
 #[test]
 fn direct_client_histories_catch_defects() {
     check_all_caught(run_direct_clients, 0, DIRECT_CLIENT_DEFECTS);
-}
-
-/// Snapshots with other bytes than the volume had at any moment of their cut.
-const SNAPSHOT_ERRORS: &[&str] = &[
-    LINEARIZABILITY_ERROR,
-    SNAPSHOT_CHANGES_ERROR,
-    SNAPSHOT_LATER_ERROR,
-    TORN_TRANSACTION_ERROR,
-];
-
-/// Defects of cuts, and of the list of snapshots.
-const SNAPSHOT_DEFECTS: &[(Defect, &[&str])] = &[
-    (Defect::CutNotFlushed, SNAPSHOT_ERRORS),
-    (Defect::OlderChangesNotAwaited, SNAPSHOT_ERRORS),
-    (Defect::StampedBeforePrepared, SNAPSHOT_ERRORS),
-    (Defect::CutOfChangedLayoutTaken, SNAPSHOT_ERRORS),
-    (Defect::SyncingLegHasSnapshot, SNAPSHOT_ERRORS),
-    (Defect::UncommittedSnapshotListed, &[SNAPSHOT_LISTED_ERROR]),
-    (Defect::GivenUpSnapshotForgotten, &[SNAPSHOT_KEPT_ERROR]),
-];
-
-#[test]
-fn snapshot_histories_catch_defects() {
-    check_all_caught(run_snapshots, 0, SNAPSHOT_DEFECTS);
 }
 
 fn check_all_caught(run: HistoryRun, from: u64, defects: &[(Defect, &[&str])]) {
