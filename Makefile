@@ -115,7 +115,7 @@ demo: setup all
 	@scripts/demo target/release/pagemesh
 
 # Histories of the cluster simulation: make sim SEEDS=50000. One seed alone, with its history: make sim
-# SEED=7. Other kinds: KIND=--files, KIND=--direct-clients.
+# SEED=7. Other kinds: KIND=--files, KIND=--direct-clients, KIND=--snapshots.
 SEEDS ?= 2000
 KIND ?=
 # SEED has a default for other targets, so only a value from outside of this file selects a seed.

@@ -504,7 +504,12 @@ fn snapshot_commands_refuse_with_a_way_out() {
     assert_eq!(none, serde_json::json!([]));
     let text = cluster.ok(&["snapshot", "list", "v"]);
     assert!(text.contains("no snapshots"), "{text}");
+    let long = format!("v@{}", "a".repeat(256));
     let usage: &[&[&str]] = &[
+        &["snapshot", "create", &long],
+        &["snapshot", "create", "v@a\nb"],
+        &["snapshot", "create", "v@a\u{1b}[2J"],
+        &["snapshot", "create", "v@.."],
         &["snapshot", "show", "v"],
         &["snapshot", "show", "v@"],
         &["snapshot", "show", "v@a@b"],

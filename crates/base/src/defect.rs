@@ -133,6 +133,10 @@ pub enum Defect {
     CopyBornNow,
     /// A list of the pages born since a loss lacks those born at its epoch.
     DirtyAfterLossOnly,
+    /// The head of the log passes lines that were lost or given up, and no head of versions tells it.
+    DamageNotStored,
+    /// Pages of lost lines are holes in snapshots.
+    LostLineForgotten,
     /// The checkpoint does not flush the checksums of frames.
     FrameTableNotFlushed,
     /// `file-sync`: freed frames are granted before the records that freed them
@@ -353,6 +357,20 @@ pub enum Defect {
     EpochNotAnnounced,
     /// A client continues with an asynchronous replica of the previous client.
     ReplicaOfDeadClientKept,
+    /// Changes are stamped with a snapshot before all legs have prepared it.
+    StampedBeforePrepared,
+    /// A cut does not wait for the changes that began before it.
+    OlderChangesNotAwaited,
+    /// A cut does not flush the legs that buffer.
+    CutNotFlushed,
+    /// The manager commits a cut although the layout changed meanwhile.
+    CutOfChangedLayoutTaken,
+    /// A restarted manager commits the snapshots that were being made.
+    UncommittedSnapshotListed,
+    /// A syncing leg counts as one that has the whole snapshot.
+    SyncingLegHasSnapshot,
+    /// Snapshots that were given up are forgotten before the bricks drop them.
+    GivenUpSnapshotForgotten,
 }
 
 /// The defect of a thread, carried to a thread that it starts.

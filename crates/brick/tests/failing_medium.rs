@@ -3,7 +3,9 @@
 use bytes::Bytes;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
-use pagemesh_base::slice::{BrickControl, SliceError, SliceReply, SliceRequest, Stamp};
+use pagemesh_base::slice::{
+    BrickControl, CloneSource, SliceError, SliceReply, SliceRequest, Stamp,
+};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_brick::brick::Brick;
 use pagemesh_brick::worker::Worker;
@@ -68,8 +70,18 @@ fn worker(brick: &Arc<Brick<FailingMedia>>) -> Worker<FailingMedia> {
 fn check(
     ask: impl FnOnce(&Brick<FailingMedia>, &mut Worker<FailingMedia>) -> Result<(), SliceError>,
 ) {
+    check_after(|_| {}, ask);
+}
+
+/// The same after some requests to the sound medium.
+#[track_caller]
+fn check_after(
+    prepare: impl FnOnce(&mut Worker<FailingMedia>),
+    ask: impl FnOnce(&Brick<FailingMedia>, &mut Worker<FailingMedia>) -> Result<(), SliceError>,
+) {
     let (brick, media) = brick();
     let mut worker = worker(&brick);
+    prepare(&mut worker);
     assert_eq!(worker.execute(0, SliceRequest::Flush), Ok(SliceReply::Done));
     assert!(!brick.has_failed());
     let rung = brick.mapping().control().doorbell_count();
@@ -97,6 +109,62 @@ fn failed_owner_change_ends_brick() {
     check(|_, worker| worker.execute(0, raise).map(drop));
     check(|brick, _| brick.create(SliceId(Uuid::from_u128(6)), 1 << 20));
     check(|brick, _| brick.delete(SLICE));
+}
+
+const SNAPSHOT: Epoch = Epoch(2);
+
+/// Makes a snapshot, and replaces the page that it sees.
+fn make_version(worker: &mut Worker<FailingMedia>) {
+    let snapshot = SNAPSHOT;
+    let prepared = worker.execute(0, SliceRequest::PrepareSnapshot { snapshot });
+    assert_eq!(prepared, Ok(SliceReply::Done));
+    let write = SliceRequest::Write {
+        offset: 0,
+        data: Bytes::from(vec![8; PAGE_BYTES]),
+        stamp: Stamp {
+            epoch: SNAPSHOT,
+            op: 2,
+            open_ops: 0,
+        },
+    };
+    assert_eq!(worker.execute(0, write), Ok(SliceReply::Done));
+}
+
+#[test]
+fn failed_change_of_snapshots_ends_brick() {
+    let snapshot = SNAPSHOT;
+    check(|_, worker| {
+        let prepared = worker.execute(0, SliceRequest::PrepareSnapshot { snapshot });
+        prepared.map(drop)
+    });
+    check(|brick, _| brick.prepare_snapshot(SLICE, snapshot));
+    check(|brick, _| brick.adopt_snapshots(SLICE, &[snapshot]));
+    check_after(make_version, |brick, _| {
+        brick.drop_snapshots(SLICE, &[snapshot])
+    });
+    let clone = SliceId(Uuid::from_u128(6));
+    let source = CloneSource {
+        origin: SLICE,
+        snapshot,
+    };
+    check_after(make_version, |brick, _| {
+        brick.create_clone(clone, source, 1 << 20).map(drop)
+    });
+}
+
+#[test]
+fn failed_merge_of_versions_ends_brick() {
+    let (brick, media) = brick();
+    let mut worker = worker(&brick);
+    make_version(&mut worker);
+    assert_eq!(worker.execute(0, SliceRequest::Flush), Ok(SliceReply::Done));
+    // The sweep of the dropped snapshot needs a merge.
+    brick.drop_snapshots(SLICE, &[SNAPSHOT]).expect("sound");
+    media.fails.store(true, Ordering::Relaxed);
+    for _ in 0..100 {
+        brick.maintain();
+    }
+    assert!(brick.has_failed());
 }
 
 #[test]

@@ -106,6 +106,7 @@ pub use pagemesh_base::durability::{self, Durability};
 pub use schedule_runner::SCHEDULE_INTERVAL;
 pub use server::{ConnectionLimits, ManagerConfig, ManagerHandle, ServeError, serve};
 pub use shape::LayoutKind;
+pub use snapshot_cut::SnapshotCut;
 pub use snapshots::schedules;
 pub use tier_policy::{TierPolicy, digest_policies};
 pub use tokens::{ADMIN_TOKEN_FILE, AdminTokenOutput};

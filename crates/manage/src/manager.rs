@@ -26,6 +26,7 @@ use crate::wire::{
     BrickAddress, BrickScrub, BrickTier, ClusterStatus, ReportReplication, ScrubRequest,
     ScrubState, SlicePages,
 };
+use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::layout::{BrickId, Segment, SliceId, VolumeName};
 use pagemesh_base::slice::{BrickControl, SliceError};
 use std::collections::BTreeMap;
@@ -455,7 +456,10 @@ fn load_snapshots(contents: &mut StoreContents, now: Duration) -> SnapshotTable 
     }
     for mut record in std::mem::take(&mut contents.snapshots) {
         if record.state == SnapshotState::Preparing {
-            record.state = SnapshotState::Deleting;
+            record.state = match defect::is(Defect::UncommittedSnapshotListed) {
+                true => SnapshotState::Committed,
+                false => SnapshotState::Deleting,
+            };
         }
         if let Some(name) = names.get(&record.volume) {
             table.put(name, record, now);

@@ -4,6 +4,10 @@
 //! client has attached. A change of the layout or of the attachment during the cut makes it void, and the next attempt
 //! takes another epoch.
 
+mod steps;
+
+pub use steps::SnapshotCut;
+
 use crate::call::{RecordTag, etag_text};
 use crate::events::EventDraft;
 use crate::fault::Fault;
@@ -23,6 +27,7 @@ use crate::volumes::{check_attachment, check_not_busy, check_text};
 use crate::wire::{
     AnswerCut, CreateSnapshot, CreateSnapshots, CreatedSnapshots, CutResult, SnapshotInfo,
 };
+use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, EpochNumber, SliceId, VolumeName};
 use pagemesh_base::slice::SliceError;
@@ -170,15 +175,9 @@ impl Manager {
         while attempts == 0 || attempts < CUT_ATTEMPTS_MAX && Instant::now() < until {
             attempts += 1;
             let mut cut = self.reserve(volume, request)?;
-            let attempt = match cut.attachment.clone() {
-                Some(attachment) => self.order_cut(&mut cut, &attachment, until)?,
-                None => self.prepare_legs(&mut cut)?,
-            };
-            cause = match attempt {
-                Attempt::Done => match change_since(&self.state(), &cut) {
-                    None => return Ok(cut),
-                    Some(change) => change,
-                },
+            let fetch_until = Instant::now() + self.settings.cut.fetch;
+            cause = match self.attempt(&mut cut, fetch_until, until)? {
+                Attempt::Done => return Ok(cut),
                 Attempt::Void(cause) => cause,
             };
         }
@@ -188,6 +187,32 @@ impl Manager {
             cause,
         };
         Err(fault.into())
+    }
+
+    /// Carries a cut out with the client that has attached the volume, or without one.
+    fn attempt(
+        &self,
+        cut: &mut Reservation<'_>,
+        fetch_until: Instant,
+        until: Instant,
+    ) -> Result<Attempt, Fault> {
+        let attempt = match cut.attachment.clone() {
+            Some(attachment) => match self.place_order(cut, &attachment) {
+                Some(change) => Attempt::Void(change),
+                None => self.await_order(cut, attachment.client, fetch_until, until)?,
+            },
+            None => self.prepare_legs(cut)?,
+        };
+        Ok(self.check_attempt(cut, attempt))
+    }
+
+    /// A change of the volume voids a cut that was done.
+    fn check_attempt(&self, cut: &Reservation<'_>, attempt: Attempt) -> Attempt {
+        let is_checked = !defect::is(Defect::CutOfChangedLayoutTaken);
+        match (attempt, change_since(&self.state(), cut)) {
+            (Attempt::Done, Some(change)) if is_checked => Attempt::Void(change),
+            (attempt, _) => attempt,
+        }
     }
 
     /// Reserves an epoch, and stores the record of the snapshot with it.
@@ -283,24 +308,28 @@ impl Manager {
         }
     }
 
-    /// Orders a cut from the client that has attached the volume, and waits for its answer.
-    fn order_cut(
+    /// Orders a cut from the client that has attached the volume. Returns the change of the volume that prevents it.
+    fn place_order(&self, cut: &Reservation<'_>, attachment: &Attachment) -> Option<String> {
+        // Under the lock no other client attaches: an order goes to the present client, and none takes the place of
+        // its poll.
+        let book = self.state();
+        let change = change_since(&book, cut);
+        if change.is_none() {
+            self.cut_orders
+                .place(&cut.volume, attachment.epoch, cut.epoch);
+        }
+        change
+    }
+
+    /// Waits for the answer of a client to an order, and removes the order.
+    fn await_order(
         &self,
         cut: &mut Reservation<'_>,
-        attachment: &Attachment,
+        client: String,
+        fetch_until: Instant,
         until: Instant,
     ) -> Result<Attempt, Fault> {
-        let (volume, client) = (cut.volume.clone(), attachment.client.clone());
-        {
-            // Under the lock no other client attaches: an order goes to the present client, and none takes the place of
-            // its poll.
-            let book = self.state();
-            if let Some(change) = change_since(&book, cut) {
-                return Ok(Attempt::Void(change));
-            }
-            self.cut_orders.place(&volume, attachment.epoch, cut.epoch);
-        }
-        let fetch_until = Instant::now() + self.settings.cut.fetch;
+        let volume = cut.volume.clone();
         let outcome = self.cut_orders.wait(&volume, cut.epoch, fetch_until, until);
         cut.is_known = !matches!(outcome, CutOutcome::NotFetched);
         cut.is_certain = matches!(outcome, CutOutcome::NotFetched | CutOutcome::Answered(_));
@@ -403,7 +432,7 @@ impl Manager {
             return;
         };
         let mut record = entry.record.clone();
-        if !cut.is_known {
+        if !cut.is_known || defect::is(Defect::GivenUpSnapshotForgotten) {
             let removed = [(cut.volume.clone(), cut.epoch)];
             if let Err(error) = self.remove_snapshots(&mut book, &removed) {
                 tracing::error!(%error, "cannot write down that a snapshot was given up");

@@ -17,20 +17,24 @@
 //!   on;
 //! - a transaction that was never acknowledged happened on all of its sectors or on none
 //!   (`checker/atomicity.rs`);
+//! - a snapshot is one read of the whole volume, between its order and its end, and has all that was acknowledged before
+//!   any change that it has began (`checker/snapshots.rs`);
 //! - where an asynchronous replica is promoted, the last acknowledged writes may be gone
 //!   (`checker/promotion.rs`).
 
 mod atomicity;
 mod power_loss;
 mod promotion;
+mod report;
+mod snapshots;
 mod values;
 
 use power_loss::SurvivingValues;
 use promotion::PromotionPoint;
+use snapshots::SnapshotMoments;
 pub(crate) use values::{fill, value_of};
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write;
 use std::ops::Range;
 
 pub(crate) const SECTOR: u64 = 512;
@@ -127,6 +131,8 @@ pub(crate) struct HistoryChecker {
     /// Acknowledged flushes: attachment, and event index of the beginning.
     flushes: Vec<(u32, usize)>,
     has_lost_power: bool,
+    /// The reads of snapshots.
+    snapshots: BTreeSet<usize>,
 }
 
 /// The result of the search.
@@ -222,6 +228,11 @@ impl HistoryChecker {
         self.events.push(Event::Attached(attachment));
     }
 
+    /// The highest attachment that a client has reported.
+    pub(crate) fn newest_attachment(&self) -> u32 {
+        self.newest_attachment
+    }
+
     /// Records that the newest client has reached every leg, so later reads of older clients are
     /// refused.
     pub(crate) fn record_all_legs_reached(&mut self) {
@@ -250,6 +261,7 @@ impl HistoryChecker {
         let what = match kind {
             OpKind::Write(value) => format!("write {value}"),
             OpKind::Transact(parts) => format!("transaction {parts:?}"),
+            OpKind::Read(_) if self.snapshots.contains(&number) => "snapshot".to_owned(),
             OpKind::Read(_) => "read".to_owned(),
         };
         format!("{what} of {sectors:?} by channel {channel} of attachment {attachment} (#{number})")
@@ -257,7 +269,7 @@ impl HistoryChecker {
 
     /// Searches every sector.
     pub(crate) fn check(&self, sectors: u64) -> Result<SearchReport, String> {
-        let of_sector = self.events_by_sector(sectors);
+        let of_sector = self.events_by_sector(sectors, &self.snapshot_moments()?);
         let none = AssumedOutcomes::new();
         let (mut searched, mut given_up) = (SearchReport::default(), BTreeSet::new());
         let (mut last, mut was_searched): (&[Event], _) = (&[], true);
@@ -285,14 +297,18 @@ impl HistoryChecker {
     }
 
     /// The events of each sector.
-    fn events_by_sector(&self, sectors: u64) -> Vec<Vec<Event>> {
+    fn events_by_sector(&self, sectors: u64, moments: &SnapshotMoments) -> Vec<Vec<Event>> {
         let mut of_sector: Vec<Vec<Event>> = vec![vec![]; sectors as usize];
         let flushes = self.flushes_begun_at();
         for (at, event) in self.events.iter().enumerate() {
             for began in flushes.get(&at).into_iter().flatten() {
                 of_sector.iter_mut().for_each(|all| all.push(*began));
             }
+            for begin in moments.begins_at(at) {
+                of_sector.iter_mut().for_each(|all| all.push(begin));
+            }
             match *event {
+                Event::Begin(number) if moments.is_later(number) => {}
                 Event::Begin(number) | Event::End(number, _) => {
                     let operation = &self.operations[number];
                     if operation.is_known {
@@ -325,45 +341,6 @@ impl HistoryChecker {
             }
             _ => true,
         })
-    }
-
-    fn failure_report(
-        &self,
-        sector: u64,
-        events: &[Event],
-        at: usize,
-        search: &Search<'_>,
-    ) -> String {
-        let mut story = format!("sector {sector} is not linearizable:\n");
-        story += &self.event_report(sector, &events[..=at]);
-        let values: BTreeSet<u64> = search.states_before.iter().map(|state| state.0).collect();
-        let _ = write!(story, "  before that it was one of {values:?}");
-        story
-    }
-
-    fn event_report(&self, sector: u64, events: &[Event]) -> String {
-        let mut story = String::new();
-        for event in events {
-            // Writing to a string does not fail.
-            let _ = match *event {
-                Event::Begin(number) => writeln!(story, "  begin {}", self.describe(number)),
-                Event::End(number, ending) => {
-                    let operation = &self.operations[number];
-                    let seen = match (&operation.kind, operation.value(sector)) {
-                        (OpKind::Read(_), Some(value)) => format!(" saw {value}"),
-                        _ => String::new(),
-                    };
-                    writeln!(story, "  {ending:?} {}{seen}", self.describe(number))
-                }
-                Event::Attached(attachment) => writeln!(story, "  attachment {attachment}"),
-                Event::Promoted(cut) => {
-                    let held = self.promotions[cut].value(sector);
-                    writeln!(story, "  a promoted replica takes over with {held:?}")
-                }
-                other => writeln!(story, "  {other:?}"),
-            };
-        }
-        story
     }
 }
 

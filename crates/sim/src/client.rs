@@ -7,6 +7,7 @@ use crate::manager_host::{ManagerConnection, ManagerHost};
 use crate::network::Peer;
 use crate::read_oracle::ReadOracle;
 use crate::rng::SimRng;
+use crate::snapshots::ClientCut;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, SliceId, VolumeName};
 use pagemesh_base::rng::SplitMix64;
@@ -107,6 +108,8 @@ pub(crate) struct VolumeClient {
     pub(crate) mount_clients: Option<MountClients>,
     /// The epoch of its attachment; 0 before.
     pub(crate) attachment: u32,
+    /// The cut of a snapshot that the client carries out.
+    pub(crate) cut: Option<ClientCut>,
     /// The client's process is stopped until then.
     pub(crate) stopped_until: Duration,
     /// When its volume controller wants its next turn.
@@ -152,6 +155,7 @@ impl VolumeClient {
             program: None,
             mount_clients: None,
             attachment: 0,
+            cut: None,
             stopped_until: Duration::ZERO,
             next_turn_at: None,
             rng,

@@ -6,6 +6,8 @@ use crate::scenario::HistoryReport;
 const HISTORIES_MIN: u64 = 500;
 /// The same for histories of direct clients, which take longer.
 const DIRECT_HISTORIES_MIN: u64 = 100;
+/// The same for histories with snapshots.
+const SNAPSHOT_HISTORIES_MIN: u64 = 100;
 /// Minimum average of acknowledged requests in a history.
 const ACKNOWLEDGED_MIN: u64 = 100;
 /// The same where all histories have disks: a disk that fails ends its brick.
@@ -96,6 +98,29 @@ const DISK_HISTORIES: &str = "histories with disks";
 /// Minimum of histories for the coverage check if all have disks.
 const DISK_HISTORIES_MIN: u64 = 100;
 
+/// Events of histories with snapshots; of the common events they need only some. The first one tells such a history.
+const SNAPSHOT_EVENTS: &[&str] = &[
+    "cut done",
+    "brick killed",
+    "client killed",
+    "clone deleted",
+    "clone read",
+    "cut voided by a change of legs",
+    "death in recovery",
+    "manager died between the steps of a snapshot",
+    "manager killed inside a commit",
+    "partition",
+    "power lost everywhere",
+    "second client",
+    "snapshot cloned",
+    "snapshot committed",
+    "snapshot deleted",
+    "snapshot given up",
+    "snapshot prepared by the manager",
+    "snapshot read",
+    "snapshot read on a copy that was away",
+];
+
 /// Further events of histories with requests to files.
 const FILE_EVENTS: &[&str] = &[
     "file system made",
@@ -161,9 +186,11 @@ impl HistoryReport {
     pub fn missing_events(&self) -> Vec<String> {
         let mut missing = vec![];
         let has_guests = self.event_counts.contains_key(DIRECT_CLIENT_EVENTS[0]);
+        let has_snapshots = self.event_counts.contains_key(SNAPSHOT_EVENTS[0]);
         let disks = self.event_counts.get(DISK_HISTORIES).copied();
         let all_have_disks = disks.is_some_and(|disks| disks >= self.histories);
         let least = match (has_guests, all_have_disks) {
+            _ if has_snapshots => SNAPSHOT_HISTORIES_MIN,
             (true, _) => DIRECT_HISTORIES_MIN,
             (false, true) => DISK_HISTORIES_MIN,
             (false, false) => HISTORIES_MIN,
@@ -190,6 +217,7 @@ impl HistoryReport {
         }
         const NONE: &[&str] = &[];
         let (faults, others, disks) = match (has_guests, has_files) {
+            _ if has_snapshots => (NONE, SNAPSHOT_EVENTS, NONE),
             (true, _) => (NONE, DIRECT_CLIENT_EVENTS, NONE),
             (false, true) => (COMMON_EVENTS, FILE_EVENTS, NONE),
             (false, false) if all_have_disks => (NONE, NONE, DISK_EVENTS),
@@ -199,7 +227,7 @@ impl HistoryReport {
         let never = never.filter(|it| !self.event_counts.contains_key(*it));
         missing.extend(never.map(|fault| format!("never: {fault}")));
         // A damaged page of a disk is mostly read from the cache, so repairs are rare there.
-        if self.pages_repaired == 0 && !has_guests && !all_have_disks {
+        if self.pages_repaired == 0 && !has_guests && !all_have_disks && !has_snapshots {
             missing.push("never: page repaired".into());
         }
         missing

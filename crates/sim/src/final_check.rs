@@ -88,6 +88,7 @@ impl Scenario {
     pub(crate) fn final_check(&mut self) -> Result<(), String> {
         tell!(self.cluster, "no more faults");
         self.stop_direct_clients();
+        self.end_cuts()?;
         self.clear_faults();
         self.run_until_promoted()?;
         // A client that attached meanwhile may not reach the lost copies.
@@ -138,6 +139,7 @@ impl Scenario {
         self.count_scrubs();
         self.compare_all_legs()?;
         self.recover_disks()?;
+        self.end_snapshots()?;
         let searched = self.checker.check(self.sectors)?;
         (self.report.sectors_searched, self.report.sectors_skipped) =
             (searched.sectors, searched.skipped);

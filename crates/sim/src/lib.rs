@@ -38,6 +38,7 @@ mod read_oracle;
 mod rng;
 mod scenario;
 mod sim_wire;
+mod snapshots;
 mod workload;
 
-pub use scenario::{HistoryReport, run, run_direct_clients, run_disks, run_files};
+pub use scenario::{HistoryReport, run, run_direct_clients, run_disks, run_files, run_snapshots};

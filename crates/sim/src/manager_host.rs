@@ -8,7 +8,7 @@ use crate::cluster::{Cluster, tell};
 use crate::disk::SimDisk;
 use crate::network::Peer;
 use crate::rng::SimRng;
-use pagemesh_base::layout::{Layout, Leg, VolumeName};
+use pagemesh_base::layout::{EpochNumber, Layout, Leg, VolumeName};
 use pagemesh_base::poison::lock;
 use pagemesh_base::rng::SplitMix64;
 use pagemesh_base::slice::{BrickControl, SliceError};
@@ -85,6 +85,17 @@ pub(crate) struct ManagerHost {
     expects_promotion: AtomicBool,
     /// The epoch of its observed promotion.
     promotion_epoch: AtomicU32,
+    /// How often the manager was started.
+    starts: AtomicU32,
+}
+
+/// The result of a call of an operator.
+pub(crate) enum OperatorCall<T> {
+    /// The manager does not run, and does nothing.
+    Unreachable,
+    /// The manager died in the call, before or after its effect.
+    Died,
+    Answered(Result<T, Fault>),
 }
 
 impl ManagerHost {
@@ -102,6 +113,7 @@ impl ManagerHost {
             last_attach_epoch: AtomicU32::new(0),
             expects_promotion: AtomicBool::new(false),
             promotion_epoch: AtomicU32::new(0),
+            starts: AtomicU32::new(0),
         });
         manager_host.start();
         manager_host
@@ -138,6 +150,7 @@ impl ManagerHost {
             self.detect_promotion(&detail.layout);
         }
         *lock(&self.manager) = Some(Arc::new(manager));
+        self.starts.fetch_add(1, Ordering::Relaxed);
         tell!(self.cluster, "the manager starts");
         let hosts = self.cluster.hosts().len();
         for host in 0..hosts {
@@ -324,6 +337,68 @@ impl ManagerHost {
                 .fetch_max(detail.layout.epoch.0, Ordering::Relaxed);
             self.detect_promotion(&detail.layout);
         }
+    }
+
+    /// How often the manager was started.
+    pub(crate) fn starts(&self) -> u32 {
+        self.starts.load(Ordering::Relaxed)
+    }
+
+    /// A call of an operator.
+    pub(crate) fn operate<T>(
+        &self,
+        what: &str,
+        act: impl FnOnce(&Manager) -> Result<T, Fault>,
+    ) -> OperatorCall<T> {
+        let Some(manager) = self.manager() else {
+            return OperatorCall::Unreachable;
+        };
+        let result = act(&manager);
+        drop(manager);
+        let word = result
+            .as_ref()
+            .err()
+            .map_or("done".to_owned(), ToString::to_string);
+        tell!(self.cluster, "an operator asks the manager: {what}: {word}");
+        let has_died = lock(&self.disk).has_failed();
+        self.crash_if_disk_failed();
+        match has_died {
+            true => OperatorCall::Died,
+            false => OperatorCall::Answered(result),
+        }
+    }
+
+    /// An operator ends the volume's attachment.
+    pub(crate) fn end_attachment(&self, name: &VolumeName) {
+        self.operate("detach", |manager| {
+            self.detach(manager, name);
+            Ok(())
+        });
+    }
+
+    /// A client asks for an order to cut.
+    pub(crate) fn cut_order(
+        &self,
+        client: u32,
+        name: &VolumeName,
+        attachment: u32,
+    ) -> Result<Option<wire::CutOrder>, ManagerError> {
+        self.call_manager(client, "order to cut", |manager| {
+            manager.cut_order(name, EpochNumber(attachment))
+        })
+    }
+
+    /// A client answers an order to cut.
+    pub(crate) fn answer_cut(
+        &self,
+        client: u32,
+        name: &VolumeName,
+        answer: &wire::AnswerCut,
+    ) -> Result<(), ManagerError> {
+        let what = format!("answer {:?}", answer.result);
+        self.call_manager(client, &what, |manager| {
+            manager.answer_cut(name, json_round_trip(answer))
+        })
     }
 
     /// Ends the volume's attachment.

@@ -3,10 +3,11 @@
 
 mod disks;
 mod plan;
+mod runs;
 
 pub(crate) use plan::ScenarioPlan;
+pub use runs::{run, run_direct_clients, run_disks, run_files, run_snapshots};
 
-use crate::brick_host::catch_crash;
 use crate::checker::HistoryChecker;
 use crate::client::VolumeClient;
 use crate::cluster::{Cluster, tell};
@@ -17,6 +18,7 @@ use crate::files::FilesOracle;
 use crate::manager_host::ManagerHost;
 use crate::promotion::PromotionFault;
 use crate::rng::SimRng;
+use crate::snapshots::SnapshotOracle;
 use pagemesh_base::layout::{LEGS_MAX, Layout, VolumeName};
 use pagemesh_base::rng::SplitMix64;
 use pagemesh_manage::TierPolicy;
@@ -24,7 +26,6 @@ use pagemesh_manage::wire::{AttachReplica, CreateVolume, VolumeContent};
 use pagemesh_store::wait::set_yield_fn;
 use pagemesh_volume::AttachError;
 use std::collections::{BTreeMap, BTreeSet};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,6 +50,8 @@ const UNREADABLE_SEED: u64 = 0x7370_6f69_6c69_6e67;
 const REPLICA_SEED: u64 = 0x666f_6c6c_6f77_696e;
 /// Separates the random numbers of promotions from the others of a seed.
 const PROMOTION_SEED: u64 = 0x7072_6f6d_6f74_696e;
+/// Separates the random numbers of snapshots from the others of a seed.
+const SNAPSHOT_SEED: u64 = 0x736e_6170_7368_6f74;
 /// Separates the random numbers of disks from the others of a seed.
 const DISK_SEED: u64 = 0x6469_736b_7320_3120;
 /// Odds that the bricks of a history with requests to the volume itself have disks.
@@ -71,6 +74,8 @@ enum VolumeUse {
     Disks,
     Files,
     DirectClients,
+    /// Requests to a volume of which an operator takes snapshots.
+    Snapshots,
 }
 
 /// The result of one history, or of many.
@@ -138,6 +143,7 @@ pub(crate) struct Scenario {
     pub(crate) crash_trap: Option<CrashTrap>,
     pub(crate) promotion: Option<PromotionFault>,
     pub(crate) files: Option<FilesOracle>,
+    pub(crate) snapshots: Option<SnapshotOracle>,
     pub(crate) direct_clients: Option<DirectClientWorkload>,
     /// Bricks that a newly attaching client cannot reach.
     pub(crate) unreachable_bricks: Vec<usize>,
@@ -165,6 +171,9 @@ impl Scenario {
         }
         if used == VolumeUse::DirectClients {
             plan.set_direct_clients();
+        }
+        if used == VolumeUse::Snapshots {
+            plan.damaged_brick = None;
         }
         let odds = if plan.copies == 1 { 2 } else { 12 };
         plan.severs_connections = plan.damaged_brick.is_none() && severing.one_in(odds);
@@ -277,6 +286,8 @@ impl Scenario {
             crash_trap: None,
             promotion,
             files,
+            snapshots: (used == VolumeUse::Snapshots)
+                .then(|| SnapshotOracle::new(SplitMix64::new(seed ^ SNAPSHOT_SEED))),
             direct_clients: guests,
             unreachable_bricks: vec![],
             is_fault_free: false,
@@ -513,6 +524,7 @@ impl Scenario {
             self.step_crash_trap();
             self.step_promotion()?;
             self.step_direct_clients()?;
+            self.step_snapshots()?;
             if self.rng.one_in(self.plan.fault_odds) {
                 self.inject_fault();
             } else if self.rng.one_in(4) {
@@ -523,65 +535,4 @@ impl Scenario {
         }
         self.final_check()
     }
-}
-
-/// Runs the history of a seed.
-///
-/// # Errors
-/// The failed check.
-pub fn run(seed: u64, is_printed: bool) -> Result<HistoryReport, String> {
-    run_history(seed, VolumeUse::Blocks, is_printed)
-}
-
-/// Runs the history of a seed on disks.
-///
-/// # Errors
-/// The failed check.
-pub fn run_disks(seed: u64, is_printed: bool) -> Result<HistoryReport, String> {
-    run_history(seed, VolumeUse::Disks, is_printed)
-}
-
-/// Runs the history of a seed on a volume that holds a file system.
-///
-/// # Errors
-/// The failed check.
-pub fn run_files(seed: u64, is_printed: bool) -> Result<HistoryReport, String> {
-    run_history(seed, VolumeUse::Files, is_printed)
-}
-
-/// Runs the history of a seed on a volume with a file system that direct clients use, too.
-///
-/// # Errors
-/// The failed check.
-pub fn run_direct_clients(seed: u64, is_printed: bool) -> Result<HistoryReport, String> {
-    run_history(seed, VolumeUse::DirectClients, is_printed)
-}
-
-fn run_history(seed: u64, used: VolumeUse, is_printed: bool) -> Result<HistoryReport, String> {
-    let ended = catch_unwind(AssertUnwindSafe(|| {
-        let mut scenario = Scenario::new(seed, used, is_printed);
-        let lived = scenario.run();
-        if let Err(broken) = lived {
-            tell!(scenario.cluster, "{broken}");
-            // A brick may be set to die in the operations that end it.
-            let _ = catch_crash(|| drop(scenario));
-            return Err(broken);
-        }
-        let mut outcome = scenario.report.clone();
-        outcome.histories = 1;
-        outcome.digest = scenario.cluster.digest();
-        outcome.simulated_time = scenario.cluster.now();
-        let net = scenario.cluster.net();
-        outcome.messages = net.messages;
-        for (name, times) in net.fault_counts.by_name() {
-            outcome.count(name, times);
-        }
-        Ok(outcome)
-    }));
-    set_yield_fn(None);
-    ended.unwrap_or_else(|payload| {
-        let text = payload.downcast_ref::<String>().cloned();
-        let text = text.or_else(|| payload.downcast_ref::<&str>().map(ToString::to_string));
-        Err(text.unwrap_or_else(|| "a panic without a message".into()))
-    })
 }

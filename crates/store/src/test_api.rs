@@ -21,6 +21,7 @@ use crate::slot::Slot;
 use crate::superblock::Superblock;
 use crate::table::SlotLocation;
 use pagemesh_base::ids::{Epoch, FrameNo, ObjectId, PageNo, Seq};
+use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::Stamp;
 use pagemesh_pmem::Media;
 use std::sync::atomic::AtomicU64;
@@ -64,6 +65,11 @@ pub trait PoolInternals {
     fn merge_versions_soon(&mut self);
     /// A bit for each frame that the owner counts as used.
     fn used_frames(&self) -> &[u64];
+    /// Where the lines of the version log are, from its head on.
+    fn version_lines(&self) -> Vec<usize>;
+    /// Where the pages with the head, the list of snapshots, the directory and the entries of a slice's versions are, as far
+    /// as they are written.
+    fn version_pages(&self, slice: SliceId) -> Result<Vec<usize>, ObjectError>;
     /// A bit for each frame that the page tables name; none: a table is damaged.
     fn mapped_frames(&self) -> Option<Vec<u64>>;
     /// The number of used frames by the bitmap on the medium, and whether a line is damaged.
@@ -119,6 +125,16 @@ impl<M: Media> PoolInternals for Pool<M> {
 
     fn merge_versions_soon(&mut self) {
         self.merge_all_soon();
+    }
+
+    fn version_lines(&self) -> Vec<usize> {
+        let log = &self.superblock.version_log;
+        let lines = (log.head..log.tail).map(|position| log.line_at(position));
+        lines.map(|(frame, at)| frame_at(frame) + at).collect()
+    }
+
+    fn version_pages(&self, slice: SliceId) -> Result<Vec<usize>, ObjectError> {
+        self.version_page_places(slice)
     }
 
     fn used_frames(&self) -> &[u64] {

@@ -475,3 +475,81 @@ fn clone_of_unknown_snapshot_is_refused() {
     let taken = bed.pool.create_clone(slice(1), source(1, snapshot), size);
     assert!(matches!(taken, Err(ObjectError::Exists(_))));
 }
+
+/// Writes to a slice until the pool is full.
+fn fill_pool(bed: &mut Bed, number: u128) {
+    const CHUNK: usize = 32 * PAGE_BYTES;
+    bed.pool
+        .create(slice(number), POOL_BYTES as u64)
+        .expect("room");
+    let handle = bed.pool.handle(slice(number)).expect("the slice");
+    for offset in (0..POOL_BYTES as u64).step_by(CHUNK) {
+        bed.op += 1;
+        let stamp = Stamp {
+            epoch: Epoch(1),
+            op: bed.op,
+            open_ops: 0,
+        };
+        for attempt in 0.. {
+            while bed.pool.maintain().expect("sound") {}
+            let session = &mut bed.session;
+            let legs = &mut [LegSession { session, handle }];
+            let written = write(legs, offset, &[9; CHUNK], stamp);
+            match written.map_err(|failure| failure.cause) {
+                Ok(()) => break,
+                Err(StoreError::TimedOut) if attempt < 10 => {}
+                Err(StoreError::NoSpace | StoreError::TimedOut) => return,
+                Err(cause) => panic!("{cause}"),
+            }
+        }
+    }
+    panic!("the pool is not full");
+}
+
+#[test]
+fn clone_that_a_full_pool_refuses_is_deleted() {
+    // The owner has frames of its own for fewer leaves.
+    const LEAVES: u64 = 600;
+    let mut bed = Bed::new();
+    let size = LEAVES * 512 * PAGE;
+    bed.pool.resize(slice(1), size).expect("larger");
+    for leaf in 0..LEAVES {
+        bed.change(1, leaf * 512, 1, Some(7));
+    }
+    let source = CloneSource {
+        origin: slice(1),
+        snapshot: Epoch(bed.snapshot(1)),
+    };
+    fill_pool(&mut bed, 5);
+    let created = bed.pool.create_clone(slice(2), source, size);
+    let refused = created.and_then(|()| {
+        while !bed.pool.fill_clone(slice(2))?.is_complete() {}
+        Ok(())
+    });
+    assert!(
+        matches!(refused, Err(ObjectError::Store(StoreError::NoSpace))),
+        "{refused:?}"
+    );
+    bed.reopen();
+    bed.pool.delete(slice(2)).expect("it is there");
+    bed.pool.delete(slice(5)).expect("it is there");
+    for _ in 0..200 {
+        bed.pool.checkpoint().expect("sound");
+        while bed.pool.maintain().expect("sound") {}
+    }
+    bed.pool.create_clone(slice(3), source, size).expect("room");
+    bed.fill(3);
+    for number in [1, 3] {
+        let handle = bed.pool.handle(slice(number)).expect("filled");
+        for leaf in 0..LEAVES {
+            let mut bytes = [0; PAGE_BYTES];
+            let offset = leaf * 512 * PAGE;
+            let read = bed
+                .session
+                .read(&handle, offset, &mut bytes, Epoch(u32::MAX));
+            read.expect("sound");
+            assert_eq!(bytes, [7; PAGE_BYTES], "leaf {leaf} of {number}");
+        }
+    }
+    bed.check_pool();
+}

@@ -378,3 +378,32 @@ fn many_versions_of_one_leaf_are_merged_in_steps() {
     bed.check();
     bed.check_pool();
 }
+
+#[test]
+fn ten_thousand_snapshots_of_one_slice_are_kept() {
+    const COUNT: u64 = 10_000;
+    let mut bed = Bed::new();
+    for number in 0..COUNT {
+        if number % 40 == 0 {
+            let round = number / 40;
+            bed.write(round % 8 * PAGE, &[round as u8 + 1; PAGE_BYTES]);
+        }
+        bed.snapshot();
+        while bed.pool.maintain().expect("sound") {}
+    }
+    bed.reopen();
+    let listed = bed.pool.snapshots_of(SLICE).expect("the slice");
+    assert_eq!(listed.len() as u64, COUNT);
+    assert!(listed.iter().eq(bed.snapshots.keys()));
+    for &snapshot in listed.iter().step_by(97) {
+        let found = bed.read_snapshot(snapshot);
+        assert_same(&found, &bed.snapshots[&snapshot], snapshot);
+    }
+    for dropped in listed[1..].chunks(1000) {
+        bed.pool.drop_snapshots(SLICE, dropped).expect("room");
+    }
+    bed.snapshots.retain(|snapshot, _| *snapshot == listed[0]);
+    while bed.pool.maintain().expect("sound") {}
+    bed.check();
+    bed.check_pool();
+}

@@ -135,7 +135,13 @@ impl<M: Media> VersionReader<'_, M> {
             let found = self.leaf(leaf, (offset, len))?;
             let first = leaf * LEAF_PAGES;
             for page in first.max(pages.start)..(first + LEAF_PAGES).min(pages.end) {
-                if !visit(PageNo(page), found.leaf.frame((page - first) as usize))? {
+                let index = (page - first) as usize;
+                if found.leaf.is_lost(index) {
+                    return Err(SliceError::Damaged {
+                        offset: page * PAGE,
+                    });
+                }
+                if !visit(PageNo(page), found.leaf.frame(index))? {
                     return Ok(());
                 }
             }
@@ -217,7 +223,10 @@ impl<M: Media> VersionReader<'_, M> {
             for page in first.max(pages.start)..(first + LEAF_PAGES).min(pages.end) {
                 let index = (page - first) as usize;
                 let differs = match &before {
-                    Some(before) => now.leaf.frame(index) != before.leaf.frame(index),
+                    Some(before) => {
+                        let is_lost = now.leaf.is_lost(index) || before.leaf.is_lost(index);
+                        is_lost || now.leaf.frame(index) != before.leaf.frame(index)
+                    }
                     None => now.leaf.may_be_born_since(index, from),
                 };
                 if !list.push(PageNo(page), differs) {

@@ -1,6 +1,7 @@
 //! The records of snapshots in the store, as JSON. New fields need a default.
 
 use super::name::{HoldTag, SnapshotName};
+use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::layout::{
     Column, EpochNumber, Layout, Leg, LegState, Segment, SliceId, VolumeName,
 };
@@ -78,8 +79,15 @@ impl SnapshotLayout {
             LegState::Syncing => is_attached,
             LegState::Stale | LegState::AsyncReplica => false,
         };
+        let cut_leg = |leg: &Leg| Leg {
+            state: match defect::is(Defect::SyncingLegHasSnapshot) {
+                true => LegState::InSync,
+                false => leg.state,
+            },
+            ..leg.clone()
+        };
         let column = |column: &Column| Column {
-            legs: column.legs.iter().filter(takes_part).cloned().collect(),
+            legs: column.legs.iter().filter(takes_part).map(cut_leg).collect(),
             lost_since: EpochNumber(0),
         };
         let segments = layout.segments.iter().map(|segment| Segment {

@@ -2,7 +2,7 @@
 
 use anyhow::bail;
 use clap::Parser;
-use pagemesh_sim::{HistoryReport, run, run_direct_clients, run_disks, run_files};
+use pagemesh_sim::{HistoryReport, run, run_direct_clients, run_disks, run_files, run_snapshots};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -26,6 +26,9 @@ struct Arguments {
     /// Histories of bricks with disks.
     #[arg(long, conflicts_with_all = ["files", "direct_clients"])]
     disks: bool,
+    /// Histories of a volume with snapshots.
+    #[arg(long, conflicts_with_all = ["files", "disks", "direct_clients"])]
+    snapshots: bool,
     /// Histories of a volume with a file system and direct clients.
     #[arg(long, conflicts_with = "files", alias = "guests")]
     direct_clients: bool,
@@ -33,9 +36,10 @@ struct Arguments {
 
 fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
-    let runner = match arguments.disks {
-        true => (run_disks as HistoryRun, "--disks "),
-        false => history_runner(arguments.files, arguments.direct_clients),
+    let runner = match (arguments.disks, arguments.snapshots) {
+        (true, _) => (run_disks as HistoryRun, "--disks "),
+        (_, true) => (run_snapshots as HistoryRun, "--snapshots "),
+        _ => history_runner(arguments.files, arguments.direct_clients),
     };
     let Some(seed) = arguments.seed else {
         return run_histories(arguments.from, arguments.seeds, runner);

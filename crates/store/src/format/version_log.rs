@@ -13,6 +13,8 @@
 //! 28  death  4
 //! ```
 //!
+//! A line with one wrong bit is corrected when it is read.
+//!
 //! Invariants: a line decodes at its own position only. A place in the ring is used again only after a superblock with
 //! a head beyond its line is durable.
 
@@ -85,6 +87,21 @@ impl Version {
             birth: Epoch(get_u32(line, 24)),
             death: Epoch(get_u32(line, 28)),
         })
+    }
+
+    /// The same, with one wrong bit at most, which is corrected.
+    fn decode_redundant(
+        line: &[u8; VERSION_LINE_BYTES],
+        pool: Uuid,
+        position: u64,
+    ) -> Option<Version> {
+        let flipped = |bit: usize| {
+            let mut line = *line;
+            line[bit / 8] ^= 1 << (bit % 8);
+            Version::decode(&line, pool, position)
+        };
+        let whole = Version::decode(line, pool, position);
+        whole.or_else(|| (0..VERSION_LINE_BYTES * 8).find_map(flipped))
     }
 }
 
@@ -280,7 +297,8 @@ fn read_lines(
             read(frame, &mut bytes);
             loaded = Some(frame);
         }
-        versions.push(Version::decode(&field(&bytes, at), pool, position));
+        let line = field(&bytes, at);
+        versions.push(Version::decode_redundant(&line, pool, position));
     }
     versions
 }
@@ -318,7 +336,16 @@ mod tests {
             let mut damaged = line;
             damaged[bit / 8] ^= 1 << (bit % 8);
             assert_eq!(Version::decode(&damaged, pool, 12), None, "bit {bit}");
+            let corrected = Version::decode_redundant(&damaged, pool, 12);
+            assert_eq!(corrected, Some(version(9)), "bit {bit}");
+            for second in 0..bit {
+                let mut damaged = damaged;
+                damaged[second / 8] ^= 1 << (second % 8);
+                let found = Version::decode_redundant(&damaged, pool, 12);
+                assert_eq!(found, None, "bits {bit} and {second}");
+            }
         }
+        assert_eq!(Version::decode_redundant(&line, pool, 13), None);
     }
 
     #[test]

@@ -16,7 +16,8 @@
 //! The birth of a version is in the frame table.
 //!
 //! ```text
-//! head        0 magic 8, flags 4 (bit 0: a sweep is needed), snapshots 4, next block 8, first free block + 1 4, leaves 4
+//! head        0 magic 8, flags 4 (bit 0: a sweep is needed; bit 1: versions were given up), snapshots 4, next block 8,
+//!             first free block + 1 4, leaves 4, the newest snapshot that may lack versions 4
 //! entry 0     leaf 4 (all ones: the block is free), block before + 1 4
 //! entry 1..63 page in its leaf 2, zero 2, death 4
 //! ```
@@ -30,6 +31,7 @@ type Page = [u8; PAGE_BYTES];
 
 const MAGIC: [u8; 8] = *b"pmversns";
 const SWEEP_NEEDED: u32 = 1;
+const VERSIONS_GIVEN_UP: u32 = 2;
 pub(crate) const HEAD_PAGE: PageNo = PageNo(0);
 const LIST_START: u64 = 1;
 const DIRECTORY_START: u64 = 64;
@@ -73,18 +75,29 @@ pub(crate) struct VersionsHead {
     pub(crate) first_free: Option<BlockNo>,
     /// Leaves that the directory has room for.
     pub(crate) leaves: u32,
+    /// Versions were given up, because a list of them is damaged: no snapshot can be read.
+    pub(crate) is_damaged: bool,
+    /// Lines of the log were lost: snapshots up to this one may lack versions. 0: none was.
+    pub(crate) lost_until: Epoch,
 }
 
 impl VersionsHead {
     pub(crate) fn encode(&self) -> Page {
         let mut page = [0; PAGE_BYTES];
         put(&mut page, 0, MAGIC);
-        let flags = if self.needs_sweep { SWEEP_NEEDED } else { 0 };
+        let sweep = if self.needs_sweep { SWEEP_NEEDED } else { 0 };
+        let given_up = if self.is_damaged {
+            VERSIONS_GIVEN_UP
+        } else {
+            0
+        };
+        let flags = sweep | given_up;
         put(&mut page, 8, flags.to_le_bytes());
         put(&mut page, 12, self.snapshots.to_le_bytes());
         put(&mut page, 16, self.next_block.to_le_bytes());
         put(&mut page, 24, encode_block(self.first_free).to_le_bytes());
         put(&mut page, 28, self.leaves.to_le_bytes());
+        put(&mut page, 32, self.lost_until.0.to_le_bytes());
         page
     }
 
@@ -95,6 +108,8 @@ impl VersionsHead {
             next_block: get_u64(page, 16),
             first_free: decode_block(get_u32(page, 24)),
             leaves: get_u32(page, 28),
+            is_damaged: get_u32(page, 8) & VERSIONS_GIVEN_UP != 0,
+            lost_until: Epoch(get_u32(page, 32)),
         };
         let is_sound = field(page, 0) == MAGIC
             && head.snapshots as usize <= SNAPSHOTS_MAX
@@ -262,6 +277,8 @@ mod tests {
             next_block: 9,
             first_free: Some(BlockNo(4)),
             leaves,
+            is_damaged: leaves == 70,
+            lost_until: Epoch(leaves),
         }
     }
 

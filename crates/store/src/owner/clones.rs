@@ -23,6 +23,7 @@ use crate::format::object::{Object, ObjectRole, ObjectState};
 use crate::format::slot::Slot;
 use crate::format::superblock::Features;
 use crate::format::table::SlotLocation;
+use crate::format::version_pages::DamagedVersions;
 use crate::recovery::PoolError;
 use crate::session::relocate::MOVE_PAGES_MAX;
 use crate::shared::control::FrameRun;
@@ -304,6 +305,9 @@ impl<M: Media> Pool<M> {
             // It may need a checkpoint.
             read += 1;
             let seen = self.version_leaf(source.origin, source.snapshot, leaf)?;
+            if seen.has_lost() {
+                return Err(DamagedVersions.into());
+            }
             let slot = |index| {
                 seen.frame(index)
                     .map_or(Slot::EMPTY, |it| Slot::EMPTY.map(it))

@@ -25,6 +25,8 @@ pub(super) struct SliceVersions {
     pub(super) retires_after: Option<u64>,
     /// A page of the object cannot be used. The snapshots cannot be read, and nothing is freed.
     pub(super) is_damaged: bool,
+    /// Whether the head on the medium tells all damage, as far as it can be written.
+    pub(super) is_damage_stored: bool,
 }
 
 /// The versions of all slices.
@@ -56,6 +58,11 @@ impl VersionStore {
 }
 
 impl SliceVersions {
+    /// Whether the head is known. Otherwise its page is damaged.
+    pub(super) fn has_head(&self) -> bool {
+        self.head != VersionsHead::default()
+    }
+
     pub(super) fn has_snapshot(&self, snapshot: Epoch) -> bool {
         self.snapshots.binary_search(&snapshot).is_ok()
     }

@@ -35,7 +35,7 @@ pub(super) struct Replay<'m, M> {
     /// Versions that records replaced and that snapshots see.
     pub(super) kept: Vec<Version>,
     /// On a file with a version log: the slots that the records publish.
-    new_slots: HashSet<u64>,
+    new_slots: HashSet<PublishedSlot>,
     /// The epochs of the newest snapshots by the last record of each object's entry.
     last_entries: HashMap<ObjectId, Epoch>,
     /// The epoch of the newest snapshot of an object, as far as records have needed it.
@@ -280,7 +280,10 @@ impl<'m, M: Media> Replay<'m, M> {
             self.record_freed_frame(found, true, ordered);
         }
         // Where the slot of some record is stored, the version that it replaced is in the log.
-        let is_stored = |slot: &Slot| self.new_slots.contains(&slot.encode());
+        let is_stored = |slot: &Slot| {
+            let slot = PublishedSlot::new(record.object, page, *slot);
+            self.new_slots.contains(&slot)
+        };
         let replaced = match follows {
             true => Some(old),
             false => found.ok().filter(|slot| !is_stored(slot)),
@@ -458,14 +461,33 @@ fn frame_moves(entries: &[JournalEntry]) -> BTreeMap<u64, Seq> {
     moves
 }
 
+/// A slot of a page. Other pages may have slots with the same bits: a clone names the frames of its origin.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct PublishedSlot {
+    object: ObjectId,
+    page: PageNo,
+    bits: u64,
+}
+
+impl PublishedSlot {
+    fn new(object: ObjectId, page: PageNo, slot: Slot) -> PublishedSlot {
+        let bits = slot.encode();
+        PublishedSlot { object, page, bits }
+    }
+}
+
 /// The slots that records publish for pages.
-fn new_slots(entries: &[JournalEntry]) -> HashSet<u64> {
+fn new_slots(entries: &[JournalEntry]) -> HashSet<PublishedSlot> {
     let records = entries.iter().filter_map(|entry| match entry {
         JournalEntry::Map(record) if record.level == 0 => Some(record),
         _ => None,
     });
-    let changes = records.flat_map(|record| &record.changes);
-    changes.map(|change| change.new.encode()).collect()
+    let slots = records.flat_map(|record| {
+        let pages = (record.page.0..).map(PageNo);
+        let changes = pages.zip(&record.changes);
+        changes.map(move |(page, change)| PublishedSlot::new(record.object, page, change.new))
+    });
+    slots.collect()
 }
 
 /// For each object with a record of its entry, the epoch of its newest snapshot by the last one.

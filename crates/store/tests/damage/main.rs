@@ -12,3 +12,4 @@ mod entries;
 mod findings;
 mod flips;
 mod pools;
+mod versions;

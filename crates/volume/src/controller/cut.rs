@@ -28,6 +28,7 @@ use super::state::ControllerState;
 use crate::limits::{CUT_LIMIT, DIRECT_CLIENT_POLL, HOLD_LIMIT};
 use crate::shared::Member;
 use pagemesh_base::brick_name::BrickLabel;
+use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::poison;
 use pagemesh_base::slice::{SliceError, SliceRequest};
@@ -157,6 +158,9 @@ async fn try_cut(
         return Err(CutError::OldEpoch { snapshot, present });
     }
     let began = state.now();
+    if defect::is(Defect::StampedBeforePrepared) {
+        state.shared.cut(legs.layout, snapshot);
+    }
     prepare(state, &legs, snapshot).await?;
     let prepared = state.now();
     let is_settled = || {
@@ -179,7 +183,7 @@ async fn try_cut(
         Some((steps, hold)) => hold.until_ordered(&legs, steps).await?,
         None => Duration::ZERO,
     };
-    let have_ended = || older.have_ended(state);
+    let have_ended = || older.have_ended(state) || defect::is(Defect::OlderChangesNotAwaited);
     legs.wait_until(state, until, have_ended).await?;
     if state.reconciles.get() != reconciled {
         return Err(CutError::TornOperation);
@@ -370,7 +374,8 @@ async fn prepare(state: &ControllerState, legs: &CutLegs, snapshot: Epoch) -> Re
 }
 
 async fn flush(state: &ControllerState, legs: &CutLegs) -> Result<(), CutError> {
-    legs.call(state, &SliceRequest::Flush, |leg| leg.buffers)
+    let is_flushed = !defect::is(Defect::CutNotFlushed);
+    legs.call(state, &SliceRequest::Flush, |leg| leg.buffers && is_flushed)
         .await
 }
 

@@ -5,6 +5,7 @@
 
 use crate::args::ManagerArgs;
 use crate::client::manager_client;
+use crate::commands::snapshot::receive::target::is_leftover;
 use crate::output::{self, table};
 use anyhow::{Context, anyhow, ensure};
 use clap::Args;
@@ -167,7 +168,7 @@ impl VolumePair<'_> {
         let mut epochs = received.iter().flat_map(|it| &it.labels);
         let epoch = epochs.find_map(|text| text.strip_prefix(&label)?.parse().ok());
         ensure!(
-            epoch.is_some() || received.is_empty(),
+            epoch.is_some() || received.iter().all(is_leftover),
             "the volume {} at {} has snapshots of another volume; choose another prefix for the target {}",
             self.target_volume,
             self.target.manager,

@@ -1,6 +1,6 @@
 //! `pagemesh snapshot receive`: writes a stream to a volume, and makes its snapshot there.
 //!
-//! Invariants: the snapshot is made only after the whole stream was intact, and deleted if it has other content.
+//! Invariants: the snapshot is made only after the whole stream was intact, and the volume was read and has its content.
 //! A stream of changes is written only to a volume that has the content of its start. No other client attaches the volume until it is
 //! promoted.
 
@@ -31,8 +31,8 @@ use target::Target;
 /// Write a stream of `snapshot send` from standard input to a volume, and make its snapshot there.
 ///
 /// A stream of all of a snapshot makes the volume. A stream of changes needs the volume that received the earlier
-/// snapshot. The snapshot is made, under its name at the sender, after all of the stream has arrived intact. It is
-/// deleted if its content is not that of the stream. The volume is read-only for others until `pagemesh volume promote`.
+/// snapshot. The snapshot is made, under its name at the sender, after all of the stream has arrived intact, and the
+/// volume was read and has its content. The volume is read-only for others until `pagemesh volume promote`.
 #[derive(Args)]
 pub struct ReceiveArgs {
     /// Volume to make, or to write the changes to.
@@ -216,21 +216,13 @@ fn receive(
     } = received::apply(&mut io, before, stream, |checkpoint| {
         store_token(args, &token_of(&header, target, epoch, checkpoint))
     })?;
+    received::verify(args, manager, target, &volume, expected)?;
     let request = CreateSnapshot {
         name: target.name.clone(),
         labels: vec![target::label(&header.to)],
     };
     let made = manager.create_snapshot(&args.volume, &request);
     let snapshot = made.map_err(anyhow::Error::from)?;
-    received::verify(args, manager, target, expected).map_err(|cause| {
-        match manager.delete_snapshot(&args.volume, &target.name) {
-            Ok(_) => cause,
-            Err(why) => cause.context(format!(
-                "the snapshot {} cannot be deleted: {why}",
-                target.name
-            )),
-        }
-    })?;
     Ok(Received {
         snapshot,
         data_bytes: totals.data_bytes,

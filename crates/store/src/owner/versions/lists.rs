@@ -57,6 +57,7 @@ impl<M: Media> Pool<M> {
         if let Some(&snapshot) = range.snapshots.iter().find(is_unknown) {
             return Err(ObjectError::UnknownSnapshot { slice, snapshot });
         }
+        self.check_lost_versions(object, &range.snapshots)?;
         let newest = range.snapshots.iter().max().copied().unwrap_or(Epoch(0));
         if newest >= range.below {
             let (snapshot, newest) = (newest, range.below);

@@ -145,11 +145,16 @@ impl<M: Media> Pool<M> {
     pub(super) fn load_version_log(&mut self) {
         let log = self.superblock.version_log;
         let versions = load_versions(&*self.mapping.data, &log, self.mapping.pool);
+        let mut has_lost = false;
         for (position, version) in (log.head..).zip(versions) {
-            // A damaged line: its version is lost, and its frame stays in use until a check of the pool frees it.
-            if let Some(version) = version {
-                self.add_pending(position, version);
+            match version {
+                Some(version) => self.add_pending(position, version),
+                // The version is lost, and its frame stays in use until a check of the pool frees it.
+                None => has_lost = true,
             }
+        }
+        if has_lost {
+            self.note_lost_lines();
         }
         self.versions.recovered_tail = log.tail;
         self.versions.merged_head = log.head;

@@ -264,6 +264,7 @@ impl<M: Media> Pool<M> {
     }
 
     fn end_merge(&mut self, batch: MergeBatch) -> Result<(), ObjectError> {
+        self.store_damage()?;
         self.versions.batch = None;
         self.versions.merged_head = batch.end;
         // Sweeps and deletions wait for it, and later checkpoints need the room.

@@ -25,6 +25,7 @@
 
 mod adopt;
 mod blocks;
+mod damage;
 mod lists;
 mod log;
 mod merge;
@@ -41,8 +42,7 @@ use crate::format::object::{CloneBounds, Object, ObjectRole, ObjectState};
 use crate::format::record::{Change, Record};
 use crate::format::version_log::Version;
 use crate::format::version_pages::{
-    DamagedVersions, HEAD_PAGE, PAGE_SNAPSHOTS, SNAPSHOTS_MAX, VersionsHead, decode_list,
-    encode_list, list_page,
+    HEAD_PAGE, PAGE_SNAPSHOTS, SNAPSHOTS_MAX, VersionsHead, decode_list, encode_list, list_page,
 };
 use crate::recovery::PoolError;
 use crate::shared::error::StoreError;
@@ -119,19 +119,24 @@ impl<M: Media> Pool<M> {
     /// When there is no such slice, or the pool lacks room.
     pub fn drop_snapshots(&mut self, slice: SliceId, dropped: &[Epoch]) -> Result<(), ObjectError> {
         let (object, _) = self.find(slice)?;
-        self.check_versions(object)?;
         let Some(versions) = self.versions.of(object) else {
             return Ok(());
         };
+        let (is_damaged, has_head) = (versions.is_damaged, versions.has_head());
         let mut snapshots = versions.snapshots.clone();
         snapshots.retain(|snapshot| !dropped.contains(snapshot));
         if snapshots.len() == versions.snapshots.len() {
             return self.update_shared_below(object);
         }
         self.check_clones(object, |base| dropped.contains(&base))?;
-        self.store_snapshots(object, snapshots, true)?;
+        match has_head {
+            true => self.store_snapshots(object, snapshots, !is_damaged)?,
+            false => self.forget_snapshots(object, snapshots),
+        }
         self.mapping.end_version_generation();
-        self.start_sweep(object);
+        if !is_damaged {
+            self.start_sweep(object);
+        }
         self.update_shared_below(object)?;
         self.mapping.data.sync().map_err(PoolError::from)?;
         self.mapping.control.ring_doorbell();
@@ -203,6 +208,13 @@ impl<M: Media> Pool<M> {
         if self.versions.slices.contains_key(&object) {
             return Ok(());
         }
+        // The damaged ones of the slice are being freed.
+        let is_former = |(_, it): &(_, ObjectId)| {
+            self.objects.get(it).map(|entry| entry.role) == Some(ObjectRole::VersionsOf(object))
+        };
+        if self.deleting.iter().any(is_former) {
+            return Err(StoreError::TimedOut.into());
+        }
         let head = VersionsHead {
             leaves: LEAVES_MAX,
             ..VersionsHead::default()
@@ -225,6 +237,7 @@ impl<M: Media> Pool<M> {
             sweep: None,
             retires_after: None,
             is_damaged: false,
+            is_damage_stored: true,
         };
         self.versions.slices.insert(object, versions);
         Ok(())
@@ -280,6 +293,7 @@ impl<M: Media> Pool<M> {
                 sweep: None,
                 retires_after: None,
                 is_damaged: true,
+                is_damage_stored: true,
             };
             self.versions.slices.insert(origin, versions);
         }
@@ -314,41 +328,19 @@ impl<M: Media> Pool<M> {
             snapshots,
             sweep: None,
             retires_after: None,
-            is_damaged: false,
+            is_damaged: head.is_damaged,
+            is_damage_stored: true,
         })
-    }
-
-    /// Whether the medium damaged a page of an object of versions.
-    fn is_damage<T>(&self, result: &Result<T, ObjectError>) -> bool {
-        matches!(
-            result,
-            Err(ObjectError::Versions(_) | ObjectError::Store(StoreError::Damaged { .. }))
-        )
-    }
-
-    fn mark_damaged(&mut self, origin: ObjectId) {
-        if let Some(versions) = self.versions.slices.get_mut(&origin) {
-            versions.is_damaged = true;
-            versions.sweep = None;
-        }
-    }
-
-    /// Refuses the snapshots of a slice whose list of versions is damaged.
-    fn check_versions(&self, object: ObjectId) -> Result<(), ObjectError> {
-        let versions = self.versions.of(object);
-        match versions.is_some_and(|versions| versions.is_damaged) {
-            true => Err(DamagedVersions.into()),
-            false => Ok(()),
-        }
     }
 
     /// Takes up a drop or a deletion that a crash interrupted.
     fn finish_interrupted_change(&mut self, origin: ObjectId) -> Result<(), ObjectError> {
         let versions = &self.versions.slices[&origin];
-        if versions.is_damaged {
+        // The entry of the slice alone has the newest snapshot then.
+        if !versions.has_head() {
             return Ok(());
         }
-        if versions.head.needs_sweep {
+        if versions.head.needs_sweep && !versions.is_damaged {
             self.start_sweep(origin);
         }
         self.update_shared_below(origin)

@@ -34,6 +34,10 @@ impl<M: Media> Pool<M> {
 
     /// Does a step of the first sweep. True when there is more to do at once.
     pub(super) fn sweep_step(&mut self) -> Result<bool, ObjectError> {
+        if let Some(spent) = self.find_spent_versions() {
+            self.retire_versions(spent)?;
+            return Ok(true);
+        }
         let mut slices = self.versions.slices.iter();
         let found = slices.find_map(|(&origin, slice)| Some((origin, slice.sweep?)));
         let Some((origin, sweep)) = found else {

@@ -23,6 +23,8 @@ pub struct VersionLeaf {
     frames: Box<[u64; LEAF_PAGES as usize]>,
     /// The births of pages and holes. 0: a page that was never written; [`UNKNOWN_BIRTH`]: not known.
     births: Box<[u32; LEAF_PAGES as usize]>,
+    /// Versions of the leaf may be lost.
+    may_lack_versions: bool,
 }
 
 /// A birth that is not known. It is above all epochs, so such a page counts as changed.
@@ -33,7 +35,21 @@ impl VersionLeaf {
         VersionLeaf {
             frames: Box::new([0; LEAF_PAGES as usize]),
             births: Box::new([0; LEAF_PAGES as usize]),
+            may_lack_versions: false,
         }
+    }
+
+    /// Whether the medium may have lost the page: it changed since the snapshot, and no version is known.
+    #[must_use]
+    pub fn is_lost(&self, index: usize) -> bool {
+        let is_unknown = self.frames[index] == 0 && self.births[index] == UNKNOWN_BIRTH;
+        self.may_lack_versions && is_unknown
+    }
+
+    /// Whether [`VersionLeaf::is_lost`] is true for a page.
+    #[must_use]
+    pub fn has_lost(&self) -> bool {
+        (0..LEAF_PAGES as usize).any(|index| self.is_lost(index))
     }
 
     /// The frame of a page of the leaf; none: a hole.
@@ -78,6 +94,7 @@ impl<M: Media> Pool<M> {
         }
         self.check_versions(object)?;
         let mut frames = VersionLeaf::new();
+        frames.may_lack_versions = self.may_lack_versions(object, snapshot);
         if self.add_live_pages(object, snapshot, leaf, &mut frames)? {
             // The records that replaced them may not be applied. Operations in progress may hold back a checkpoint.
             let committed = self.mapping.control.seq().load(Ordering::Acquire);

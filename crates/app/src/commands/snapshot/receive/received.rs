@@ -284,14 +284,43 @@ pub fn apply(
     }
 }
 
-/// Compares the difference of the received snapshot, from this byte on, with the expected one.
+/// Compares the difference that a stream made, from this byte on, with the expected one. No other client writes to the
+/// volume, so the next snapshot of it has the same content. A later receive removes the snapshot that a killed one leaves.
 pub fn verify(
     args: &ReceiveArgs,
     manager: &ManagerClient,
     target: &Target,
+    volume: &Volume,
     (start, expected): (u64, ContentSummary),
 ) -> anyhow::Result<()> {
-    let source = open(args, manager, &target.name)?;
+    let name: SnapshotName = format!("receive-check-{}", volume.attachment().0).parse()?;
+    let request = CreateSnapshot {
+        name: name.clone(),
+        labels: vec![RESET_LABEL.to_owned()],
+    };
+    manager.create_snapshot(&args.volume, &request)?;
+    let found = summarize(args, manager, target, &name, start);
+    let deleted = manager.delete_snapshot(&args.volume, &name);
+    let found = found?;
+    deleted?;
+    ensure!(
+        found == expected,
+        "the volume {} has the content summary {found}, and the stream {expected}: the content differs, and no snapshot is made; \
+         receive all of the snapshot into another volume, and report this",
+        args.volume
+    );
+    Ok(())
+}
+
+/// The difference between a snapshot and the one at which the stream begins, from this byte on.
+fn summarize(
+    args: &ReceiveArgs,
+    manager: &ManagerClient,
+    target: &Target,
+    name: &SnapshotName,
+    start: u64,
+) -> anyhow::Result<ContentSummary> {
+    let source = open(args, manager, name)?;
     let from = target.from.as_ref();
     let from = from.map(|name| open(args, manager, name)).transpose()?;
     let mut changes = Changes::new(&source, from.as_ref())?;
@@ -304,10 +333,5 @@ pub fn verify(
         Ok(())
     })?;
     bar.finish_and_clear();
-    ensure!(
-        found == expected,
-        "the received snapshot has the content summary {found}, and the stream {expected}: the content differs; \
-         receive all of the snapshot into another volume, and report this"
-    );
-    Ok(())
+    Ok(found)
 }

@@ -9,12 +9,17 @@ use pagemesh_manage::{LayoutKind, ManagerClient, TierPolicy};
 use pagemesh_stream::{Header, SnapshotIdentity, StreamContent};
 use uuid::Uuid;
 
-/// The label of a snapshot that a receiver makes while it goes back to the newest received one.
+/// The label of a snapshot that a receiver makes for a while: to go back to the newest received one, or to read what it wrote.
 pub const RESET_LABEL: &str = "receive-reset";
 
 /// The label of a received snapshot. It names the snapshot at its sender.
 pub fn label(sent: &SnapshotIdentity) -> String {
     format!("received={sent}")
+}
+
+/// Whether an interrupted receive has left the snapshot.
+pub fn is_leftover(snapshot: &SnapshotInfo) -> bool {
+    snapshot.labels.iter().any(|it| it == RESET_LABEL)
 }
 
 /// What to do with the rest of an interrupted stream.
@@ -41,7 +46,7 @@ pub struct Target {
     pub is_new: bool,
     /// What to do first.
     pub reset: Reset,
-    /// Snapshots that an interrupted reset has left.
+    /// Snapshots that an interrupted receive has left.
     pub leftovers: Vec<SnapshotName>,
 }
 
@@ -76,7 +81,6 @@ impl Target {
             });
         };
         let snapshots = manager.snapshots(Some(&args.volume), None)?;
-        let is_leftover = |it: &SnapshotInfo| it.labels.iter().any(|it| it == RESET_LABEL);
         let (leftovers, snapshots): (Vec<_>, Vec<_>) = snapshots.into_iter().partition(is_leftover);
         let (from, reset) = check(volume, &snapshots, header, &name)?;
         if volume.size_bytes < header.limit_bytes {
