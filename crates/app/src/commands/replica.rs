@@ -10,6 +10,7 @@ use copies::{copy_statuses, copy_table};
 use pagemesh_base::brick_name::BrickRef;
 use pagemesh_base::layout::VolumeName;
 use pagemesh_manage::ManagerClient;
+use pagemesh_manage::snapshots::SnapshotName;
 use pagemesh_manage::wire::{AttachReplica, ChooseReplica, VolumeContent, VolumeDetail};
 
 /// Add, remove and promote copies of a volume.
@@ -141,7 +142,8 @@ fn promote(args: &PromoteArgs) -> anyhow::Result<()> {
     let choice = select_copy(&client, volume, copy, args.force)?;
     let detail = client.promote_replica(volume, choice)?;
     let hint = usage_hint(volume, &detail);
-    let done = format!("copy {copy} of {volume} is promoted; {hint}");
+    let lost = lost_text(&detail.lost_snapshots);
+    let done = format!("copy {copy} of {volume} is promoted; {hint}{lost}");
     print_copies(&args.client, &detail, &done)
 }
 
@@ -166,6 +168,18 @@ fn print_copies(args: &ManagerArgs, detail: &VolumeDetail, what: &str) -> anyhow
     output::print(args.output, &copies, || {
         format!("{what}\n\n{}", copy_table(&copies))
     })
+}
+
+/// The snapshots that a promotion deleted.
+fn lost_text(names: &[SnapshotName]) -> String {
+    let names: Vec<&str> = names.iter().map(SnapshotName::as_str).collect();
+    match names.is_empty() {
+        true => String::new(),
+        false => format!(
+            "\nsnapshots that this copy did not have as a whole are deleted: {}",
+            names.join(", ")
+        ),
+    }
 }
 
 fn fill_hint(detail: &VolumeDetail) -> &'static str {

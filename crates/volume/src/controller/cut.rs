@@ -2,7 +2,8 @@
 //!
 //! 1. [`confirm_layout`] asks the manager for the layout. No layout has an epoch between that one and the
 //!    snapshot, so no barrier can come that a stamp of the snapshot would pass under an older layout.
-//! 2. [`prepare`]: each written leg keeps the versions that the snapshot sees, durably.
+//! 2. [`prepare`]: each written leg keeps the versions that the snapshot sees, durably. An asynchronous replica in step
+//!    does, too ([`replica_snapshots`](super::replica_snapshots)).
 //! 3. [`VolumeShared::cut`](crate::shared::VolumeShared::cut): from here on changes are stamped with the
 //!    snapshot.
 //! 4. [`OlderChanges`]: the task waits until each change that was stamped before has ended on all legs.
@@ -20,6 +21,7 @@ use super::control::ControlConnection;
 use super::layout_query::fetch_layout;
 use super::leg_errors::lose_leg_if_gone;
 use super::lifecycle::is_serving;
+use super::replica_snapshots::ReplicaCut;
 use super::state::ControllerState;
 use crate::limits::{CUT_LIMIT, DIRECT_CLIENT_POLL};
 use crate::shared::Member;
@@ -116,7 +118,7 @@ pub(super) async fn cut(
     state.record_activity();
 }
 
-async fn try_cut(state: &ControllerState, snapshot: Epoch) -> Result<(), CutError> {
+async fn try_cut(state: &Rc<ControllerState>, snapshot: Epoch) -> Result<(), CutError> {
     let until = state.now() + CUT_LIMIT;
     confirm_layout(state, until).await?;
     let legs = CutLegs::present(state)?;
@@ -125,7 +127,12 @@ async fn try_cut(state: &ControllerState, snapshot: Epoch) -> Result<(), CutErro
         return Err(CutError::OldEpoch { snapshot, present });
     }
     let began = state.now();
+    let replica = ReplicaCut::begin(state, snapshot);
     prepare(state, &legs, snapshot).await?;
+    let replica = match replica {
+        Some(replica) => replica.prepared(state).await,
+        None => None,
+    };
     let prepared = state.now();
     let is_settled = || {
         let is_settled = |member: &Arc<Member>| is_settled(member, legs.layout);
@@ -135,6 +142,9 @@ async fn try_cut(state: &ControllerState, snapshot: Epoch) -> Result<(), CutErro
     // No task runs between the wait and the following steps, so the layout is the same.
     let reconciled = state.reconciles.get();
     state.shared.cut(legs.layout, snapshot);
+    if let Some(replica) = &replica {
+        replica.raise_stamp();
+    }
     let older = OlderChanges::now(state, snapshot);
     let have_ended = || older.have_ended(state);
     legs.wait_until(state, until, have_ended).await?;
@@ -151,7 +161,11 @@ async fn try_cut(state: &ControllerState, snapshot: Epoch) -> Result<(), CutErro
         flush_us = (state.now() - ended).as_micros(),
         "the steps of a cut"
     );
-    legs.check(state)
+    legs.check(state)?;
+    if let Some(replica) = replica {
+        replica.finish(state);
+    }
+    Ok(())
 }
 
 /// Adopts the newest layout of the manager, and waits until channels use it.

@@ -3,6 +3,7 @@
 use super::call::{BlockingCall, CallOutcome, CallRunner};
 use super::control::ControlConnection;
 use super::model::VolumeModel;
+use super::replica_snapshots::ReplicaSnapshots;
 use super::scrub_schedule::{ScrubOrder, Scrubber};
 use super::{ControllerEvent, Task};
 use crate::direct_access::DirectAccess;
@@ -62,6 +63,7 @@ pub(super) struct ControllerState {
     pub attach_result: Cell<Option<Result<(), AttachFailure>>>,
     /// Whether a snapshot is being cut.
     pub is_cutting: Cell<bool>,
+    pub replica_snapshots: RefCell<ReplicaSnapshots>,
     /// Reconciliations that have begun, and those of them that run.
     pub reconciles: Cell<u64>,
     pub reconciling: Cell<u64>,
@@ -98,6 +100,7 @@ impl ControllerState {
             spawned: RefCell::default(),
             attach_result: Cell::default(),
             is_cutting: Cell::default(),
+            replica_snapshots: RefCell::default(),
             reconciles: Cell::default(),
             reconciling: Cell::default(),
             range_guards: RefCell::default(),
