@@ -234,7 +234,9 @@ fn is_refused_report(cause: &ManagerError, report: Option<&ReportReplication>) -
     let has_snapshots = report.is_some_and(|it| !it.replica_snapshots.is_empty());
     let is_about_call = matches!(
         cause,
-        ManagerError::Conflict { .. } | ManagerError::Fenced { .. } | ManagerError::Unreachable { .. }
+        ManagerError::Conflict { .. }
+            | ManagerError::Fenced { .. }
+            | ManagerError::Unreachable { .. }
     );
     has_snapshots && !is_about_call
 }

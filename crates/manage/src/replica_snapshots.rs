@@ -52,7 +52,8 @@ impl Manager {
             let Some(record) = entry.map(|it| &it.record) else {
                 continue;
             };
-            if !record.replica_copies.contains(slice) && !records.iter().any(|it| it.epoch == *epoch)
+            if !record.replica_copies.contains(slice)
+                && !records.iter().any(|it| it.epoch == *epoch)
             {
                 let mut record = record.clone();
                 record.replica_copies.push(*slice);
@@ -154,7 +155,8 @@ impl PromotedSnapshots {
     ) {
         let layout = &record.layout_state.layout;
         let bookmarks = book.snapshots.bookmarks_of(&layout.name);
-        for bookmark in bookmarks.filter(|it| newest_kept.is_some_and(|newest| it.epoch <= newest)) {
+        for bookmark in bookmarks.filter(|it| newest_kept.is_some_and(|newest| it.epoch <= newest))
+        {
             let mut bookmark = bookmark.clone();
             for (then, now) in bookmark.segments.iter_mut().zip(&layout.segments) {
                 for (column, now) in then.columns.iter_mut().zip(&now.columns) {

@@ -179,7 +179,12 @@ impl Manager {
         };
         promote_record(&mut record, request.copy)?;
         let snapshots = match is_lossy {
-            true => Some(PromotedSnapshots::plan(&book, &record, request.copy, request.force)?),
+            true => Some(PromotedSnapshots::plan(
+                &book,
+                &record,
+                request.copy,
+                request.force,
+            )?),
             false => None,
         };
         let lost = snapshots.as_ref().map(PromotedSnapshots::lost_names);
@@ -187,7 +192,11 @@ impl Manager {
         let mut drafts = self.forced_detach_drafts(book.volume(name)?, &record, &cause);
         let actor = self.actor();
         drafts.push(EventDraft::promoted(name, &actor, request.copy, is_lossy));
-        drafts.extend(snapshots.as_ref().and_then(|it| it.draft(name, &actor, request.copy)));
+        drafts.extend(
+            snapshots
+                .as_ref()
+                .and_then(|it| it.draft(name, &actor, request.copy)),
+        );
         self.commit_promotion(&mut book, &record, drafts, snapshots)?;
         Ok(VolumeDetail {
             lost_snapshots: lost.unwrap_or_default(),

@@ -56,11 +56,11 @@ pub use figures::{
 
 use crate::call::{RecordTag, etag_text};
 use crate::shape::LayoutKind;
+use crate::snapshots::SnapshotName;
 use crate::tier_policy::TierPolicy;
 use pagemesh_base::brick_name::{BrickLabel, BrickName, BrickRef};
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::durability::Durability;
-use crate::snapshots::SnapshotName;
 use pagemesh_base::layout::{BrickId, EpochNumber, Layout, LegState, SliceId, VolumeName};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

@@ -2,7 +2,7 @@
 
 mod copies;
 
-use crate::args::ManagerArgs;
+use crate::args::{ManagerArgs, Output};
 use crate::client::manager_client;
 use crate::output;
 use clap::{Args, Subcommand, ValueEnum};
@@ -144,6 +144,9 @@ fn promote(args: &PromoteArgs) -> anyhow::Result<()> {
     let hint = usage_hint(volume, &detail);
     let lost = lost_text(&detail.lost_snapshots);
     let done = format!("copy {copy} of {volume} is promoted; {hint}{lost}");
+    if matches!(args.client.output, Output::Json) && !lost.is_empty() {
+        eprintln!("{}", lost.trim_start());
+    }
     print_copies(&args.client, &detail, &done)
 }
 

@@ -77,7 +77,11 @@ impl EventDraft {
         copy: usize,
         names: &[SnapshotName],
     ) -> EventDraft {
-        let shown: Vec<String> = names.iter().take(LOST_NAMES_SHOWN).map(ToString::to_string).collect();
+        let shown: Vec<String> = names
+            .iter()
+            .take(LOST_NAMES_SHOWN)
+            .map(ToString::to_string)
+            .collect();
         let more = match names.len() - shown.len() {
             0 => String::new(),
             more => format!(" and {more} more"),

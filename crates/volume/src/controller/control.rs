@@ -114,7 +114,8 @@ impl ControlConnection {
     /// Lets the controller's own changes of an asynchronous replica be younger than a snapshot. The replica does not take
     /// part in layouts, so the stamps of its connection do not rise by themselves.
     pub(super) fn raise_stamp(&self, snapshot: Epoch) {
-        self.replica_stamp.set(self.replica_stamp.get().max(snapshot));
+        self.replica_stamp
+            .set(self.replica_stamp.get().max(snapshot));
     }
 
     /// Sends a request. The returned number identifies its answer.

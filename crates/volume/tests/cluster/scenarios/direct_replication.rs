@@ -72,7 +72,10 @@ impl ScriptedClient {
 
     fn end_write(&self, world: &TestCluster, place: u64, page: u64, value: u64) {
         let ring = self.segment.ring();
-        let stamp = world.client.shared.stamp_epoch(world.manager.layout().epoch.into());
+        let stamp = world
+            .client
+            .shared
+            .stamp_epoch(world.manager.layout().epoch.into());
         if ring.fill(place, page * 4096, &fill(value, PAGE_SECTORS), stamp) {
             world.client.shared.wake_controller();
         }

@@ -7,7 +7,7 @@ use pagemesh_base::layout::{
 };
 use pagemesh_base::poison;
 use pagemesh_volume::{
-    Authority, AuthorityError, BrickAddress, CopyReport, LegChange, ResolvedLayout,
+    Authority, AuthorityError, BrickAddress, CopyReport, LegChange, ReplicaSnapshot, ResolvedLayout,
 };
 use std::sync::{Arc, Mutex};
 use uuid::Uuid;
@@ -28,6 +28,8 @@ pub(crate) struct ManagerState {
     pub durability: String,
     /// The last report about copies.
     pub last_report: CopyReport,
+    /// The snapshots of replicas in all reports.
+    pub replica_snapshots: Vec<ReplicaSnapshot>,
     attachment: Epoch,
     /// The last epoch of a layout or a snapshot.
     last_epoch: u32,
@@ -75,6 +77,7 @@ impl Manager {
             mode: ManagerMode::Up,
             durability: durability.into(),
             last_report: CopyReport::default(),
+            replica_snapshots: vec![],
             attachment: Epoch(0),
             last_epoch: 1,
         })))
@@ -257,6 +260,8 @@ impl Authority for Manager {
         match attachment == store.attachment {
             true => {
                 store.last_report = told.clone();
+                let snapshots = &told.replica_snapshots;
+                store.replica_snapshots.extend(snapshots);
                 Ok(store.attached())
             }
             false => Err(AuthorityError::Fenced),
