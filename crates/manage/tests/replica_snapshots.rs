@@ -124,7 +124,7 @@ fn needed_snapshot_refuses_a_promotion_that_loses_it() {
     let manager = volume_with_replica(&cluster);
     create(&manager, "cloned").expect("made");
     let clone = CreateClone { name: name("c") };
-    let cloned = manager.create_clone_keyed(&name("v"), &snap("cloned"), &clone);
+    let cloned = manager.create_clone(&name("v"), &snap("cloned"), &clone);
     cloned.expect("cloned");
     assert_fault(
         promote(&manager, true),
