@@ -1,13 +1,14 @@
 //! A manager in memory: layouts under compare-and-swap, and outages before or
 //! after a change is made.
 
+use pagemesh_base::authority::ReplicaSnapshot;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{
     BrickId, Column, EpochNumber, Layout, Leg, LegState, Segment, SliceId, VolumeName,
 };
 use pagemesh_base::poison;
 use pagemesh_volume::{
-    Authority, AuthorityError, BrickAddress, CopyReport, LegChange, ReplicaSnapshot, ResolvedLayout,
+    Authority, AuthorityError, BrickAddress, CopyReport, LegChange, ResolvedLayout,
 };
 use std::sync::{Arc, Mutex};
 use uuid::Uuid;
