@@ -172,7 +172,9 @@ async fn start_replication(
     // so the first barrier does not fence what that one still carries. The second one finds its epoch in force, and
     // revokes the older connections.
     let barrier = state.model().barrier(column);
-    way.call(barrier).await?;
+    if !defect::is(Defect::EpochNotAnnounced) {
+        way.call(barrier).await?;
+    }
     let serial = {
         let mut model = state.model_mut();
         let keep = &mut model.columns[column].legs[leg];
