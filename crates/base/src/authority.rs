@@ -6,7 +6,7 @@
 
 use crate::brick_name::BrickName;
 use crate::ids::Epoch;
-use crate::layout::{BrickId, Layout, LegState, VolumeName};
+use crate::layout::{BrickId, Layout, LegState, SliceId, VolumeName};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -66,20 +66,31 @@ pub struct Lag {
     pub age_us: u64,
 }
 
-/// The report of a client to the manager about its copies, for people.
+/// A snapshot that an asynchronous replica has as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReplicaSnapshot {
+    /// The slice of the replica.
+    pub slice: SliceId,
+    /// The epoch of the snapshot.
+    pub snapshot: Epoch,
+}
+
+/// The report of a client to the manager about its copies.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CopyReport {
     /// The lag of the replica, if there is one.
     pub lag: Option<Lag>,
     /// The progress of copies in resync, by copy number, over all columns.
     pub resyncs: BTreeMap<usize, Resync>,
+    /// Snapshots that the replica has got since the last report.
+    pub replica_snapshots: Vec<ReplicaSnapshot>,
 }
 
 impl CopyReport {
     /// Whether the report is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.lag.is_none() && self.resyncs.is_empty()
+        self.lag.is_none() && self.resyncs.is_empty() && self.replica_snapshots.is_empty()
     }
 }
 
@@ -147,7 +158,7 @@ pub trait Authority: Send + Sync {
     /// since. Its epoch would give this client the right to write.
     ///
     /// The call also passes `report` on to the manager: the progress of replicas and of legs in
-    /// resync, for people.
+    /// resync, for people, and the snapshots that a replica has got.
     ///
     /// # Errors
     /// When the attachment is over, or the manager does not answer.

@@ -52,16 +52,20 @@ impl Manager {
             process: request.process.clone(),
         });
         let mut drafts = Vec::new();
-        drafts.extend(promoted.map(|copy| EventDraft::promoted(name, "manager", copy, true)));
+        if let Some((copy, snapshots)) = &promoted {
+            drafts.push(EventDraft::promoted(name, "manager", *copy, true));
+            drafts.extend(snapshots.draft(name, "manager", *copy));
+        }
         drafts.extend(earlier.map(|earlier| {
             let cause = format!("{client} has attached it");
             EventDraft::fenced(name, &earlier.client, client, (&cause, epoch))
         }));
         drafts.push(EventDraft::attached(name, client, epoch));
-        self.commit_promotion(&mut book, &record, drafts, promoted.is_some())?;
+        let (copy, snapshots) = promoted.unzip();
+        self.commit_promotion(&mut book, &record, drafts, snapshots)?;
         let holder = TrackedHolder::new(epoch, self.clock.elapsed());
         book.holders.insert(name.clone(), holder);
-        if let Some(copy) = promoted {
+        if let Some(copy) = copy {
             tracing::warn!(volume = %name, copy, "an asynchronous copy is promoted");
         }
         Ok(AttachReply {

@@ -123,7 +123,16 @@ impl<C: VolumeConnection> Authority for ManagerAuthority<C> {
         report: &CopyReport,
     ) -> Result<ResolvedLayout, AuthorityError> {
         let report = (!report.is_empty()).then(|| replication_report(attachment, report));
-        let detail = self.connection.detail(name, report.as_ref())?;
+        let detail = match self.connection.detail(name, report.as_ref()) {
+            Err(cause) if is_refused_report(&cause, report.as_ref()) => {
+                let report = report.map(|it| ReportReplication {
+                    replica_snapshots: vec![],
+                    ..it
+                });
+                self.connection.detail(name, report.as_ref())?
+            }
+            answer => answer?,
+        };
         if detail.is_attached_as(EpochNumber(attachment.0)) {
             Ok(resolved_layout(detail.layout, detail.bricks))
         } else {
@@ -207,9 +216,27 @@ fn replication_report(attachment: Epoch, report: &CopyReport) -> ReportReplicati
             bytes_done: resync.bytes_done,
             elapsed_ms: resync.elapsed_ms,
         });
+    let snapshots = report.replica_snapshots.iter();
+    let snapshots = snapshots.map(|it| wire::ReplicaSnapshot {
+        slice: it.slice,
+        epoch: EpochNumber(it.snapshot.0),
+    });
     ReportReplication {
         attachment: EpochNumber(attachment.0),
         lag,
         resyncs: resyncs.collect(),
+        replica_snapshots: snapshots.collect(),
     }
+}
+
+/// Whether the manager may have refused snapshots of a replica in a report: one of an earlier release does not know them.
+fn is_refused_report(cause: &ManagerError, report: Option<&ReportReplication>) -> bool {
+    let has_snapshots = report.is_some_and(|it| !it.replica_snapshots.is_empty());
+    let is_about_call = matches!(
+        cause,
+        ManagerError::Conflict { .. }
+            | ManagerError::Fenced { .. }
+            | ManagerError::Unreachable { .. }
+    );
+    has_snapshots && !is_about_call
 }

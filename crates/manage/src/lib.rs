@@ -61,6 +61,7 @@ mod published;
 mod publisher;
 mod received;
 pub mod records;
+mod replica_snapshots;
 mod replicas;
 pub mod rollback;
 mod rollback_checks;

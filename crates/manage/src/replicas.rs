@@ -7,6 +7,7 @@ use crate::layout_state::{LayoutChange, LayoutChangeError, is_up_to_date};
 use crate::manager::{BrickState, Manager, ManagerState};
 use crate::placement::{BrickCandidate, ColumnRequest, place_leg};
 use crate::records::{PendingDelete, VolumeRecord};
+use crate::replica_snapshots::PromotedSnapshots;
 use crate::slices::{SliceLocation, slice_locations};
 use crate::store::StoreWrite;
 use crate::volumes::check_not_busy;
@@ -161,7 +162,8 @@ impl Manager {
     /// # Errors
     /// When there is no such copy, or it never held the whole volume. Without `force` also when the
     /// copy is neither in-sync nor an asynchronous replica in step, when it is one and a brick with an in-sync copy
-    /// is alive, or when a client has attached the volume.
+    /// is alive, when it lacks a snapshot that is held, or when a client has attached the volume. A lacked snapshot with
+    /// clones is an error in any case.
     pub fn promote_replica(
         &self,
         name: &VolumeName,
@@ -176,12 +178,30 @@ impl Manager {
             legs.any(|leg| leg.state != LegState::InSync)
         };
         promote_record(&mut record, request.copy)?;
+        let snapshots = match is_lossy {
+            true => Some(PromotedSnapshots::plan(
+                &book,
+                &record,
+                request.copy,
+                request.force,
+            )?),
+            false => None,
+        };
+        let lost = snapshots.as_ref().map(PromotedSnapshots::lost_names);
         let cause = format!("copy {} was promoted by force", request.copy);
         let mut drafts = self.forced_detach_drafts(book.volume(name)?, &record, &cause);
         let actor = self.actor();
         drafts.push(EventDraft::promoted(name, &actor, request.copy, is_lossy));
-        self.commit_promotion(&mut book, &record, drafts, is_lossy)?;
-        Ok(self.volume_detail(&book, &record))
+        drafts.extend(
+            snapshots
+                .as_ref()
+                .and_then(|it| it.draft(name, &actor, request.copy)),
+        );
+        self.commit_promotion(&mut book, &record, drafts, snapshots)?;
+        Ok(VolumeDetail {
+            lost_snapshots: lost.unwrap_or_default(),
+            ..self.volume_detail(&book, &record)
+        })
     }
 
     /// The event of a client that loses a volume to a forced change of an operator.
@@ -204,7 +224,7 @@ impl Manager {
     }
 
     /// Promotes the asynchronous copy for a client that reaches no in-sync copy, and returns its
-    /// number. The volume must allow it (`auto_promote`), the copy must be in step on a living
+    /// number, and what becomes of the snapshots. The volume must allow it (`auto_promote`), the copy must be in step on a living
     /// brick, and [`Manager::promote_replica`] must accept it without `force`: every brick with an
     /// in-sync copy is dead.
     ///
@@ -214,7 +234,7 @@ impl Manager {
         &self,
         book: &ManagerState,
         record: &mut VolumeRecord,
-    ) -> Result<Option<usize>, LayoutChangeError> {
+    ) -> Result<Option<(usize, PromotedSnapshots)>, LayoutChangeError> {
         let Some((copy, leg)) = async_replica(record).filter(|_| record.auto_promote) else {
             return Ok(None);
         };
@@ -229,8 +249,19 @@ impl Manager {
         if !is_ready || self.check_promotion(book, record, request).is_err() {
             return Ok(None);
         }
-        promote_record(record, copy)?;
-        Ok(Some(copy))
+        let mut promoted = record.clone();
+        promote_record(&mut promoted, copy)?;
+        match PromotedSnapshots::plan(book, &promoted, copy, false) {
+            Ok(snapshots) => {
+                *record = promoted;
+                Ok(Some((copy, snapshots)))
+            }
+            Err(cause) => {
+                let volume = &record.layout_state.layout.name;
+                tracing::warn!(%volume, copy, %cause, "an asynchronous copy is not promoted");
+                Ok(None)
+            }
+        }
     }
 
     /// The conditions of [`Manager::promote_replica`], as listed under its errors.

@@ -2,7 +2,7 @@
 //!
 //! Invariant: a page that has changed since the epoch of a bookmark was born at that epoch or later, on each leg that the
 //! bookmark names and that is in-sync. The promotion of a copy that lacks changes breaks that: pages get back older bytes with their
-//! older births. So it deletes the bookmarks of its volume.
+//! older births. So it deletes the bookmarks of its volume, but those from before a snapshot that the copy has as a whole.
 
 use crate::call::{RecordTag, etag_text};
 use crate::events::EventDraft;
@@ -10,6 +10,7 @@ use crate::fault::Fault;
 use crate::idempotency::{CallStart, CreateAnswer};
 use crate::manager::{Manager, ManagerState};
 use crate::records::VolumeRecord;
+use crate::replica_snapshots::PromotedSnapshots;
 use crate::slices::slice_locations;
 use crate::snapshot_lists::live_snapshot;
 use crate::snapshots::{
@@ -152,26 +153,43 @@ impl Manager {
         Ok(())
     }
 
-    /// Stores a volume with a copy that was perhaps promoted. If the copy may lack changes, the bookmarks go.
+    /// Stores a volume with a copy that was perhaps promoted. If the copy may lack changes, `snapshots` says what stays of
+    /// the snapshots and bookmarks.
     pub(crate) fn commit_promotion(
         &self,
         book: &mut ManagerState,
         record: &VolumeRecord,
         drafts: Vec<EventDraft>,
-        is_lossy: bool,
+        snapshots: Option<PromotedSnapshots>,
     ) -> Result<(), Fault> {
         let name = &record.layout_state.layout.name;
+        let Some(snapshots) = snapshots else {
+            return self.commit_volume(book, record, drafts);
+        };
+        let goes = |it: &&BookmarkRecord| !snapshots.keeps_bookmark(&it.name);
+        let gone = book.snapshots.bookmarks_of(name).filter(goes);
+        let gone: Vec<_> = gone.map(|it| (it.volume, it.name.clone())).collect();
         let mut writes = vec![StoreWrite::PutVolume(record)];
-        if is_lossy {
-            writes.extend(bookmark_removal_writes(book, name));
-        }
+        let removals = gone.iter();
+        writes.extend(removals.map(|(id, of)| StoreWrite::RemoveBookmark(*id, of.clone())));
+        writes.extend(snapshots.writes());
         self.commit(book, &writes, drafts)?;
-        if writes.len() > 1 {
-            let count = writes.len() - 1;
-            tracing::warn!(volume = %name, count, "the promotion deleted the bookmarks: the promoted copy may lack changes");
-            book.snapshots.remove_bookmarks(name);
+        drop(writes);
+        if !gone.is_empty() {
+            tracing::warn!(volume = %name, count = gone.len(), "the promotion deleted bookmarks: the promoted copy may lack changes");
+        }
+        for (_, bookmark) in gone {
+            book.snapshots.remove_bookmark(name, &bookmark);
+        }
+        let (records, bookmarks) = snapshots.into_records();
+        for snapshot in records {
+            book.snapshots.put(name, snapshot, self.clock.elapsed());
+        }
+        for bookmark in bookmarks {
+            book.snapshots.put_bookmark(name, bookmark);
         }
         self.put_volume(book, record.clone());
+        self.brick_returned.notify_one();
         Ok(())
     }
 }

@@ -56,6 +56,8 @@ pub(crate) struct Reservation<'a> {
     pub(crate) is_known: bool,
     /// Whether no request to prepare it is on its way any more.
     pub(crate) is_certain: bool,
+    /// Whether the client may let an asynchronous replica prepare it, and does not wait for the answer.
+    has_replica: bool,
     is_committed: bool,
 }
 
@@ -249,6 +251,7 @@ impl Manager {
             labels: request.labels.clone(),
             uncertain: true,
             copies: vec![],
+            replica_copies: vec![],
         };
         let mut writes = vec![
             StoreWrite::PutVolume(&record),
@@ -259,6 +262,7 @@ impl Manager {
         }
         self.commit(&mut book, &writes, vec![])?;
         let layout_epoch = record.layout_state.layout.epoch;
+        let has_replica = attachment.is_some() && has_async_leg(&record);
         self.put_volume(&mut book, record);
         book.snapshots.put_layout(volume, layout);
         book.snapshots.put(volume, snapshot, self.clock.elapsed());
@@ -271,6 +275,7 @@ impl Manager {
             legs,
             is_known: false,
             is_certain: true,
+            has_replica,
             is_committed: false,
         })
     }
@@ -399,7 +404,9 @@ impl Manager {
             let of = of.ok_or_else(|| Fault::NoSuchVolume(cut.volume.clone()))?;
             let entry = of.get(cut.epoch).map(|entry| entry.record.clone());
             let mut record = entry.ok_or_else(|| Fault::NoSuchVolume(cut.volume.clone()))?;
-            (record.state, record.uncertain) = (SnapshotState::Committed, false);
+            // A replica with all of it has answered.
+            let is_on_its_way = cut.has_replica && record.replica_copies.is_empty();
+            (record.state, record.uncertain) = (SnapshotState::Committed, is_on_its_way);
             infos.push(snapshot_info(&book, (&cut.volume, of), &record));
             drafts.push(EventDraft::snapshot_created(
                 &cut.volume,
@@ -439,7 +446,8 @@ impl Manager {
             }
             return;
         }
-        (record.state, record.uncertain) = (SnapshotState::Deleting, !cut.is_certain);
+        let uncertain = !cut.is_certain || cut.has_replica;
+        (record.state, record.uncertain) = (SnapshotState::Deleting, uncertain);
         if let Err(error) = self.commit(&mut book, &[StoreWrite::PutSnapshot(&record)], vec![]) {
             // A restart drops it all the same.
             tracing::error!(%error, "cannot write down that a snapshot was given up");
@@ -520,6 +528,12 @@ pub(crate) fn change_since(book: &ManagerState, cut: &Reservation<'_>) -> Option
         });
     }
     (epoch != cut.layout_epoch).then(|| format!("its layout has epoch {} now", epoch.0))
+}
+
+fn has_async_leg(record: &VolumeRecord) -> bool {
+    let columns = record.layout_state.layout.columns();
+    let mut legs = columns.flat_map(|column| &column.legs);
+    legs.any(|leg| leg.asynchronous)
 }
 
 fn check_labels(labels: &[String]) -> Result<(), Fault> {

@@ -320,6 +320,30 @@ fn check_deletable(
     check_no_clone(book, volume, record)
 }
 
+/// Refuses a promotion that loses a snapshot with clones; without `force` also one that is held.
+pub(crate) fn check_losable(
+    book: &ManagerState,
+    volume: &VolumeName,
+    record: &SnapshotRecord,
+    force: bool,
+) -> Result<(), Fault> {
+    let clones = book.volumes.clones_of(volume, record.epoch);
+    let tags = match force {
+        true => vec![],
+        false => record.holds.clone(),
+    };
+    match clones.is_empty() && tags.is_empty() {
+        true => Ok(()),
+        false => Err(SnapshotFault::LostAtPromotion {
+            volume: volume.clone(),
+            name: record.name.clone(),
+            tags,
+            clones,
+        }
+        .into()),
+    }
+}
+
 /// Refuses a change of a snapshot on which clones depend.
 pub(crate) fn check_no_clone(
     book: &ManagerState,

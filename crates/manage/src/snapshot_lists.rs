@@ -140,6 +140,18 @@ fn take_page(
     (page, matching.next().is_some())
 }
 
+/// Whether the asynchronous copy of the volume lacks the snapshot, or parts of it.
+fn is_missing_on_replica(
+    book: &ManagerState,
+    volume: &VolumeName,
+    record: &SnapshotRecord,
+) -> bool {
+    let columns = book.volumes.get(volume).into_iter();
+    let columns = columns.flat_map(|it| it.layout_state.layout.columns());
+    let mut legs = columns.flat_map(|column| &column.legs);
+    legs.any(|leg| leg.asynchronous && !record.replica_copies.contains(&leg.slice))
+}
+
 /// The copies of the volume that lack the snapshot, or parts of it.
 fn count_missing_copies(
     book: &ManagerState,
@@ -152,8 +164,9 @@ fn count_missing_copies(
     let present = &present.layout_state.layout.segments;
     let columns = present.iter().zip(&layout.segments);
     let columns = columns.flat_map(|(now, _)| &now.columns);
-    let lacks = |leg: &&Leg| {
-        !leg.asynchronous && !record.copies.contains(&leg.slice) && !layout.has_all(leg.slice)
+    let lacks = |leg: &&Leg| match leg.asynchronous {
+        true => !record.replica_copies.contains(&leg.slice),
+        false => !record.copies.contains(&leg.slice) && !layout.has_all(leg.slice),
     };
     let missing = columns.map(|column| column.legs.iter().filter(lacks).count());
     missing.max().unwrap_or(0)
@@ -181,5 +194,6 @@ pub(crate) fn snapshot_info(
         made_by: record.made_by.clone(),
         clones: book.volumes.clones_of(volume, record.epoch),
         missing_copies: count_missing_copies(book, (volume, of), record),
+        missing_on_replica: is_missing_on_replica(book, volume, record),
     }
 }

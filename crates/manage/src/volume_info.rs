@@ -15,6 +15,7 @@ impl Manager {
             layout: record.layout_state.layout.clone(),
             notes: record.notes.clone(),
             replication: self.replication_status(book, record),
+            lost_snapshots: vec![],
         }
     }
 

@@ -246,12 +246,12 @@ impl Manager {
     /// the details of the volume.
     ///
     /// # Errors
-    /// When there is no such volume, another client has attached it, or the report names a copy
-    /// twice or one that does not exist.
+    /// When there is no such volume, another client has attached it, the report names a copy
+    /// twice or one that does not exist, or the store fails.
     pub fn report_replication(
         &self,
         name: &VolumeName,
-        report: ReportReplication,
+        mut report: ReportReplication,
     ) -> Result<VolumeDetail, Fault> {
         let mut book = self.state();
         let record = book.volume(name)?.clone();
@@ -266,6 +266,8 @@ impl Manager {
                 "report each resyncing copy once",
             ));
         }
+        let replicated = std::mem::take(&mut report.replica_snapshots);
+        self.record_replica_snapshots(&mut book, &record, &replicated)?;
         let now = self.clock.elapsed();
         book.replication_reports.insert(name.clone(), (now, report));
         Ok(self.volume_detail(&book, &record))

@@ -58,11 +58,12 @@ pub use figures::{
 
 use crate::call::{RecordTag, etag_text};
 use crate::shape::LayoutKind;
+use crate::snapshots::SnapshotName;
 use crate::tier_policy::TierPolicy;
 use pagemesh_base::brick_name::{BrickLabel, BrickName, BrickRef};
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::durability::Durability;
-use pagemesh_base::layout::{BrickId, EpochNumber, Layout, LegState, VolumeName};
+use pagemesh_base::layout::{BrickId, EpochNumber, Layout, LegState, SliceId, VolumeName};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use utoipa::{IntoParams, ToSchema};
@@ -357,6 +358,10 @@ pub struct VolumeDetail {
     /// The last report of its client about asynchronous and resyncing copies.
     #[serde(default, alias = "told")]
     pub replication: Option<ReplicationStatus>,
+    /// Only in the answer to a promotion: the snapshots that were deleted, because the promoted copy lacks parts of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<crate::api::document::Name>)]
+    pub lost_snapshots: Vec<SnapshotName>,
 }
 
 impl VolumeDetail {
@@ -386,6 +391,22 @@ pub struct ReportReplication {
     /// client could no longer ask for its layout.
     #[serde(default, rename = "returns", alias = "resyncs")]
     pub resyncs: Vec<ResyncProgress>,
+    /// Snapshots that the asynchronous copy has got as a whole. A manager of an earlier release refuses the key, and the
+    /// client then reports without it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub replica_snapshots: Vec<ReplicaSnapshot>,
+}
+
+/// A snapshot that an asynchronous copy has as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ReplicaSnapshot {
+    /// The slice of the copy.
+    #[schema(value_type = Uuid)]
+    pub slice: SliceId,
+    /// The epoch of the snapshot.
+    #[schema(value_type = u32)]
+    pub epoch: EpochNumber,
 }
 
 /// The last report about asynchronous and resyncing copies.

@@ -232,6 +232,10 @@ fn bodies() -> Vec<Vec<u8>> {
             attachment: EpochNumber(3),
             lag: Some(LAG),
             resyncs: vec![RESYNC],
+            replica_snapshots: vec![ReplicaSnapshot {
+                slice: SliceId(Uuid::from_u128(4)),
+                epoch: EpochNumber(5),
+            }],
         }),
         json(&EventFilter {
             after: Some(7),
@@ -462,6 +466,7 @@ fn answers() -> Vec<Vec<u8>> {
             resyncs: vec![RESYNC],
             reported_us_ago: 9_000_000,
         }),
+        lost_snapshots: vec!["s".parse().expect("a name")],
     };
     let heartbeat = HeartbeatReply {
         interval_ms: 1000,

@@ -36,6 +36,7 @@ fn info() -> SnapshotInfo {
         made_by: "cluster key".into(),
         clones: vec!["c".parse().expect("a name")],
         missing_copies: 1,
+        missing_on_replica: true,
     }
 }
 
@@ -53,6 +54,7 @@ fn record() -> SnapshotRecord {
         labels: info.labels,
         uncertain: true,
         copies: vec![],
+        replica_copies: vec![SliceId(Uuid::from_u128(2))],
     }
 }
 

@@ -375,6 +375,7 @@ fn page_with_all_metrics(cluster: &Cluster) -> Page {
             bytes_done: 40,
             elapsed_ms: 5,
         }],
+        replica_snapshots: vec![],
     };
     manager
         .report_replication(&name("v"), replication)

@@ -420,6 +420,7 @@ fn volume_shows_last_replication_report() {
         attachment,
         lag: Some(lag(changes)),
         resyncs: vec![resync(2)],
+        replica_snapshots: vec![],
     };
     let first = attach();
     assert_eq!(shown(), None);

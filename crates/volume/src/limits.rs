@@ -41,6 +41,15 @@ pub const CUT_LIMIT: Duration = Duration::from_secs(10);
 pub const HOLD_LIMIT: Duration = Duration::from_millis(500);
 /// The interval at which a waiting direct client checks whether its change may go on.
 pub const HOLD_POLL: Duration = Duration::from_micros(50);
+/// The time that a cut waits for the asynchronous replica to prepare the snapshot. The replica is at most
+/// [`REPLICATION_AGE_MAX`] behind, or acknowledgements wait for it. A later answer leaves the snapshot missing there.
+pub const REPLICA_PREPARE_LIMIT: Duration = Duration::from_secs(2);
+/// Snapshots that were cut, and that the replica does not have yet. The replica is some seconds behind at most, and a cut
+/// takes longer than some milliseconds. Beyond it a snapshot is missing on the replica.
+pub const REPLICA_SNAPSHOTS_MAX: usize = 64;
+/// Snapshots that the replica has, and that were not reported to the manager. A report has all of them. A manager that
+/// does not answer makes no snapshots, so their number is below [`REPLICA_SNAPSHOTS_MAX`] in practice.
+pub const REPLICA_SNAPSHOTS_REPORTED_MAX: usize = 128;
 
 /// The interval at which the controller checks whether direct operations have ended. They take
 /// microseconds, but their threads may have to wait for a processor.

@@ -2,7 +2,7 @@
 
 mod copies;
 
-use crate::args::ManagerArgs;
+use crate::args::{ManagerArgs, Output};
 use crate::client::manager_client;
 use crate::output;
 use clap::{Args, Subcommand, ValueEnum};
@@ -10,6 +10,7 @@ use copies::{copy_statuses, copy_table};
 use pagemesh_base::brick_name::BrickRef;
 use pagemesh_base::layout::VolumeName;
 use pagemesh_manage::ManagerClient;
+use pagemesh_manage::snapshots::SnapshotName;
 use pagemesh_manage::wire::{AttachReplica, ChooseReplica, VolumeContent, VolumeDetail};
 
 /// Add, remove and promote copies of a volume.
@@ -141,7 +142,11 @@ fn promote(args: &PromoteArgs) -> anyhow::Result<()> {
     let choice = select_copy(&client, volume, copy, args.force)?;
     let detail = client.promote_replica(volume, choice)?;
     let hint = usage_hint(volume, &detail);
-    let done = format!("copy {copy} of {volume} is promoted; {hint}");
+    let lost = lost_text(&detail.lost_snapshots);
+    let done = format!("copy {copy} of {volume} is promoted; {hint}{lost}");
+    if matches!(args.client.output, Output::Json) && !lost.is_empty() {
+        eprintln!("{}", lost.trim_start());
+    }
     print_copies(&args.client, &detail, &done)
 }
 
@@ -166,6 +171,18 @@ fn print_copies(args: &ManagerArgs, detail: &VolumeDetail, what: &str) -> anyhow
     output::print(args.output, &copies, || {
         format!("{what}\n\n{}", copy_table(&copies))
     })
+}
+
+/// The snapshots that a promotion deleted.
+fn lost_text(names: &[SnapshotName]) -> String {
+    let names: Vec<&str> = names.iter().map(SnapshotName::as_str).collect();
+    match names.is_empty() {
+        true => String::new(),
+        false => format!(
+            "\nsnapshots that this copy did not have as a whole are deleted: {}",
+            names.join(", ")
+        ),
+    }
 }
 
 fn fill_hint(detail: &VolumeDetail) -> &'static str {

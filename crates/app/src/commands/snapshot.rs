@@ -376,12 +376,19 @@ fn words<T: fmt::Display>(all: &[T]) -> String {
     words.join(", ")
 }
 
-/// The number of copies that lack parts of a snapshot.
-fn missing_text(copies: usize) -> String {
-    match copies {
-        0 => "-".into(),
-        1 => "1 copy".into(),
-        more => format!("{more} copies"),
+/// The copies that lack parts of a snapshot.
+fn missing_text(snapshot: &SnapshotInfo) -> String {
+    let on_replica = usize::from(snapshot.missing_on_replica);
+    let others = match snapshot.missing_copies.saturating_sub(on_replica) {
+        0 => None,
+        1 => Some("1 copy".to_owned()),
+        more => Some(format!("{more} copies")),
+    };
+    let replica = snapshot.missing_on_replica.then(|| "replica".to_owned());
+    let all: Vec<String> = others.into_iter().chain(replica).collect();
+    match all.is_empty() {
+        true => "-".into(),
+        false => all.join(", "),
     }
 }
 
@@ -398,7 +405,7 @@ fn snapshot_table(snapshots: &[SnapshotInfo]) -> String {
             dash(words(&it.holds)),
             dash(words(&it.labels)),
             dash(words(&it.clones)),
-            missing_text(it.missing_copies),
+            missing_text(it),
         ]
     });
     table(

@@ -348,12 +348,13 @@ impl<L: DirectLeg> Operation<'_, L> {
             debug_assert!(claimed.get().is_none(), "one record, one claim");
             let place = ring.claim(row, places);
             ring.prefetch_head(place);
-            claimed.set(Some(place));
-            segment.next_stamp(epoch)
+            let stamp = segment.next_stamp(epoch);
+            claimed.set(Some((place, stamp.0)));
+            stamp
         });
         self.must_wake_replicator |= match (&written, claimed.get()) {
-            (Ok(()), Some(place)) => ring.fill(place, offset, copied),
-            (Err(_), Some(place)) => ring.abandon_claim(place, places),
+            (Ok(()), Some((place, born))) => ring.fill(place, offset, copied, born),
+            (Err(_), Some((place, _))) => ring.abandon_claim(place, places),
             (_, None) => false,
         };
         Some(written)

@@ -11,6 +11,9 @@ use crate::wire::{ErrorBody, ScheduleVolume};
 use pagemesh_base::brick_name::BrickLabel;
 use pagemesh_base::layout::VolumeName;
 
+/// Names in the event of lost snapshots: an event has room for some.
+const LOST_NAMES_SHOWN: usize = 8;
+
 impl EventDraft {
     pub(crate) fn volume_cloned(
         volume: &VolumeName,
@@ -87,6 +90,31 @@ impl EventDraft {
         };
         let kind = EventKind::VolumeLabelsChanged;
         EventDraft::of_volume(kind, Severity::Info, volume, actor, text)
+    }
+
+    pub(crate) fn snapshots_lost(
+        volume: &VolumeName,
+        actor: &str,
+        copy: usize,
+        names: &[SnapshotName],
+    ) -> EventDraft {
+        let shown: Vec<String> = names
+            .iter()
+            .take(LOST_NAMES_SHOWN)
+            .map(ToString::to_string)
+            .collect();
+        let more = match names.len() - shown.len() {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let text = format!(
+            "The promotion of copy {copy} of the volume {volume} deleted {} snapshots that this copy does not have as a whole: \
+             {}{more}. Take new ones.",
+            names.len(),
+            shown.join(", ")
+        );
+        let kind = EventKind::SnapshotDeleted;
+        EventDraft::of_volume(kind, Severity::Warning, volume, actor, text)
     }
 
     pub(crate) fn snapshots_copied(

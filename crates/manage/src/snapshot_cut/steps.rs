@@ -19,6 +19,7 @@ pub struct SnapshotCut {
     layout_epoch: EpochNumber,
     attachment: Option<Attachment>,
     legs: Vec<(BrickId, SliceId)>,
+    has_replica: bool,
     /// The change of the volume that prevented the order.
     change: Option<String>,
 }
@@ -59,6 +60,7 @@ impl Manager {
             layout_epoch: cut.layout_epoch,
             attachment: cut.attachment.clone(),
             legs: std::mem::take(&mut cut.legs),
+            has_replica: cut.has_replica,
             change,
         })
     }
@@ -97,6 +99,7 @@ impl Manager {
             legs: cut.legs,
             is_known: false,
             is_certain: true,
+            has_replica: cut.has_replica,
             is_committed: false,
         };
         let now = Instant::now();

@@ -87,6 +87,18 @@ pub enum SnapshotFault {
         /// Its clones.
         clones: Vec<VolumeName>,
     },
+    /// The copy to promote lacks parts of it.
+    #[error("the copy does not have all of the snapshot {volume}@{name}, and its promotion would delete it; it is needed by {}", user_list(.tags, .clones))]
+    LostAtPromotion {
+        /// The volume.
+        volume: VolumeName,
+        /// The name.
+        name: SnapshotName,
+        /// The tags of the holds.
+        tags: Vec<HoldTag>,
+        /// Its clones.
+        clones: Vec<VolumeName>,
+    },
     /// No copy of the volume has all of it.
     #[error("no copy of the volume {volume} has all of the snapshot {name} any more")]
     NoCopy {
@@ -200,6 +212,12 @@ impl SnapshotFault {
             SnapshotFault::HasClones { .. } => {
                 "delete them first, or let them copy these pages with: pagemesh clone promote NAME"
             }
+            SnapshotFault::LostAtPromotion { clones, .. } if !clones.is_empty() => {
+                "start the bricks of a copy that has it, or delete these clones first"
+            }
+            SnapshotFault::LostAtPromotion { .. } => {
+                "start the bricks of a copy that has it, or release the holds, or use force, which deletes the snapshot"
+            }
             SnapshotFault::NoCopy { .. } => "take another snapshot",
             SnapshotFault::NoSuchBookmark { .. } => {
                 "list what there is with: pagemesh bookmark list VOLUME"
@@ -263,6 +281,12 @@ fn rollback_target(volume: &VolumeName, to: &SnapshotName, is_undone: bool) -> S
         false => format!("to {volume}@{to}"),
         true => format!("to {volume}@{to}, and the rollback is being undone"),
     }
+}
+
+fn user_list(tags: &[HoldTag], clones: &[VolumeName]) -> String {
+    let holds = tags.iter().map(|tag| format!("the hold {tag}"));
+    let clones = clones.iter().map(|name| format!("the clone {name}"));
+    holds.chain(clones).collect::<Vec<_>>().join(", ")
 }
 
 fn tag_list(tags: &[HoldTag]) -> String {

@@ -50,6 +50,10 @@ pub struct SnapshotRecord {
     /// The slices that got all of the snapshot after it was made, from other legs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub copies: Vec<SliceId>,
+    /// The slices of asynchronous replicas that have all of the snapshot. Readers do not use them. A promotion moves the
+    /// slice of its copy to `copies`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub replica_copies: Vec<SliceId>,
 }
 
 /// The size and the legs that snapshots of a volume share.

@@ -78,9 +78,13 @@ pub struct SnapshotInfo {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<crate::api::document::Name>)]
     pub clones: Vec<VolumeName>,
-    /// The copies of the volume that lack it, or parts of it. The manager copies them from the other copies.
+    /// The copies of the volume that lack it, or parts of it. The manager copies them from the other copies, but not to an
+    /// asynchronous one.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub missing_copies: usize,
+    /// Whether an asynchronous copy is one of those. It gets the changes before the snapshot within seconds, or never.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub missing_on_replica: bool,
 }
 
 fn is_zero(count: &usize) -> bool {

@@ -42,6 +42,8 @@ pub(super) struct ControlConnection {
     /// The newest epoch that this connection has announced to its slice. Until then it is the
     /// epoch of the layout that led to the connection.
     epoch: Cell<Epoch>,
+    /// The newest snapshot that the replica behind this connection has prepared, and that was cut; 0 for other legs.
+    replica_stamp: Cell<Epoch>,
 }
 
 impl ControlConnection {
@@ -55,6 +57,7 @@ impl ControlConnection {
                 reaped: vec![],
             }),
             epoch: Cell::new(epoch),
+            replica_stamp: Cell::new(Epoch(0)),
         })
     }
 
@@ -99,7 +102,20 @@ impl ControlConnection {
             true => state.model().epoch(),
             false => self.epoch.get(),
         };
-        state.shared.newest_stamp(announced)
+        let stamp = state.shared.newest_stamp(announced);
+        stamp.max(self.replica_stamp.get())
+    }
+
+    /// The epoch that this connection has announced to its slice.
+    pub(super) fn announced(&self) -> Epoch {
+        self.epoch.get()
+    }
+
+    /// Lets the controller's own changes of an asynchronous replica be younger than a snapshot. The replica does not take
+    /// part in layouts, so the stamps of its connection do not rise by themselves.
+    pub(super) fn raise_stamp(&self, snapshot: Epoch) {
+        self.replica_stamp
+            .set(self.replica_stamp.get().max(snapshot));
     }
 
     /// Sends a request. The returned number identifies its answer.
@@ -148,6 +164,18 @@ impl ControlConnection {
             None => Poll::Pending,
         })
         .await
+    }
+
+    /// Takes the answer to a request that no task waits for any more.
+    pub(super) async fn late_answer(&self, tag: u64) {
+        poll_fn(|_| {
+            let mut inner = self.inner.borrow_mut();
+            match inner.answers.remove(&tag).is_some() || inner.leg.is_err() {
+                true => Poll::Ready(()),
+                false => Poll::Pending,
+            }
+        })
+        .await;
     }
 
     pub(super) async fn call(

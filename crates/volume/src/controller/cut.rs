@@ -2,7 +2,8 @@
 //!
 //! 1. [`confirm_layout`] asks the manager for the layout. No layout has an epoch between that one and the
 //!    snapshot, so no barrier can come that a stamp of the snapshot would pass under an older layout.
-//! 2. [`prepare`]: each written leg keeps the versions that the snapshot sees, durably.
+//! 2. [`prepare`]: each written leg keeps the versions that the snapshot sees, durably. An asynchronous replica in step
+//!    does, too ([`replica_snapshots`](super::replica_snapshots)).
 //! 3. [`VolumeShared::cut`](crate::shared::VolumeShared::cut): from here on changes are stamped with the
 //!    snapshot.
 //! 4. [`OlderChanges`]: the task waits until each change that was stamped before has ended on all legs.
@@ -24,6 +25,7 @@ use super::cut_steps::{CutStep, StepCut, supersede};
 use super::layout_query::fetch_layout;
 use super::leg_errors::lose_leg_if_gone;
 use super::lifecycle::is_serving;
+use super::replica_snapshots::ReplicaCut;
 use super::state::ControllerState;
 use crate::limits::{CUT_LIMIT, DIRECT_CLIENT_POLL, HOLD_LIMIT};
 use crate::shared::Member;
@@ -124,7 +126,7 @@ pub(super) async fn cut(
 
 /// Cuts a snapshot, at once or in the steps of a group. Returns how long changes waited.
 pub(super) async fn run(
-    state: &ControllerState,
+    state: &Rc<ControllerState>,
     snapshot: Epoch,
     steps: Option<&StepCut>,
 ) -> Result<Duration, CutError> {
@@ -146,7 +148,7 @@ pub(super) async fn run(
 }
 
 async fn try_cut(
-    state: &ControllerState,
+    state: &Rc<ControllerState>,
     snapshot: Epoch,
     steps: Option<&StepCut>,
 ) -> Result<Duration, CutError> {
@@ -161,7 +163,12 @@ async fn try_cut(
     if defect::is(Defect::StampedBeforePrepared) {
         state.shared.cut(legs.layout, snapshot);
     }
+    let replica = ReplicaCut::begin(state, snapshot);
     prepare(state, &legs, snapshot).await?;
+    let replica = match replica {
+        Some(replica) => replica.prepared(state).await,
+        None => None,
+    };
     let prepared = state.now();
     let is_settled = || {
         let is_settled = |member: &Arc<Member>| is_settled(member, legs.layout);
@@ -177,6 +184,9 @@ async fn try_cut(
     let hold = steps.map(|steps| (steps, Hold::begin(state, legs.layout, snapshot)));
     if hold.is_none() {
         state.shared.cut(legs.layout, snapshot);
+    }
+    if let Some(replica) = &replica {
+        replica.raise_stamp();
     }
     let older = OlderChanges::now(state, snapshot);
     let held = match hold {
@@ -200,6 +210,9 @@ async fn try_cut(
         "the steps of a cut"
     );
     legs.check(state)?;
+    if let Some(replica) = replica {
+        replica.finish(state);
+    }
     Ok(held)
 }
 

@@ -11,6 +11,7 @@ pub(super) async fn fetch_layout(
 ) -> Result<ResolvedLayout, AuthorityError> {
     let attachment = state.model().attachment;
     let told = report::copy_report(state);
+    let reported = told.replica_snapshots.clone();
     match state
         .call(BlockingCall::FetchLayout {
             attachment,
@@ -22,7 +23,12 @@ pub(super) async fn fetch_layout(
             state.fence();
             Err(AuthorityError::Fenced)
         }
-        CallOutcome::Layout(result) => result,
+        CallOutcome::Layout(result) => {
+            if result.is_ok() {
+                state.replica_snapshots.borrow_mut().forget(&reported);
+            }
+            result
+        }
         _ => Err(AuthorityError::Unreachable("it returned no layout".into())),
     }
 }

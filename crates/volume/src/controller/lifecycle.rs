@@ -19,8 +19,8 @@
 use super::call::{BlockingCall, CallOutcome};
 use super::layout_query::{fetch_layout, refresh_addresses};
 use super::reconfigure::{self, CONNECTS_MAX};
-use super::recover_in_flight;
 use super::state::{AttachFailure, ControllerState};
+use super::{recover_in_flight, replica_snapshots};
 use crate::limits::{
     ATTACH_TRIES_MAX, DETACH_LIMIT, DETACH_TRIES_MAX, MANAGER_RETRY_MAX, MANAGER_RETRY_MIN,
     RECONNECT_RETRY_MAX, RECONNECT_RETRY_MIN,
@@ -256,6 +256,7 @@ pub(super) async fn detach(state: Rc<ControllerState>) {
             state.shared.replication.is_done(last) || state.now() >= until
         })
         .await;
+    replica_snapshots::report_complete(&state).await;
     if poison::lock(&state.shared.members).len() <= 1 {
         let columns = state.model().columns.len();
         for column in 0..columns {

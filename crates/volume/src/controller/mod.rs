@@ -23,6 +23,7 @@ mod model;
 mod reconcile;
 mod reconfigure;
 mod recover_in_flight;
+mod replica_snapshots;
 mod replication_sender;
 mod report;
 mod resync;

@@ -270,7 +270,7 @@ async fn resolve_claim(
                 );
             }
             // The controller polls the sender's task after this.
-            let _ = ring.fill(first, left.offset, &left.data);
+            let _ = ring.fill(first, left.offset, &left.data, left.epoch);
             state.record_activity();
             true
         }
@@ -302,6 +302,8 @@ async fn read_claimed_bytes(
             slot_count: slots_of(offset, len).max(1),
             offset,
             data: data.into(),
+            // A cut during which a client died fails, so each cut is before or after all of the change.
+            epoch: state.shared.newest_stamp(state.model().epoch()),
         }),
         Ok(_) => None,
         Err(error) => {

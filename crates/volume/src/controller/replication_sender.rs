@@ -8,6 +8,7 @@ use super::control::ControlConnection;
 use super::copy::LegConnection;
 use super::state::ControllerState;
 use crate::limits::{REPLICATION_AGE_MAX, REPLICATION_LINGER, replication_in_flight_max};
+use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::LegState;
 use pagemesh_base::slice::{SliceError, SliceReply, SliceRequest, Stamp};
 use std::collections::VecDeque;
@@ -112,7 +113,7 @@ impl InFlightChanges {
             self.lingers_until = state.now() + REPLICATION_LINGER;
             state.record_activity();
             let op = state.next_op();
-            let epoch = route.control.epoch(state);
+            let epoch = replica_epoch(state, route, &next.change);
             // The operation is complete on all other legs.
             let stamp = Stamp {
                 epoch,
@@ -177,6 +178,25 @@ impl InFlightChanges {
             let tag = route.control.submit(state, SliceRequest::Flush);
             self.flush = Some((self.answered, tag));
         }
+    }
+}
+
+/// The epoch of a change on the replica: that of its stamp on the other legs. So snapshots see the same changes on both.
+/// The slice refuses epochs below the one that the connection has announced; no snapshot of the replica is between.
+fn replica_epoch(state: &ControllerState, route: &ReplicaRoute, change: &SliceRequest) -> Epoch {
+    let stamp = match change {
+        SliceRequest::Write { stamp, .. }
+        | SliceRequest::Clear { stamp, .. }
+        | SliceRequest::Transact { stamp, .. } => stamp,
+        _ => return route.control.epoch(state),
+    };
+    let changes_nothing = matches!(change, SliceRequest::Clear { len: 0, .. });
+    if stamp.epoch == Epoch(0) && !changes_nothing {
+        state.replica_snapshots.borrow_mut().give_up_pending();
+    }
+    match stamp.epoch {
+        Epoch(0) => route.control.epoch(state),
+        epoch => epoch.max(route.control.announced()),
     }
 }
 

@@ -58,7 +58,7 @@ fn overall_state(model: &VolumeModel, shown: &LayoutSnapshot) -> VolumeState {
     }
 }
 
-/// The lag of the replica, and the progress of copies in resync.
+/// The lag of the replica, the progress of copies in resync, and the snapshots that the replica has got.
 pub(super) fn copy_report(state: &ControllerState) -> CopyReport {
     let mut returns = BTreeMap::<usize, Resync>::new();
     for column in &state.model().columns {
@@ -76,6 +76,7 @@ pub(super) fn copy_report(state: &ControllerState) -> CopyReport {
     CopyReport {
         lag,
         resyncs: returns,
+        replica_snapshots: state.replica_snapshots.borrow().complete().to_vec(),
     }
 }
 

@@ -4,6 +4,7 @@ use super::call::{BlockingCall, CallOutcome, CallRunner};
 use super::control::ControlConnection;
 use super::cut_steps::StepCut;
 use super::model::VolumeModel;
+use super::replica_snapshots::ReplicaSnapshots;
 use super::scrub_schedule::{ScrubOrder, Scrubber};
 use super::{ControllerEvent, Task};
 use crate::direct_access::DirectAccess;
@@ -65,6 +66,7 @@ pub(super) struct ControllerState {
     pub is_cutting: Cell<bool>,
     /// The last cut in steps.
     pub step_cut: RefCell<Option<Rc<StepCut>>>,
+    pub replica_snapshots: RefCell<ReplicaSnapshots>,
     /// Reconciliations that have begun, and those of them that run.
     pub reconciles: Cell<u64>,
     pub reconciling: Cell<u64>,
@@ -102,6 +104,7 @@ impl ControllerState {
             attach_result: Cell::default(),
             is_cutting: Cell::default(),
             step_cut: RefCell::default(),
+            replica_snapshots: RefCell::default(),
             reconciles: Cell::default(),
             reconciling: Cell::default(),
             range_guards: RefCell::default(),

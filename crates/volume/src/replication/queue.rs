@@ -22,7 +22,6 @@ use crate::steps;
 use crate::wake::Wake;
 use pagemesh_base::authority::Lag;
 use pagemesh_base::defect::{self, Defect};
-use pagemesh_base::ids::Epoch;
 use pagemesh_base::poison;
 use pagemesh_base::slice::{SliceRequest, Stamp, TransactionPart};
 use pagemesh_base::units::PAGE_BYTES;
@@ -39,7 +38,7 @@ const SLOT_COST_BYTES: u64 = CHANGE_COST_BYTES + PAGE_BYTES as u64;
 /// A change on its way to the replica.
 pub struct ReplicationChange {
     pub number: u64,
-    /// The change with the stamp of another leg; the sender replaces the stamp.
+    /// The change with the stamp of another leg. The sender keeps its epoch, if that is known.
     pub change: SliceRequest,
 }
 
@@ -250,6 +249,20 @@ impl ReplicationQueue {
         number <= self.done_number.load(Ordering::Acquire) || defect::is(Defect::DurableNotAwaited)
     }
 
+    /// The last number, for the replica with this connection; none if there is none any more.
+    pub fn last_number_on(&self, serial: u64) -> Option<u64> {
+        let queue = self.lock_state();
+        (queue.serial == serial).then(|| self.last_number_of(&queue))
+    }
+
+    /// Whether the replica with this connection has all changes up to a number; none if the
+    /// connection has ended.
+    pub fn is_done_on(&self, serial: u64, number: u64) -> Option<bool> {
+        let queue = self.lock_state();
+        let done = self.done_number.load(Ordering::Acquire);
+        (queue.serial == serial).then_some(number <= done)
+    }
+
     /// Wakes a member once this number is done. Each member waits for one number.
     pub fn wait_for_done(&self, number: u64, member: u32, wake: &Arc<Wake>) -> DoneWait {
         let mut queue = self.lock_state();
@@ -430,7 +443,7 @@ impl QueueState {
         let cost = CHANGE_COST_BYTES + entry.data.len() as u64;
         self.ring_costs.add(number, cost);
         let stamp = Stamp {
-            epoch: Epoch(0),
+            epoch: entry.epoch,
             op: 0,
             open_ops: 0,
         };

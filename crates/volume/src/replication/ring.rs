@@ -8,13 +8,16 @@
 //!   256  slots taken 8                            (the consumer's line)
 //!   320  consumer sleeps 4
 //! 151552  heads of slots, 32 bytes each:
-//!     0  filled 8 (the slot's number plus one), first byte 8, bytes 8
+//!     0  filled 8 (the slot's number plus one), first byte 8, bytes 8,
+//!        epoch 4, the slot's number plus one again 4
 //! 217088  pages of slots
 //! ```
 //!
 //! Slot numbers are never used again. Slot n lies at n modulo [`RING_SLOTS`]. A record takes as
 //! many consecutive slots as it has pages, and has one head, in the first slot. A head with
-//! zero bytes means that nothing was changed, and counts for one slot. Bytes are streamed to
+//! zero bytes means that nothing was changed, and counts for one slot. The epoch is that of the
+//! change's stamp: the replica gives it to its versions. A client of an earlier release leaves the
+//! last word as it was, and so the second number tells that the epoch is unknown. Bytes are streamed to
 //! their pages past the caches: otherwise the writer would have to fetch lines that the
 //! consumer has read.
 //!
@@ -28,6 +31,7 @@ use crate::direct_access::segment::RUNS_END_AT;
 use crate::direct_access::{ClientRow, DirectSegment, ROWS};
 use crate::steps::step;
 use bytes::Bytes;
+use pagemesh_base::ids::Epoch;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::SharedSegment;
 use pagemesh_pmem::copy::store_fence;
@@ -74,6 +78,8 @@ pub struct RingEntry {
     pub offset: u64,
     /// The changed bytes; empty if nothing was changed.
     pub data: Bytes,
+    /// The epoch of the change's stamp; 0 if it is unknown.
+    pub epoch: Epoch,
 }
 
 /// The claim that a dead direct client left.
@@ -97,6 +103,19 @@ pub fn record_len(offset: u64, len: u64) -> u64 {
     match within != 0 || len < PAGE {
         true => len.min(PAGE - within),
         false => (len / PAGE).min(RECORD_SLOTS_MAX).min(in_leaf) * PAGE,
+    }
+}
+
+/// The last word of a head.
+fn epoch_word(place: u64, epoch: Epoch) -> u64 {
+    u64::from(epoch.0) | (place + 1) << 32
+}
+
+/// The epoch in the last word of a head; 0 if the word is of an earlier use of the slot.
+fn epoch_of_word(place: u64, word: u64) -> Epoch {
+    match word >> 32 == (place + 1) & u64::from(u32::MAX) {
+        true => Epoch(word as u32),
+        false => Epoch(0),
     }
 }
 
@@ -190,14 +209,17 @@ impl ReplicationRing<'_> {
         self.shared.prefetch(ReplicationRing::head_at(place));
     }
 
-    /// Fills a claimed slot with the changed bytes. True: the caller must wake the consumer.
+    /// Fills a claimed slot with the changed bytes, and the epoch of their stamp. True: the caller
+    /// must wake the consumer.
     #[inline]
     #[must_use]
-    pub fn fill(self, place: u64, offset: u64, bytes: &[u8]) -> bool {
+    pub fn fill(self, place: u64, offset: u64, bytes: &[u8], epoch: Epoch) -> bool {
         for (at, range) in ReplicationRing::data_ranges(place, bytes.len()) {
             self.shared.stream(at, &bytes[range]);
         }
         store_fence();
+        let word = epoch_word(place, epoch);
+        self.head_word(place, 3).store(word, Ordering::Relaxed);
         self.publish_head(place, offset, bytes.len() as u64);
         self.must_wake_consumer()
     }
@@ -272,6 +294,7 @@ impl ReplicationRing<'_> {
         }
         let place = self.head();
         let (offset, len) = self.read_head(place);
+        let word = self.head_word(place, 3).load(Ordering::Relaxed);
         let mut data = vec![0; len as usize];
         for (at, range) in ReplicationRing::data_ranges(place, data.len()) {
             self.shared.get(at, &mut data[range]);
@@ -285,6 +308,7 @@ impl ReplicationRing<'_> {
             slot_count: places,
             offset,
             data: data.into(),
+            epoch: epoch_of_word(place, word),
         })
     }
 
@@ -451,6 +475,17 @@ fn claimed_range(segment: &DirectSegment, place: u64) -> Option<(u64, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn epoch_counts_for_its_use_of_the_slot_only() {
+        let place = 3 + RING_SLOTS;
+        let word = epoch_word(place, Epoch(9));
+        assert_eq!(epoch_of_word(place, word), Epoch(9));
+        assert_eq!(epoch_of_word(place + RING_SLOTS, word), Epoch(0));
+        assert_eq!(epoch_of_word(3, 0), Epoch(0));
+        let last = u64::from(u32::MAX);
+        assert_eq!(epoch_of_word(last, epoch_word(last, Epoch(7))), Epoch(7));
+    }
 
     #[test]
     fn claim_covers_one_record() {

@@ -106,7 +106,7 @@ impl RingModel {
         self.store(page, value, seen);
         step("lock words");
         self.with_memory(|memory| memory.locked[page] = None);
-        if ring.fill(place, offset, &value.to_le_bytes()) {
+        if ring.fill(place, offset, &value.to_le_bytes(), Epoch(1)) {
             step("calls");
             self.sender_woken.store(true, Ordering::SeqCst);
         }
@@ -185,11 +185,12 @@ impl RingModel {
                     slot_count: 1,
                     offset: about.offset,
                     data: Bytes::copy_from_slice(&value.unwrap_or(0).to_le_bytes()),
+                    epoch: Epoch(1),
                 };
                 if ring.has_later_overlap(&self.segment, &left) {
                     ring.mark_incomplete();
                 }
-                let _ = ring.fill(place, left.offset, &left.data);
+                let _ = ring.fill(place, left.offset, &left.data, left.epoch);
             }
         }
         row.end_op();
@@ -295,17 +296,18 @@ fn later_overlap_scan_survives_concurrent_progress() {
         };
         let (dead, living, behind) = (claim(0, 0), claim(1, 10), claim(2, 0));
         let page = [1; PAGE as usize];
-        let _ = ring.fill(behind, 0, &page);
+        let _ = ring.fill(behind, 0, &page, Epoch(1));
         segment.row(2).end_op();
         let left = RingEntry {
             slot: dead,
             slot_count: 1,
             offset: 0,
             data: Bytes::copy_from_slice(&page),
+            epoch: Epoch(1),
         };
         run_threads(vec![
             Box::new(|| {
-                let _ = ring.fill(living, 10 * PAGE, &page);
+                let _ = ring.fill(living, 10 * PAGE, &page, Epoch(1));
                 step("second row");
                 segment.row(1).set_range(20 * PAGE, 4 * PAGE);
             }),

@@ -168,6 +168,13 @@ async fn start_replication(
         ));
     }
     let way = connect_and_prepare(state, column, leg).await?;
+    // Changes keep their epochs on the way to the replica. They may be newer than the epoch of an earlier connection,
+    // so the first barrier does not fence what that one still carries. The second one finds its epoch in force, and
+    // revokes the older connections.
+    let barrier = state.model().barrier(column);
+    if !defect::is(Defect::EpochNotAnnounced) {
+        way.call(barrier).await?;
+    }
     let serial = {
         let mut model = state.model_mut();
         let keep = &mut model.columns[column].legs[leg];

@@ -72,7 +72,11 @@ impl ScriptedClient {
 
     fn end_write(&self, world: &TestCluster, place: u64, page: u64, value: u64) {
         let ring = self.segment.ring();
-        if ring.fill(place, page * 4096, &fill(value, PAGE_SECTORS)) {
+        let stamp = world
+            .client
+            .shared
+            .newest_stamp(world.manager.layout().epoch.into());
+        if ring.fill(place, page * 4096, &fill(value, PAGE_SECTORS), stamp) {
             world.client.shared.wake_controller();
         }
         self.segment.row(self.row).end_op();

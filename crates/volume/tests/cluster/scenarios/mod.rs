@@ -10,6 +10,7 @@ mod idle;
 mod indeterminate;
 mod layouts;
 mod losses;
+mod replica_snapshots;
 mod replication;
 mod resyncs;
 mod scrub;

@@ -278,19 +278,6 @@ fn cut_flushes_legs_that_buffer() {
     assert_eq!(snapshot_values(&world, snapshot)[0], 1);
 }
 
-#[test]
-fn asynchronous_replica_has_no_part_in_the_cut() {
-    let mut world = crate::world::cluster::replicated_cluster();
-    let snapshot = cut(&mut world);
-    world.write(0, PAGE, 5);
-    world.advance_time(Duration::from_secs(1));
-    let bricks = poison::lock(&world.fabric.0);
-    let replica = bricks.slice(brick(1), crate::world::cluster::REPLICA_SLICE);
-    assert!(!replica.has_snapshot(snapshot));
-    let page = replica.pages()[0].as_ref().expect("a page");
-    assert_eq!(value_of(&page[..512]), Ok(5));
-}
-
 /// A volume that serves direct clients, and its segment.
 pub(super) fn world_with_direct_access() -> (TestCluster, Arc<DirectSegment>) {
     let mut world = TestCluster::mirror(2);

@@ -1,6 +1,7 @@
 //! A manager in memory: layouts under compare-and-swap, and outages before or
 //! after a change is made.
 
+use pagemesh_base::authority::ReplicaSnapshot;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{
     BrickId, Column, EpochNumber, Layout, Leg, LegState, Segment, SliceId, VolumeName,
@@ -28,6 +29,8 @@ pub(crate) struct ManagerState {
     pub durability: String,
     /// The last report about copies.
     pub last_report: CopyReport,
+    /// The snapshots of replicas in all reports.
+    pub replica_snapshots: Vec<ReplicaSnapshot>,
     attachment: Epoch,
     /// The last epoch of a layout or a snapshot.
     last_epoch: u32,
@@ -75,6 +78,7 @@ impl Manager {
             mode: ManagerMode::Up,
             durability: durability.into(),
             last_report: CopyReport::default(),
+            replica_snapshots: vec![],
             attachment: Epoch(0),
             last_epoch: 1,
         })))
@@ -257,6 +261,8 @@ impl Authority for Manager {
         match attachment == store.attachment {
             true => {
                 store.last_report = told.clone();
+                let snapshots = &told.replica_snapshots;
+                store.replica_snapshots.extend(snapshots);
                 Ok(store.attached())
             }
             false => Err(AuthorityError::Fenced),
