@@ -237,6 +237,18 @@ const VOLUMES: &[Limit] = &[
         "PRUNED_MAX",
     ),
     ("Chunk of a backup.", Unit::Bytes, "stream", "CHUNK_BYTES"),
+    (
+        "Labels of a volume.",
+        Unit::Count,
+        "manage",
+        "VOLUME_LABELS_MAX",
+    ),
+    (
+        "Longest key and value of a label of a volume.",
+        Unit::Bytes,
+        "manage",
+        "LABEL_PART_BYTES_MAX",
+    ),
     ("Labels of a snapshot.", Unit::Count, "manage", "LABELS_MAX"),
     (
         "Longest label of a snapshot.",
@@ -249,6 +261,24 @@ const VOLUMES: &[Limit] = &[
         Unit::Count,
         "manage",
         "CUT_ATTEMPTS_MAX",
+    ),
+    (
+        "Attempts to make the snapshots of a group while layouts change or holds expire.",
+        Unit::Count,
+        "manage",
+        "GROUP_ATTEMPTS_MAX",
+    ),
+    (
+        "Time that new writes wait at most while a group is cut.",
+        Unit::Time,
+        "volume",
+        "HOLD_LIMIT",
+    ),
+    (
+        "Time in which clients fetch the order to give a group up.",
+        Unit::Time,
+        "manage",
+        "ABANDON_TIME",
     ),
     (
         "Time in which a client must fetch the order for a snapshot.",

@@ -174,7 +174,7 @@ impl Manager {
 /// How long the changes of a volume waited, if the step tells it.
 type StepResult = Result<Option<Duration>, StepFailure>;
 
-/// Notes what a client may have told its bricks. Only the first step prepares them.
+/// Notes the orders that a client may have given to its bricks. Only the first step prepares them.
 fn note_outcome(cut: &mut Reservation<'_>, step: CutStep, outcome: &CutOutcome) {
     if step == CutStep::Prepare {
         cut.is_known = !matches!(outcome, CutOutcome::NotFetched);

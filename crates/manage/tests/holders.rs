@@ -18,7 +18,7 @@ fn attach(client: &str, replaces: Option<u32>) -> AttachVolume {
     }
 }
 
-/// What the holder of an attachment reports.
+/// The report of the holder of an attachment.
 fn alive(attachment: EpochNumber, ending: bool) -> ReportHolder {
     ReportHolder { attachment, ending }
 }

@@ -74,7 +74,7 @@ fn follow(
     (attachment, thread)
 }
 
-/// A client that does what it is told.
+/// A client that carries each order out.
 fn obey(order: CutOrder) -> Option<CutResult> {
     Some(match order.step {
         CutStep::Finish => CutResult::Released(1500),

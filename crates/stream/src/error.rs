@@ -35,7 +35,7 @@ pub enum StreamError {
     Damaged {
         /// The number of the record; 0 is the header.
         number: u64,
-        /// What is wrong.
+        /// The problem.
         what: &'static str,
     },
     /// Bytes follow its end.

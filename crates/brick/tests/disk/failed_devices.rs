@@ -17,7 +17,7 @@ const EIO: i32 = 5;
 /// A slice with page tables on the second device, because another slice has filled the first.
 const LATER: SliceId = SliceId(Uuid::from_u128(8));
 
-/// What a client knows of a slice on a pool with a lost device.
+/// The knowledge that a client has of a slice on a pool with a lost device.
 struct LostDevice {
     home: Pool,
     device: Uuid,

@@ -123,7 +123,7 @@ mod tests {
         Lost,
     }
 
-    struct World {
+    struct GroupScenario {
         group: GroupCut,
         clients: Vec<bool>,
         changes: Vec<Changes>,
@@ -132,9 +132,9 @@ mod tests {
         is_over: bool,
     }
 
-    impl World {
-        fn new(clients: &[bool], fault: Option<(usize, usize)>) -> World {
-            World {
+    impl GroupScenario {
+        fn new(clients: &[bool], fault: Option<(usize, usize)>) -> GroupScenario {
+            GroupScenario {
                 group: GroupCut::new(clients.iter().copied()),
                 clients: clients.to_vec(),
                 changes: vec![Changes::default(); clients.len()],
@@ -198,8 +198,8 @@ mod tests {
         }
     }
 
-    fn run(clients: &[bool], fault: Option<(usize, usize)>) -> (bool, World) {
-        let mut world = World::new(clients, fault);
+    fn run(clients: &[bool], fault: Option<(usize, usize)>) -> (bool, GroupScenario) {
+        let mut world = GroupScenario::new(clients, fault);
         for number in 0..20 {
             if let Some(is_committed) = world.step(number) {
                 return (is_committed, world);
@@ -248,7 +248,7 @@ mod tests {
     #[test]
     fn nothing_is_committed_before_the_last_action() {
         for clients in GROUPS {
-            let mut world = World::new(clients, None);
+            let mut world = GroupScenario::new(clients, None);
             let ends = (0..20).find(|&number| world.step(number).is_some());
             assert_eq!(ends, Some(7), "{clients:?}");
         }

@@ -32,7 +32,7 @@ pub enum WriteCache {
     Unknown,
 }
 
-/// What a device says of itself.
+/// The properties that a device reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceFacts {
     /// Bytes.
@@ -140,7 +140,7 @@ impl Device {
         }
     }
 
-    /// What the device says of itself.
+    /// The properties that the device reports.
     pub(super) fn facts(&self) -> DeviceFacts {
         self.facts
     }

@@ -34,7 +34,7 @@ pub enum BackupError {
     DamagedChunk {
         /// Its name.
         id: ChunkId,
-        /// What is wrong.
+        /// The problem.
         what: &'static str,
     },
     /// Another version of the format.

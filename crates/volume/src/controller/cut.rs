@@ -110,14 +110,14 @@ impl CutError {
 /// Tries to look at a channel between two of its calls: some 100 µs.
 const CORE_TRIES: u32 = 4000;
 
-/// Cuts a snapshot, and sends the result.
+/// Cuts a snapshot, and sends the result. It ends the cut in steps before it.
 pub(super) async fn cut(
     state: Rc<ControllerState>,
     snapshot: Epoch,
+    before: Option<Rc<StepCut>>,
     answer: Sender<Result<(), CutError>>,
 ) {
-    let waiting = state.step_cut.take();
-    supersede(&state, waiting).await;
+    supersede(&state, before).await;
     let result = run(&state, snapshot, None).await.map(drop);
     // The caller may have stopped waiting.
     let _ = answer.send(result);

@@ -10,8 +10,8 @@
 //! group has a change that began after another one was acknowledged, the group has the other one, too.
 //!
 //! Invariants:
-//! - Changes wait [`HOLD_LIMIT`](crate::limits::HOLD_LIMIT) at most, whatever ends meanwhile. A cut whose changes went on
-//!   before the order fails.
+//! - Changes wait [`HOLD_LIMIT`](crate::limits::HOLD_LIMIT) at most, also if a process ends meanwhile. A cut fails if its changes
+//!   went on before the order.
 //! - A volume has one cut in steps at a time. A newer cut ends it: the manager has given it up.
 
 use super::Task;
@@ -130,20 +130,23 @@ impl StepCut {
     }
 }
 
-/// Takes an order. Returns the task of the cut that it begins.
-pub(super) fn take(state: &Rc<ControllerState>, order: StepOrder) -> Option<Task> {
+/// Takes an order for the present cut, or for a new one. Returns the task of the cut that it begins.
+pub(super) fn take(
+    state: &Rc<ControllerState>,
+    present: &mut Option<Rc<StepCut>>,
+    order: StepOrder,
+) -> Option<Task> {
     let StepOrder {
         snapshot,
         step,
         answer,
     } = order;
-    let present = state.step_cut.borrow().clone();
-    match present.filter(|present| present.snapshot == snapshot) {
-        Some(present) => present.order(step, answer),
+    match present.as_ref().filter(|it| it.snapshot == snapshot) {
+        Some(same) => same.order(step, answer),
         None if step == CutStep::Prepare => {
             let begun = Rc::new(StepCut::new(snapshot));
             begun.order(step, answer);
-            let before = state.step_cut.replace(Some(Rc::clone(&begun)));
+            let before = present.replace(Rc::clone(&begun));
             return Some(Box::pin(run(Rc::clone(state), begun, before)));
         }
         None => {

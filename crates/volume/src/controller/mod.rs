@@ -40,6 +40,7 @@ use crate::status::VolumeStatus;
 pub use call::{BlockingCall, CallOutcome, CallRunner, perform};
 pub use check::CheckJob;
 pub use cut::CutError;
+use cut_steps::StepCut;
 pub use cut_steps::{CutStep, StepOrder, StepResult};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::VolumeName;
@@ -183,6 +184,8 @@ pub struct VolumeController {
     dropped_channels: Vec<ChannelCore>,
     member: Arc<Member>,
     mailbox: Arc<Mailbox>,
+    /// The last cut in steps.
+    step_cut: Option<Rc<StepCut>>,
 }
 
 impl VolumeController {
@@ -202,6 +205,7 @@ impl VolumeController {
             dropped_channels: vec![],
             member,
             mailbox,
+            step_cut: None,
         }
     }
 
@@ -294,11 +298,13 @@ impl VolumeController {
                     self.tasks.push(Box::pin(task));
                 }
                 ControllerEvent::Cut(snapshot, answer) => {
-                    let task = cut::cut(Rc::clone(&self.state), snapshot, answer);
+                    let before = self.step_cut.take();
+                    let task = cut::cut(Rc::clone(&self.state), snapshot, before, answer);
                     self.tasks.push(Box::pin(task));
                 }
                 ControllerEvent::CutStep(order) => {
-                    self.tasks.extend(cut_steps::take(&self.state, order));
+                    let task = cut_steps::take(&self.state, &mut self.step_cut, order);
+                    self.tasks.extend(task);
                 }
                 ControllerEvent::Detach => {
                     let task = lifecycle::detach(Rc::clone(&self.state));

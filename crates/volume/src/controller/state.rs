@@ -2,7 +2,6 @@
 
 use super::call::{BlockingCall, CallOutcome, CallRunner};
 use super::control::ControlConnection;
-use super::cut_steps::StepCut;
 use super::model::VolumeModel;
 use super::replica_snapshots::ReplicaSnapshots;
 use super::scrub_schedule::{ScrubOrder, Scrubber};
@@ -64,8 +63,6 @@ pub(super) struct ControllerState {
     pub attach_result: Cell<Option<Result<(), AttachFailure>>>,
     /// Whether a snapshot is being cut.
     pub is_cutting: Cell<bool>,
-    /// The last cut in steps.
-    pub step_cut: RefCell<Option<Rc<StepCut>>>,
     pub replica_snapshots: RefCell<ReplicaSnapshots>,
     /// Reconciliations that have begun, and those of them that run.
     pub reconciles: Cell<u64>,
@@ -103,7 +100,6 @@ impl ControllerState {
             spawned: RefCell::default(),
             attach_result: Cell::default(),
             is_cutting: Cell::default(),
-            step_cut: RefCell::default(),
             replica_snapshots: RefCell::default(),
             reconciles: Cell::default(),
             reconciling: Cell::default(),

@@ -52,7 +52,7 @@ pub struct BackupInfo {
     pub chunk_bytes: u64,
 }
 
-/// A backup whose manifest is damaged, in a list.
+/// A backup with a damaged manifest, in a list.
 #[derive(Clone, Debug, Serialize)]
 pub struct DamagedBackup {
     pub backup: String,

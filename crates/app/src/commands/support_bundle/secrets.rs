@@ -21,7 +21,7 @@ const FILE_VARIABLES: [&str; 2] = ["PAGEMESH_KEY", "PAGEMESH_TOKEN_FILE"];
 /// Keys of a configuration file, and options, that name the file of a secret.
 const FILE_KEYS: [&str; 2] = ["key", "token-file"];
 
-/// What the mask must know.
+/// The secrets that the mask must know.
 pub struct Known {
     pub texts: Vec<Vec<u8>>,
     /// Files that exist and cannot be read, with the cause.

@@ -5,7 +5,7 @@ use super::{REQUESTS_MAX, WriteFailure, Writer, WriterTarget};
 /// The first error of the group in flight.
 pub(super) type SteppedGroup = Result<(), WriteFailure>;
 
-/// What a step did.
+/// The result of a step.
 pub(in crate::disk) enum WriterStep {
     /// Nothing: there is nothing to do, or it waits for the device.
     None,
