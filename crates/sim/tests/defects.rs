@@ -2,7 +2,7 @@
 //! seeds. Prints the check that caught it, and after how many histories.
 
 use pagemesh_base::defect::{self, Defect};
-use pagemesh_sim::{HistoryReport, run, run_direct_clients, run_disks, run_files};
+use pagemesh_sim::{HistoryReport, run, run_direct_clients, run_disks, run_files, run_snapshots};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
@@ -30,6 +30,10 @@ const DAMAGED_ERROR: &str = " is damaged on ";
 const LOST_LEG_ERROR: &str = " lost a leg at ";
 const DAMAGED_METADATA_ERROR: &str = " is damaged";
 const UNOPENED_POOL_ERROR: &str = "cannot open a pool";
+const SNAPSHOT_CHANGES_ERROR: &str = " changes: sector ";
+const SNAPSHOT_LATER_ERROR: &str = " has a later change";
+const SNAPSHOT_LISTED_ERROR: &str = " is listed: ";
+const SNAPSHOT_KEPT_ERROR: &str = " keeps the snapshot of epoch ";
 const APPEND_ERROR: &str = "the appends are wrong";
 
 /// Errors of differing legs: reads may find the difference before the final check does.
@@ -202,6 +206,57 @@ const DIRECT_CLIENT_DEFECTS: &[(Defect, &[&str])] = &[
 #[test]
 fn direct_client_histories_catch_defects() {
     check_all_caught(run_direct_clients, 0, DIRECT_CLIENT_DEFECTS);
+}
+
+/// Snapshots with other bytes than the volume had at any moment of their cut.
+const SNAPSHOT_ERRORS: &[&str] = &[
+    LINEARIZABILITY_ERROR,
+    SNAPSHOT_CHANGES_ERROR,
+    SNAPSHOT_LATER_ERROR,
+    TORN_TRANSACTION_ERROR,
+];
+
+/// Catches one defect of snapshots. Each is a test of its own, because their histories take long.
+#[track_caller]
+fn check_snapshot_defect(defect: Defect, errors: &[&str]) {
+    check_all_caught(run_snapshots, 0, &[(defect, errors)]);
+}
+
+#[test]
+fn snapshot_cut_without_flush_is_caught() {
+    check_snapshot_defect(Defect::CutNotFlushed, SNAPSHOT_ERRORS);
+}
+
+#[test]
+fn snapshot_cut_before_older_changes_is_caught() {
+    check_snapshot_defect(Defect::OlderChangesNotAwaited, SNAPSHOT_ERRORS);
+}
+
+#[test]
+fn snapshot_stamped_before_prepared_is_caught() {
+    check_snapshot_defect(Defect::StampedBeforePrepared, SNAPSHOT_ERRORS);
+}
+
+#[test]
+fn snapshot_of_changed_layout_is_caught() {
+    check_snapshot_defect(Defect::CutOfChangedLayoutTaken, SNAPSHOT_ERRORS);
+}
+
+#[test]
+fn snapshot_on_syncing_leg_is_caught() {
+    check_snapshot_defect(Defect::SyncingLegHasSnapshot, SNAPSHOT_ERRORS);
+}
+
+#[test]
+fn uncommitted_snapshot_in_list_is_caught() {
+    let errors = &[SNAPSHOT_LISTED_ERROR];
+    check_snapshot_defect(Defect::UncommittedSnapshotListed, errors);
+}
+
+#[test]
+fn forgotten_snapshot_on_brick_is_caught() {
+    let errors = &[SNAPSHOT_KEPT_ERROR];
+    check_snapshot_defect(Defect::GivenUpSnapshotForgotten, errors);
 }
 
 fn check_all_caught(run: HistoryRun, from: u64, defects: &[(Defect, &[&str])]) {
