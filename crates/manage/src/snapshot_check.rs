@@ -1,22 +1,22 @@
 //! The check of snapshots: compares what they see on the copies of a volume, by the checksums of pages.
 //!
 //! A call compares for a bounded time, and says where the next one goes on. Each column is compared with its first in-sync
-//! leg. What a snapshot sees does not change, so clients write meanwhile.
+//! leg. What a snapshot sees does not change, so clients write meanwhile. Snapshots that are made during a check have no
+//! part in it, and those that are deleted leave it.
 
 use crate::fault::Fault;
 use crate::manager::{Manager, ManagerState};
 use crate::snapshot_copies::has_all;
 use crate::snapshot_lists::live_snapshot;
-use crate::snapshots::{SnapshotName, SnapshotState, VolumeSnapshots};
+use crate::snapshots::{SnapshotName, SnapshotState};
 use crate::sweep::BrickConnections;
 use crate::wire::{CheckPosition, SnapshotCheckReply, SnapshotDifference};
 use pagemesh_base::ids::{Epoch, PageNo};
-use pagemesh_base::layout::{BrickId, Column, LegState, SliceId, VolumeName};
+use pagemesh_base::layout::{BrickId, EpochNumber, Layout, LegState, SliceId, VolumeName};
 use pagemesh_base::slice::{
-    LISTED_SNAPSHOTS_MAX, SliceError, VIEWS_ONLY, VersionRange, unequal_views,
+    LISTED_SNAPSHOTS_MAX, PageVersion, SliceError, VIEWS_ONLY, VersionRange, unequal_views,
 };
 use pagemesh_base::units::PAGE_BYTES;
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// The time of one call.
@@ -26,13 +26,24 @@ const CHECK_CALL_LISTS: usize = 512;
 /// Differences of one answer; the call ends behind the list that exceeds it.
 const DIFFERENCES_MAX: usize = 1000;
 
-/// Two legs of a column, and snapshots that both have.
+/// Two legs of a column.
 struct LegPair {
     segment: usize,
     column: usize,
     legs: [(BrickId, SliceId); 2],
     slice_bytes: u64,
-    snapshots: Vec<Epoch>,
+}
+
+/// A list to compare: some snapshots that both legs of a pair have.
+struct Comparison {
+    pair: LegPair,
+    snapshots: Vec<(Epoch, SnapshotName)>,
+}
+
+impl Comparison {
+    fn epochs(&self) -> Vec<Epoch> {
+        self.snapshots.iter().map(|(epoch, _)| *epoch).collect()
+    }
 }
 
 impl Manager {
@@ -46,70 +57,66 @@ impl Manager {
         snapshot: Option<&SnapshotName>,
         from: Option<CheckPosition>,
     ) -> Result<SnapshotCheckReply, Fault> {
-        let (begin, names, pairs) = {
-            let book = self.state();
-            let only = snapshot.map(|name| live_snapshot(&book, volume, name));
-            let only = only.transpose()?.map(|record| Epoch(record.epoch.0));
-            let layout = &book.volume(volume)?.layout_state.layout;
-            let begin = from.unwrap_or(CheckPosition {
-                layout: layout.epoch,
-                pair: 0,
-                page: 0,
-            });
-            if begin.layout != layout.epoch {
-                return Err(Fault::invalid_field(
-                    format!("the layout of the volume {volume} has changed during the check"),
-                    "begin the check again",
-                ));
-            }
-            let (names, pairs) = leg_pairs(&book, volume, only);
-            (begin, names, pairs)
+        let mut at = match from {
+            Some(from) => from,
+            None => first_position(&self.state(), volume)?,
         };
         let mut reply = SnapshotCheckReply {
             volume: volume.clone(),
             checked_pages: 0,
             differences: vec![],
             done_bytes: 0,
-            all_bytes: pairs.iter().map(|pair| pair.slice_bytes).sum(),
+            all_bytes: 0,
             next: None,
         };
         let end = self.clock.elapsed() + CHECK_CALL_TIME;
         let mut controls = self.brick_connections();
-        let (mut at, mut lists) = (begin, 0);
-        while let Some(pair) = pairs.get(at.pair) {
-            let is_over = lists == CHECK_CALL_LISTS || self.clock.elapsed() >= end;
+        for lists in 0.. {
+            let is_over = lists >= CHECK_CALL_LISTS || self.clock.elapsed() >= end;
+            let next = next_comparison(&self.state(), (volume, snapshot), &mut at, &mut reply)?;
+            let Some(comparison) = next else { break };
             if lists > 0 && is_over || reply.differences.len() >= DIFFERENCES_MAX {
                 reply.next = Some(at);
                 break;
             }
-            lists += 1;
-            let next = self.check_list(&mut controls, pair, (PageNo(at.page), &names), &mut reply);
-            let next = next.map_err(|(brick, cause)| self.brick_fault(brick, cause))?;
-            (at.pair, at.page) = match next {
-                Some(page) => (at.pair, page.0),
-                None => (at.pair + 1, 0),
-            };
+            let from = PageNo(at.page);
+            match self.check_list(&mut controls, &comparison, from, &mut reply) {
+                Ok(Some(next)) => at.page = next.0,
+                Ok(None) => (at.after, at.page) = (at.through, 0),
+                Err((brick, cause)) => {
+                    if self.are_live(volume, &comparison) {
+                        return Err(self.brick_fault(brick, cause));
+                    }
+                }
+            }
         }
-        let ended = pairs.iter().take(at.pair).map(|pair| pair.slice_bytes);
-        let of_page = at.page.saturating_mul(PAGE_BYTES as u64);
-        reply.done_bytes = ended
-            .sum::<u64>()
-            .saturating_add(of_page)
-            .min(reply.all_bytes);
         Ok(reply)
+    }
+
+    /// Whether no snapshot of a comparison was deleted meanwhile.
+    fn are_live(&self, volume: &VolumeName, comparison: &Comparison) -> bool {
+        let book = self.state();
+        let of = book.snapshots.of(volume);
+        let is_live = |epoch: &Epoch| {
+            let entry = of.and_then(|of| of.get(EpochNumber(epoch.0)));
+            entry.is_some_and(|it| it.record.state == SnapshotState::Committed)
+        };
+        comparison.epochs().iter().all(is_live)
     }
 
     /// Compares the pages of one list. Returns the page to go on with; none: the slice ends.
     fn check_list(
         &self,
         controls: &mut BrickConnections<'_>,
-        pair: &LegPair,
-        (from, names): (PageNo, &BTreeMap<Epoch, SnapshotName>),
+        comparison: &Comparison,
+        from: PageNo,
         reply: &mut SnapshotCheckReply,
     ) -> Result<Option<PageNo>, (BrickId, SliceError)> {
+        let pair = &comparison.pair;
+        let snapshots = comparison.epochs();
         let range = VersionRange {
             below: VIEWS_ONLY,
-            snapshots: pair.snapshots.clone(),
+            snapshots: snapshots.clone(),
             from,
         };
         let mut list = |(brick, slice): (BrickId, SliceId)| {
@@ -118,18 +125,17 @@ impl Manager {
                 .and_then(|control| control.list_versions(slice, &range));
             listed.map_err(|cause| (brick, cause))
         };
-        let [mut one, mut other] = [list(pair.legs[0])?, list(pair.legs[1])?];
+        let [one, other] = [list(pair.legs[0])?, list(pair.legs[1])?];
         let next = [one.next, other.next].into_iter().flatten().min();
-        for list in [&mut one, &mut other] {
-            let versions = &mut list.versions;
-            versions.retain(|it| next.is_none_or(|next| it.page < next));
-        }
-        reply.checked_pages += one.versions.len() as u64;
-        let unequal = unequal_views((&one.versions, &other.versions), &pair.snapshots);
-        for (page, snapshot) in unequal {
-            let Some(name) = names.get(&snapshot) else {
-                continue;
-            };
+        let below = |versions: Vec<PageVersion>| -> Vec<PageVersion> {
+            let is_below = |it: &PageVersion| next.is_none_or(|next| it.page < next);
+            versions.into_iter().filter(is_below).collect()
+        };
+        let (one, other) = (below(one.versions), below(other.versions));
+        reply.checked_pages += one.len() as u64;
+        for (page, epoch) in unequal_views((&one, &other), &snapshots) {
+            let found = comparison.snapshots.iter().find(|it| it.0 == epoch);
+            let Some((_, name)) = found else { continue };
             reply.differences.push(SnapshotDifference {
                 snapshot: name.clone(),
                 segment: pair.segment,
@@ -144,68 +150,109 @@ impl Manager {
     }
 }
 
-/// The comparisons of a volume, in an order that a layout keeps, and the names of its snapshots.
-fn leg_pairs(
-    book: &ManagerState,
-    volume: &VolumeName,
-    only: Option<Epoch>,
-) -> (BTreeMap<Epoch, SnapshotName>, Vec<LegPair>) {
-    let mut names = BTreeMap::new();
-    let mut pairs = Vec::new();
-    let known = (book.volumes.get(volume), book.snapshots.of(volume));
-    let (Some(record), Some(of)) = known else {
-        return (names, pairs);
-    };
-    for record in of.live().filter(|it| it.state == SnapshotState::Committed) {
-        let epoch = Epoch(record.epoch.0);
-        if only.is_none_or(|only| only == epoch) {
-            names.insert(epoch, record.name.clone());
-        }
-    }
-    let segments = record.layout_state.layout.segments.iter().enumerate();
-    for (segment, found) in segments {
-        for (column, legs) in found.columns.iter().enumerate() {
-            let slice_bytes = found.bytes / found.columns.len().max(1) as u64;
-            let add = |(legs, snapshots)| {
-                pairs.push(LegPair {
-                    segment,
-                    column,
-                    legs,
-                    slice_bytes,
-                    snapshots,
-                })
-            };
-            compared_legs(of, &names, legs).into_iter().for_each(add);
-        }
-    }
-    (names, pairs)
+fn first_position(book: &ManagerState, volume: &VolumeName) -> Result<CheckPosition, Fault> {
+    let layout = book.volume(volume)?.layout_state.layout.epoch;
+    let newest = book.snapshots.of(volume);
+    let newest = newest.and_then(|of| of.live().map(|it| it.epoch).max());
+    Ok(CheckPosition {
+        layout,
+        newest: newest.unwrap_or(EpochNumber(0)),
+        pair: 0,
+        after: EpochNumber(0),
+        through: EpochNumber(0),
+        page: 0,
+    })
 }
 
-/// The first in-sync leg of a column with each other one, and the snapshots that both have.
-fn compared_legs(
-    of: &VolumeSnapshots,
-    names: &BTreeMap<Epoch, SnapshotName>,
-    column: &Column,
-) -> Vec<([(BrickId, SliceId); 2], Vec<Epoch>)> {
-    let in_sync = column
-        .legs
-        .iter()
-        .filter(|leg| leg.state == LegState::InSync);
-    let mut legs = in_sync.map(|leg| (leg.brick, leg.slice));
-    let Some(first) = legs.next() else {
+/// The list to compare at a position, which moves to it; none: the check ends. Notes the progress.
+fn next_comparison(
+    book: &ManagerState,
+    (volume, only): (&VolumeName, Option<&SnapshotName>),
+    at: &mut CheckPosition,
+    reply: &mut SnapshotCheckReply,
+) -> Result<Option<Comparison>, Fault> {
+    let only = only
+        .map(|name| live_snapshot(book, volume, name))
+        .transpose()?;
+    let layout = &book.volume(volume)?.layout_state.layout;
+    if at.layout != layout.epoch {
+        return Err(Fault::invalid_field(
+            format!("the layout of the volume {volume} has changed during the check"),
+            "begin the check again",
+        ));
+    }
+    let mut pairs = leg_pairs(layout);
+    reply.all_bytes = pairs.iter().map(|pair| pair.slice_bytes).sum();
+    let mut done = |pair: usize, page: u64, pairs: &[LegPair]| {
+        let ended = pairs.iter().take(pair).map(|pair| pair.slice_bytes);
+        let of_page = page.saturating_mul(PAGE_BYTES as u64);
+        let bytes = ended.sum::<u64>().saturating_add(of_page);
+        reply.done_bytes = bytes.min(reply.all_bytes);
+    };
+    while let Some(pair) = pairs.get(at.pair) {
+        done(at.pair, at.page, &pairs);
+        let snapshots = snapshots_of_both(book, (volume, only.map(|it| it.epoch)), at, pair);
+        if let Some((last, _)) = snapshots.last() {
+            at.through = EpochNumber(last.0);
+            let pair = pairs.swap_remove(at.pair);
+            return Ok(Some(Comparison { pair, snapshots }));
+        }
+        let is_begun = at.page > 0 && at.through > at.after;
+        *at = CheckPosition {
+            // The rest of a list that is deleted, or the next pair.
+            pair: at.pair + usize::from(!is_begun),
+            after: if is_begun { at.through } else { EpochNumber(0) },
+            through: EpochNumber(0),
+            page: 0,
+            ..*at
+        };
+    }
+    done(pairs.len(), 0, &pairs);
+    Ok(None)
+}
+
+/// The snapshots of the list at a position that both legs have: up to its last one, or as many as a list may name.
+fn snapshots_of_both(
+    book: &ManagerState,
+    (volume, only): (&VolumeName, Option<EpochNumber>),
+    at: &CheckPosition,
+    pair: &LegPair,
+) -> Vec<(Epoch, SnapshotName)> {
+    let Some(of) = book.snapshots.of(volume) else {
         return vec![];
     };
-    let mut found = Vec::new();
-    for leg in legs {
-        let named = of
-            .live()
-            .filter(|it| names.contains_key(&Epoch(it.epoch.0)));
-        let of_both = named.filter(|it| [first, leg].iter().all(|leg| has_all(of, it, leg.1)));
-        let both: Vec<Epoch> = of_both.map(|it| Epoch(it.epoch.0)).collect();
-        found.extend(
-            both.chunks(LISTED_SNAPSHOTS_MAX)
-                .map(|some| ([first, leg], some.to_vec())),
-        );
+    let last = match at.page {
+        0 => at.newest,
+        _ => at.through.min(at.newest),
+    };
+    let meant = of.live().filter(|it| {
+        it.state == SnapshotState::Committed
+            && only.is_none_or(|only| only == it.epoch)
+            && (at.after < it.epoch && it.epoch <= last)
+            && pair.legs.iter().all(|leg| has_all(of, it, leg.1))
+    });
+    let named = meant.map(|it| (Epoch(it.epoch.0), it.name.clone()));
+    named.take(LISTED_SNAPSHOTS_MAX).collect()
+}
+
+/// The first in-sync leg of each column with each other one, in an order that the layout keeps.
+fn leg_pairs(layout: &Layout) -> Vec<LegPair> {
+    let mut pairs = Vec::new();
+    for (segment, found) in layout.segments.iter().enumerate() {
+        let slice_bytes = found.bytes / found.columns.len().max(1) as u64;
+        for (column, legs) in found.columns.iter().enumerate() {
+            let in_sync = legs.legs.iter().filter(|leg| leg.state == LegState::InSync);
+            let mut in_sync = in_sync.map(|leg| (leg.brick, leg.slice));
+            let Some(first) = in_sync.next() else {
+                continue;
+            };
+            pairs.extend(in_sync.map(|leg| LegPair {
+                segment,
+                column,
+                legs: [first, leg],
+                slice_bytes,
+            }));
+        }
     }
-    found
+    pairs
 }

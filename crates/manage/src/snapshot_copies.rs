@@ -148,7 +148,8 @@ impl Manager {
             book.version_copies.last = Some(copy.target.1);
             book.version_copies.of.remove(&copy.target.1)
         };
-        let mut progress = known.filter(|_| !are_new).unwrap_or_default();
+        let known = known.filter(|it| !are_new && it.is_of(copy));
+        let mut progress = known.unwrap_or_else(|| CopyProgress::new(copy));
         progress.missing.clone_from(&copy.missing);
         let copied = self.copy_versions(controls, copy, &mut progress, budget);
         if matches!(copied, Ok(true)) {
@@ -187,12 +188,25 @@ impl Manager {
         let (source, target) = open_both(controls, copy)?;
         while self.has_budget(budget) {
             budget.comparisons -= 1;
-            let (plan, next) = compare((source, target), copy, progress.next)?;
+            let compared = copy
+                .missing
+                .iter()
+                .filter(|it| !progress.unequal.contains(it));
+            let compared: Vec<Epoch> = compared.copied().collect();
+            if compared.is_empty() {
+                return Ok(true);
+            }
+            let legs = (source, target);
+            let (plan, next) = compare(legs, copy, &compared, progress.next)?;
             if next == Some(progress.next) {
                 // A pool merges its versions first. Other copies go on meanwhile.
                 return Ok(false);
             }
-            edit((source, target), copy, &plan)?;
+            let unread = edit(legs, copy, &plan)?;
+            for edit in unread {
+                let unseen = |it: &&Epoch| edit.birth < **it && Some(**it) <= edit.to;
+                progress.unequal.extend(compared.iter().filter(unseen));
+            }
             // The lists are compared again after edits.
             if plan.edits.is_empty() {
                 progress.unequal.extend(plan.unequal.iter().map(|it| it.1));
@@ -213,8 +227,7 @@ impl Manager {
         if !unequal.is_empty() {
             let slice = copy.target.1;
             tracing::warn!(volume = %copy.volume, brick = %label, %slice, snapshots = unequal.len(), "a copy of the volume cannot get the contents of snapshots; replace it, if it should have them");
-            let refused = (copy.below, unequal.clone());
-            book.version_copies.refused.insert(slice, refused);
+            book.version_copies.refuse(slice, copy.below, unequal);
         }
         let Some(of) = book.snapshots.of(&copy.volume) else {
             return Ok(());
@@ -244,7 +257,8 @@ impl Manager {
 
     /// The copies that can be made now: for each leg one, with living bricks at both ends.
     fn plan_version_copies(&self) -> Vec<VersionCopy> {
-        let book = self.state();
+        let mut book = self.state();
+        let mut known = BTreeSet::new();
         let mut plan: Vec<VersionCopy> = Vec::new();
         for (name, of) in book.snapshots.volumes(None) {
             let Some(record) = book.volumes.get(name) else {
@@ -254,13 +268,20 @@ impl Manager {
             if all_took_part(layout, of) {
                 continue;
             }
+            let legs = layout.columns().flat_map(|column| &column.legs);
+            known.extend(legs.map(|leg| leg.slice));
+            let bookmarks = book.snapshots.bookmarks_of(name).into_iter();
+            let bookmarks = bookmarks.map(|it| Epoch(it.epoch.0));
+            let live = of.live().map(|it| Epoch(it.epoch.0));
+            let marks: Vec<Epoch> = live.chain(bookmarks).collect();
             for (at, segment) in layout.segments.iter().enumerate() {
                 let snapshots = snapshots_of_segment(layout, of, at);
                 for column in &segment.columns {
-                    self.plan_column(&book, record, (of, &snapshots), column, &mut plan);
+                    self.plan_column(&book, record, (of, &snapshots, &marks), column, &mut plan);
                 }
             }
         }
+        book.version_copies.keep_only(|slice| known.contains(slice));
         plan.sort_by_key(|copy| copy.target.1);
         let last = book.version_copies.last;
         let after = plan.partition_point(|copy| Some(copy.target.1) <= last);
@@ -272,7 +293,7 @@ impl Manager {
         &self,
         book: &ManagerState,
         record: &VolumeRecord,
-        (of, snapshots): (&VolumeSnapshots, &[&SnapshotRecord]),
+        (of, snapshots, marks): (&VolumeSnapshots, &[&SnapshotRecord], &[Epoch]),
         column: &Column,
         plan: &mut Vec<VersionCopy>,
     ) {
@@ -306,6 +327,7 @@ impl Manager {
                 target: (target.brick, target.slice),
                 missing: copies.begun_first(target.slice, both),
                 complete: complete.iter().map(epoch).collect(),
+                marks: marks.to_vec(),
             });
         }
     }
@@ -370,12 +392,13 @@ fn open_both<'a>(
 fn compare(
     (source, target): (&dyn BrickControl, &dyn BrickControl),
     copy: &VersionCopy,
+    missing: &[Epoch],
     from: PageNo,
 ) -> Result<(VersionPlan, Option<PageNo>), (BrickId, SliceError)> {
     let below = Epoch(copy.below.0);
     let range = VersionRange {
         below,
-        snapshots: copy.missing.clone(),
+        snapshots: missing.to_vec(),
         from,
     };
     let list = |control: &dyn BrickControl, (brick, slice): (BrickId, SliceId)| {
@@ -389,28 +412,48 @@ fn compare(
         versions.retain(|it| next.is_none_or(|next| it.page < next));
     }
     let versions = (&lists[0].versions[..], &lists[1].versions[..]);
-    let plan = plan_version_edits(versions, below, &copy.missing, &copy.complete);
+    let plan = plan_version_edits(versions, below, (missing, &copy.complete), &copy.marks);
     Ok((plan, next))
 }
 
-/// Makes the edits of a plan.
+/// Makes the edits of a plan. Returns those that add pages which the source cannot read.
 fn edit(
     (source, target): (&dyn BrickControl, &dyn BrickControl),
     copy: &VersionCopy,
     plan: &VersionPlan,
-) -> Result<(), (BrickId, SliceError)> {
+) -> Result<Vec<VersionEdit>, (BrickId, SliceError)> {
+    let mut unread = Vec::new();
     for edits in split_edits(&plan.edits) {
-        let data = read_added(source, copy, edits);
-        let data = data.map_err(|cause| (copy.source.0, cause))?;
+        let mut readable = Vec::new();
+        let mut data = Vec::new();
+        for edit in edits {
+            match read_added(source, copy, edit) {
+                Ok(page) => {
+                    data.extend(page);
+                    readable.push(*edit);
+                }
+                Err(SliceError::Lost(cause)) => {
+                    return Err((copy.source.0, SliceError::Lost(cause)));
+                }
+                Err(cause) => {
+                    let (volume, slice) = (&copy.volume, copy.source.1);
+                    tracing::warn!(%volume, %slice, page = edit.page.0, %cause, "cannot read a page of a snapshot for another copy");
+                    unread.push(*edit);
+                }
+            }
+        }
+        if readable.is_empty() {
+            continue;
+        }
         let request = VersionEdits {
             below: Epoch(copy.below.0),
-            edits: edits.to_vec(),
+            edits: readable,
             data: data.into(),
         };
         let edited = target.edit_versions(copy.target.1, &request);
         edited.map_err(|cause| (copy.target.0, cause))?;
     }
-    Ok(())
+    Ok(unread)
 }
 
 /// Edits in requests of one leaf each.
@@ -422,18 +465,18 @@ fn split_edits(edits: &[VersionEdit]) -> impl Iterator<Item = &[VersionEdit]> {
     of_leaves.flat_map(|edits| edits.chunks(VERSION_EDITS_MAX))
 }
 
-/// The bytes of the versions that edits add. An added version dies at a snapshot that sees it.
+/// The bytes of the version that an edit adds: it dies at a snapshot that sees it. None of other edits.
 fn read_added(
     source: &dyn BrickControl,
     copy: &VersionCopy,
-    edits: &[VersionEdit],
+    edit: &VersionEdit,
 ) -> Result<Vec<u8>, SliceError> {
     const PAGE: u64 = PAGE_BYTES as u64;
-    let mut data = Vec::new();
-    let added = edits.iter().filter(|edit| edit.from.is_none());
-    for (page, snapshot) in added.filter_map(|edit| Some((edit.page, edit.to?))) {
-        let range = (page.0.saturating_mul(PAGE), PAGE_BYTES as u32);
-        data.extend(source.read_version(copy.source.1, snapshot, range)?);
+    match (edit.from, edit.to) {
+        (None, Some(snapshot)) => {
+            let range = (edit.page.0.saturating_mul(PAGE), PAGE_BYTES as u32);
+            source.read_version(copy.source.1, snapshot, range)
+        }
+        _ => Ok(vec![]),
     }
-    Ok(data)
 }

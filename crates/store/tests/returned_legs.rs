@@ -412,8 +412,8 @@ impl Column {
             let plan = plan_version_edits(
                 (&lists[0].versions, &lists[1].versions),
                 below,
-                &missing,
-                &complete,
+                (&missing, &complete),
+                &self.snapshots.keys().copied().collect::<Vec<_>>(),
             );
             assert_eq!(plan.unequal, []);
             for edits in plan

@@ -38,9 +38,10 @@ impl PageVersion {
     }
 
     /// Whether it can stand for another version of the page. It may be born later: then a comparison of two snapshots names
-    /// a page too many, and never one too few.
-    fn stands_for(&self, other: &PageVersion) -> bool {
-        self.sum == other.sum && self.birth >= other.birth
+    /// a page too many, and never one too few. It may be born earlier if no mark is between the births.
+    fn stands_for(&self, other: &PageVersion, marks: &[Epoch]) -> bool {
+        let is_between = |mark: &Epoch| self.birth < *mark && *mark <= other.birth;
+        self.sum == other.sum && !marks.iter().any(is_between)
     }
 }
 
@@ -131,14 +132,15 @@ pub struct VersionPlan {
 /// The edits after which snapshots see on the target the bytes that they see on the source.
 ///
 /// `missing` are snapshots that the source has as a whole, and the target not. `complete` are those that the target has
-/// as a whole. Both are sorted, and older than `below`. Both lists are sorted, and have all versions of the same pages
-/// that a missing snapshot sees.
+/// as a whole. Both are sorted, and older than `below`. `marks` are the epochs of all snapshots and bookmarks of the
+/// volume, to which others are compared. Both lists are sorted, and have all versions of the same pages that a missing
+/// snapshot sees.
 #[must_use]
 pub fn plan_version_edits(
     (mut source, mut target): (&[PageVersion], &[PageVersion]),
     below: Epoch,
-    missing: &[Epoch],
-    complete: &[Epoch],
+    (missing, complete): (&[Epoch], &[Epoch]),
+    marks: &[Epoch],
 ) -> VersionPlan {
     let mut plan = VersionPlan::default();
     while let Some(page) = first_page(source, target) {
@@ -148,6 +150,7 @@ pub fn plan_version_edits(
             below,
             missing,
             complete,
+            marks,
         };
         views.plan(page, &mut plan);
     }
@@ -172,6 +175,7 @@ struct PageViews<'a> {
     below: Epoch,
     missing: &'a [Epoch],
     complete: &'a [Epoch],
+    marks: &'a [Epoch],
 }
 
 impl PageViews<'_> {
@@ -212,7 +216,7 @@ impl PageViews<'_> {
 
     fn is_right(&self, version: &PageVersion, snapshot: Epoch) -> bool {
         self.wanted(snapshot)
-            .is_some_and(|wanted| version.stands_for(wanted))
+            .is_some_and(|wanted| version.stands_for(wanted, self.marks))
     }
 
     /// The missing snapshots that see a version of the target, and should see another one, or none.
@@ -299,7 +303,9 @@ mod tests {
         complete: &[u32],
     ) -> VersionPlan {
         let epochs = |list: &[u32]| list.iter().copied().map(Epoch).collect::<Vec<_>>();
-        plan_version_edits(legs, Epoch(20), &epochs(missing), &epochs(complete))
+        let (missing, complete) = (epochs(missing), epochs(complete));
+        let marks = [&missing[..], &complete[..]].concat();
+        plan_version_edits(legs, Epoch(20), (&missing, &complete), &marks)
     }
 
     #[test]
@@ -334,6 +340,18 @@ mod tests {
         let target = [version(1, 5, 17, 50), version(2, 4, 14, 60)];
         let plan = plan((&source, &target), &[12], &[9]);
         assert_eq!(plan, VersionPlan::default());
+    }
+
+    #[test]
+    fn version_that_is_born_before_a_mark_does_not_stand_for_a_later_one() {
+        let (source, target) = ([version(1, 8, 18, 50)], [version(1, 5, 18, 50)]);
+        // Nothing is compared with an epoch between the births.
+        assert_eq!(plan((&source, &target), &[12], &[]), VersionPlan::default());
+        let expected = [
+            edit((5, 50), Some(18), Some(7)),
+            edit((8, 50), None, Some(12)),
+        ];
+        assert_eq!(plan((&source, &target), &[12], &[7]).edits, expected);
     }
 
     #[test]

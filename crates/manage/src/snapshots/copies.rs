@@ -17,14 +17,18 @@ pub(crate) struct VersionCopy {
     pub missing: Vec<Epoch>,
     /// Snapshots that the target has as a whole.
     pub complete: Vec<Epoch>,
+    /// The epochs of all snapshots and bookmarks of the volume.
+    pub marks: Vec<Epoch>,
 }
 
 /// A copy that has begun.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct CopyProgress {
     /// The snapshots that are compared.
     pub missing: Vec<Epoch>,
-    /// Those with views that cannot be made equal.
+    /// The layout in which it has begun.
+    pub layout: EpochNumber,
+    /// Those with views that cannot be made equal in this layout.
     pub unequal: BTreeSet<Epoch>,
     /// All views of pages below are equal, but those.
     pub next: PageNo,
@@ -41,7 +45,43 @@ pub(crate) struct VersionCopies {
     pub last: Option<SliceId>,
 }
 
+impl CopyProgress {
+    pub fn new(copy: &VersionCopy) -> CopyProgress {
+        CopyProgress {
+            missing: copy.missing.clone(),
+            layout: copy.below,
+            unequal: BTreeSet::new(),
+            next: PageNo(0),
+        }
+    }
+
+    /// Whether it holds for this copy: all of its snapshots were compared, and none was given up in another layout.
+    pub fn is_of(&self, copy: &VersionCopy) -> bool {
+        let mut missing = copy.missing.iter();
+        let is_given_up = !self.unequal.is_empty() && self.layout != copy.below;
+        missing.all(|it| self.missing.contains(it)) && !is_given_up
+    }
+}
+
 impl VersionCopies {
+    /// Notes snapshots that a leg cannot get in a layout.
+    pub fn refuse(&mut self, target: SliceId, layout: EpochNumber, snapshots: &BTreeSet<Epoch>) {
+        let refused = self
+            .refused
+            .entry(target)
+            .or_insert((layout, BTreeSet::new()));
+        if refused.0 != layout {
+            *refused = (layout, BTreeSet::new());
+        }
+        refused.1.extend(snapshots);
+    }
+
+    /// Forgets slices that no volume has any more.
+    pub fn keep_only(&mut self, is_known: impl Fn(&SliceId) -> bool) {
+        self.of.retain(|slice, _| is_known(slice));
+        self.refused.retain(|slice, _| is_known(slice));
+    }
+
     /// Whether a leg may get a snapshot in a layout.
     pub fn may_copy(&self, target: SliceId, layout: EpochNumber, snapshot: Epoch) -> bool {
         let refused = self.refused.get(&target);

@@ -20,21 +20,33 @@ pub struct CheckSnapshots {
     pub from: Option<CheckPosition>,
 }
 
-/// A place in a check of snapshots: an epoch of the layout, a pair of copies, and a page.
+/// A place in a check of snapshots: a pair of copies, some snapshots, and a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct CheckPosition {
     /// The epoch of the layout in which the check has begun.
     pub layout: EpochNumber,
+    /// The newest snapshot then.
+    pub newest: EpochNumber,
     /// The number of the pair.
     pub pair: usize,
+    /// Snapshots up to this epoch are compared.
+    pub after: EpochNumber,
+    /// The last snapshot of the list that has begun.
+    pub through: EpochNumber,
     /// The page of the copies.
     pub page: u64,
 }
 
 impl std::fmt::Display for CheckPosition {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}.{}.{}", self.layout.0, self.pair, self.page)
+        let (layout, newest) = (self.layout.0, self.newest.0);
+        let (pair, after, through) = (self.pair, self.after.0, self.through.0);
+        write!(
+            f,
+            "{layout}.{newest}.{pair}.{after}.{through}.{}",
+            self.page
+        )
     }
 }
 
@@ -57,15 +69,18 @@ impl std::str::FromStr for CheckPosition {
 
     fn from_str(text: &str) -> Result<CheckPosition, String> {
         let bad = || format!("{text:?} is no place in a check of snapshots");
-        let mut parts = text.split('.');
-        let mut number = || parts.next().and_then(|part| part.parse::<u64>().ok());
-        let numbers = (number(), number(), number(), number());
-        let (Some(layout), Some(pair), Some(page), None) = numbers else {
+        let numbers = text.split('.').map(str::parse);
+        let numbers: Vec<u64> = numbers.collect::<Result<_, _>>().map_err(|_| bad())?;
+        let [layout, newest, pair, after, through, page] = numbers[..] else {
             return Err(bad());
         };
+        let epoch = |number| u32::try_from(number).map(EpochNumber).map_err(|_| bad());
         Ok(CheckPosition {
-            layout: EpochNumber(u32::try_from(layout).map_err(|_| bad())?),
+            layout: epoch(layout)?,
+            newest: epoch(newest)?,
             pair: usize::try_from(pair).map_err(|_| bad())?,
+            after: epoch(after)?,
+            through: epoch(through)?,
             page,
         })
     }

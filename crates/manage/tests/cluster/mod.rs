@@ -3,7 +3,7 @@
 
 #![allow(dead_code)]
 
-use pagemesh_base::ids::Epoch;
+use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::key::Key;
 use pagemesh_base::layout::{BrickId, Layout, Leg, SliceId, VolumeName};
 use pagemesh_base::slice::{
@@ -106,6 +106,8 @@ pub struct FakeBrick {
     pub versions: Mutex<BTreeMap<SliceId, BTreeSet<PageVersion>>>,
     /// Whether it knows copies of versions.
     pub knows_version_copies: Mutex<bool>,
+    /// Lists of versions end there, and say so again when they are asked to go on.
+    pub list_end: Mutex<Option<PageNo>>,
     /// Runs once, at a request to list snapshots, before they are listed.
     pub adoption_hook: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
@@ -343,7 +345,7 @@ impl BrickControl for FakeControl {
         };
         Ok(VersionList {
             versions: of_slice.filter(is_meant).map(listed).collect(),
-            next: None,
+            next: *self.0.list_end.lock().expect("no panic"),
         })
     }
 
@@ -502,6 +504,7 @@ impl Cluster {
                 clones: Mutex::default(),
                 versions: Mutex::default(),
                 knows_version_copies: Mutex::new(true),
+                list_end: Mutex::new(None),
                 adoption_hook: Mutex::new(None),
             })
         };

@@ -124,6 +124,12 @@ impl<M: Media> Pool<M> {
         self.set_deaths(origin, &mut versions, &mut blocks, &request.edits)?;
         let pages = request.data.as_chunks::<PAGE_BYTES>().0;
         let new = request.edits.iter().filter(|edit| edit.from.is_none());
+        // A version from before the base of a clone would belong to the origin.
+        let oldest = self.oldest_birth(origin);
+        let new = new.map(|edit| VersionEdit {
+            birth: edit.birth.max(oldest),
+            ..*edit
+        });
         let new: Vec<_> = new.zip(pages).collect();
         let added = self.place_added((origin, &mut versions), (leaf, &mut blocks), &new)?;
         self.commit_versions(origin, &mut versions)?;
@@ -186,7 +192,7 @@ impl<M: Media> Pool<M> {
         &mut self,
         (origin, versions): (ObjectId, &mut EditedVersions),
         (leaf, blocks): (u64, &mut Vec<Block>),
-        new: &[(&VersionEdit, &'a [u8; PAGE_BYTES])],
+        new: &[(VersionEdit, &'a [u8; PAGE_BYTES])],
     ) -> Result<Vec<AddedPage<'a>>, ObjectError> {
         let present: BTreeSet<PageVersion> = blocks
             .iter()
@@ -199,7 +205,7 @@ impl<M: Media> Pool<M> {
         }
         let mut added = Vec::new();
         let mut changed = BTreeSet::new();
-        for &(edit, bytes) in new {
+        for (edit, bytes) in new {
             let in_leaf = edit.page.0 % LEAF_PAGES;
             let Some(death) = edit.to else { continue };
             let version = PageVersion {

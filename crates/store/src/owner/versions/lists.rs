@@ -18,8 +18,15 @@ use pagemesh_pmem::Media;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
-/// Leaves with pages that one call lists.
+/// Leaves with pages that one call lists. With many snapshots, a leaf has many versions.
 const LISTED_LEAVES: u64 = 64;
+const LISTED_LEAVES_OF_MANY: u64 = 4;
+/// More snapshots are many.
+const MANY_SNAPSHOTS: usize = 16;
+/// Versions that one call walks, at most, apart from those of its last leaf.
+const WALKED_VERSIONS: usize = 1 << 15;
+/// Looks at a page that changes.
+const LOOKS_MAX: usize = 1000;
 /// Leaves without pages that it passes.
 const LISTED_EMPTY_LEAVES: u64 = 1 << 12;
 /// Steps of a merge that one call does.
@@ -63,6 +70,11 @@ impl<M: Media> Pool<M> {
             let (snapshot, newest) = (newest, range.below);
             return Err(ObjectError::BadSnapshot { snapshot, newest });
         }
+        if !is_look && entry.shared_below < newest {
+            // An adoption ended before it told the sessions.
+            self.update_shared_below(object)?;
+            self.versions.settled.remove(&object);
+        }
         if !is_look && !self.settle_versions(object, range.below)? {
             let next = Some(range.from);
             return Ok(VersionList {
@@ -72,7 +84,11 @@ impl<M: Media> Pool<M> {
         }
         let leaves = entry.size_bytes.div_ceil(LEAF_PAGES * PAGE_BYTES as u64);
         let first = range.from.0 / LEAF_PAGES;
-        let (end, mut live) = self.live_pages(object, first..leaves, newest)?;
+        let count = match range.snapshots.len() > MANY_SNAPSHOTS {
+            true => LISTED_LEAVES_OF_MANY,
+            false => LISTED_LEAVES,
+        };
+        let (end, mut live) = self.live_pages(object, (first..leaves, count), newest)?;
         if live.has_later || is_look {
             let committed = self.mapping.control.seq().load(Ordering::Acquire);
             self.wait_for_ops()?;
@@ -80,9 +96,15 @@ impl<M: Media> Pool<M> {
             self.check_versions(object)?;
         }
         let mut list = VersionList::default();
+        let mut walked = 0;
         for leaf in first..end {
+            if walked > WALKED_VERSIONS {
+                list.next = Some(PageNo(leaf * LEAF_PAGES));
+                return Ok(list);
+            }
             let of_leaf = live.by_leaf.remove(&leaf).unwrap_or_default();
             let of_leaf = self.add_kept_versions(object, leaf, of_leaf, range.below)?;
+            walked += of_leaf.len();
             list.next = add_whole_pages(&mut list.versions, of_leaf, range);
             if list.next.is_some() {
                 return Ok(list);
@@ -96,13 +118,13 @@ impl<M: Media> Pool<M> {
     fn live_pages(
         &mut self,
         object: ObjectId,
-        leaves: std::ops::Range<u64>,
+        (leaves, count): (std::ops::Range<u64>, u64),
         newest: Epoch,
     ) -> Result<(u64, LivePages), ObjectError> {
         let mut live = LivePages::default();
         let (mut leaf, mut listed, mut passed) = (leaves.start, 0, 0);
         while leaf < leaves.end
-            && listed < LISTED_LEAVES
+            && listed < count
             && passed < LISTED_EMPTY_LEAVES
             && live.count < LIST_ENTRIES_MAX
         {
@@ -128,40 +150,51 @@ impl<M: Media> Pool<M> {
         let SlotLocation::At(at) = self.mapping.locate(object, 0, first)? else {
             return Ok(false);
         };
-        let oldest = self.oldest_birth(object);
         let mut found = Vec::new();
         for index in 0..LEAF_PAGES {
             let (at, page) = (at + index as usize * 8, PageNo(first.0 + index));
-            let birth = match self.mapping.birth(at, page) {
-                PageBirth::NeverWritten => continue,
-                PageBirth::At(birth) if birth >= newest => {
-                    live.has_later = true;
-                    continue;
-                }
-                PageBirth::At(birth) => birth.max(oldest),
-                PageBirth::Unknown => oldest,
-            };
-            let slot = self.mapping.slot(at, page)?;
-            // A page that changes in place is newer than all snapshots: see `adopt_snapshots`.
-            let Some(frame) = slot.frame().filter(|_| !slot.is_changing()) else {
-                live.has_later |= slot.frame().is_some();
-                continue;
-            };
-            let sum = self.mapping.frame_word(frame).crc();
-            if self.mapping.meta.load(at) != slot.encode() {
-                live.has_later = true;
-                continue;
+            match self.live_page(object, (at, page))? {
+                Some((birth, _)) if birth >= newest => live.has_later = true,
+                Some((birth, Some(sum))) => found.push(PageVersion {
+                    page,
+                    birth,
+                    death: Epoch(u32::MAX),
+                    sum,
+                }),
+                _ => {}
             }
-            found.push(PageVersion {
-                page,
-                birth,
-                death: Epoch(u32::MAX),
-                sum,
-            });
         }
         live.count += found.len();
         live.by_leaf.insert(leaf, found);
         Ok(true)
+    }
+
+    /// The birth of a page of the slice, with its slot at byte `at`, and its checksum; without one, of a hole. Both are of one slot.
+    fn live_page(
+        &self,
+        object: ObjectId,
+        (at, page): (usize, PageNo),
+    ) -> Result<Option<(Epoch, Option<u32>)>, ObjectError> {
+        let oldest = self.oldest_birth(object);
+        for _ in 0..LOOKS_MAX {
+            let before = self.mapping.meta.load(at);
+            let birth = self.mapping.birth(at, page);
+            let slot = self.mapping.slot(at, page)?;
+            let sum = slot
+                .frame()
+                .map(|frame| self.mapping.frame_word(frame).crc());
+            let is_same = slot.encode() == before && self.mapping.meta.load(at) == before;
+            if slot.is_changing() || !is_same {
+                std::hint::spin_loop();
+                continue;
+            }
+            return Ok(match birth {
+                PageBirth::NeverWritten => None,
+                PageBirth::At(birth) => Some((birth.max(oldest), sum)),
+                PageBirth::Unknown => Some((oldest, sum)),
+            });
+        }
+        Err(StoreError::TimedOut.into())
     }
 
     /// Whether a leaf may have versions.
