@@ -141,7 +141,12 @@ impl PromotedSnapshots {
                 plan.kept.push(changed);
             }
         }
-        plan.keep_bookmarks(book, record, copy, newest_kept);
+        // A copy that was lost in the middle of a resync holds a mixture, so its births tell less.
+        let before = &book.volume(&layout.name)?.layout_state.layout;
+        let mut legs = before.columns().filter_map(|column| column.legs.get(copy));
+        if legs.all(|leg| leg.state == LegState::AsyncReplica) {
+            plan.keep_bookmarks(book, record, copy, newest_kept);
+        }
         Ok(plan)
     }
 
