@@ -270,7 +270,7 @@ impl Manager {
             }
             let legs = layout.columns().flat_map(|column| &column.legs);
             known.extend(legs.map(|leg| leg.slice));
-            let bookmarks = book.snapshots.bookmarks_of(name).into_iter();
+            let bookmarks = book.snapshots.bookmarks_of(name);
             let bookmarks = bookmarks.map(|it| Epoch(it.epoch.0));
             let live = of.live().map(|it| Epoch(it.epoch.0));
             let marks: Vec<Epoch> = live.chain(bookmarks).collect();

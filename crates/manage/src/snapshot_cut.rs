@@ -153,13 +153,14 @@ impl Manager {
         let made = match volumes {
             [volume] => match self.cut(volume, request, until) {
                 Ok(cut) => Ok((vec![cut], None)),
-                Err(fault) => Err((volume.clone(), fault)),
+                Err(fault) => Err(Box::new((volume.clone(), fault))),
             },
             _ => self.cut_group(volumes, request, until),
         };
         match made {
             Ok((mut cuts, held)) => self.commit_cuts(&mut cuts, running, |all| reply(all, held)),
-            Err((volume, fault)) => {
+            Err(failed) => {
+                let (volume, fault) = *failed;
                 self.report_failed_cut(&volume, &request.name, &fault);
                 Err(fault)
             }

@@ -34,14 +34,14 @@ impl Manager {
         volumes: &[VolumeName],
         request: &CreateSnapshot,
         until: Instant,
-    ) -> Result<CutVolumes<'_>, (VolumeName, Fault)> {
+    ) -> Result<CutVolumes<'_>, Box<(VolumeName, Fault)>> {
         let mut attempts = 0;
         loop {
             attempts += 1;
             let mut cuts = Vec::new();
             for volume in volumes {
                 let reserved = self.reserve(volume, request);
-                cuts.push(reserved.map_err(|fault| (volume.clone(), fault))?);
+                cuts.push(reserved.map_err(|fault| Box::new((volume.clone(), fault)))?);
             }
             let (number, failure) = match self.try_group(&mut cuts, until) {
                 Ok(held) => return Ok((cuts, held)),
@@ -49,7 +49,7 @@ impl Manager {
             };
             let volume = volumes[number].clone();
             let cause = match failure {
-                StepFailure::Failed(fault) => return Err((volume, fault)),
+                StepFailure::Failed(fault) => return Err(Box::new((volume, fault))),
                 StepFailure::Void(cause) => cause,
             };
             if attempts == GROUP_ATTEMPTS_MAX || Instant::now() >= until {
@@ -58,7 +58,7 @@ impl Manager {
                     attempts,
                     cause,
                 };
-                return Err((volume, fault.into()));
+                return Err(Box::new((volume, fault.into())));
             }
         }
     }

@@ -7,6 +7,7 @@
 //!        reason for no access 8,
 //!        opens 8 (how often a process with direct threads opened a file past its preload library)
 //!   128  number of the last operation 8,          (every writer's shared line)
+//!        slots claimed in the ring 8,
 //!        word of the stamps 8, as in `stamp_epoch`: the newest snapshot and whether it is held 4, the layout that it
 //!        was cut under 4
 //!  4096  rows of 64 bytes:
@@ -27,7 +28,7 @@
 //!   party that reconciles the row is the writer.
 
 use crate::limits::{HOLD_LIMIT, HOLD_POLL};
-use crate::replication::ring::RING_END_AT;
+use crate::replication::ring::{RING_END_AT, TAIL_AT};
 use crate::stamp_epoch::{NO_SNAPSHOT, release, stamp_by};
 use crate::steps::step;
 use pagemesh_base::ids::{Epoch, PageNo};
@@ -55,7 +56,9 @@ const CLOSED_AT: usize = 72;
 const DISABLED_REASON_AT: usize = 80;
 const UNTRACKED_OPENS_AT: usize = 88;
 const OPS_AT: usize = 128;
-const STAMP_AT: usize = OPS_AT + 8;
+/// Behind the claimed slots of the ring.
+const STAMP_AT: usize = OPS_AT + 16;
+const _: () = assert!(STAMP_AT == TAIL_AT + 8 && STAMP_AT / 64 == OPS_AT / 64);
 const ROWS_AT: usize = PAGE_BYTES;
 const ROW_BYTES: usize = 64;
 const RUNS_AT: usize = ROWS_AT + ROWS * ROW_BYTES;
@@ -478,6 +481,26 @@ impl<'s> ClientRow<'s> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn stamps_and_claims_in_the_ring_have_words_of_their_own() {
+        let segment = DirectSegment::create(7).expect("a segment");
+        let layout = Epoch(3);
+        assert_eq!(
+            (segment.ring().tail(), segment.stamp_epoch(layout)),
+            (0, layout)
+        );
+        assert_eq!(segment.ring().claim(segment.row(1), 2), 0);
+        let stamps = crate::stamp_epoch::StampEpoch::default();
+        stamps.cut(layout, Epoch(5));
+        segment.raise_stamp_word(stamps.word());
+        assert_eq!(
+            (segment.ring().tail(), segment.stamp_epoch(layout)),
+            (2, Epoch(5))
+        );
+        assert_eq!(segment.ring().claim(segment.row(1), 1), 2);
+        assert_eq!(segment.stamp_epoch(layout), Epoch(5));
+    }
 
     #[test]
     fn closed_segment_shows_active_rows() {

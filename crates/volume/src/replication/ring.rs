@@ -47,7 +47,8 @@ pub const RECORD_SLOTS_MAX: u64 = 4;
 pub const RECORD_BYTES_MAX: usize = RECORD_SLOTS_MAX as usize * PAGE_BYTES;
 const _: () = assert!(ROWS as u64 * RECORD_SLOTS_MAX <= RING_SLOTS / 2, "room");
 
-const TAIL_AT: usize = 136;
+/// On the line of the operation numbers.
+pub(crate) const TAIL_AT: usize = 136;
 const HAS_REPLICA_AT: usize = 192;
 const THROTTLED_AT: usize = 196;
 const INCOMPLETE_AT: usize = 200;
