@@ -87,7 +87,7 @@ pub(crate) fn has_all_or_replicated(
 /// The changes of a volume's snapshots and bookmarks at a promotion.
 #[derive(Debug, Default)]
 pub(crate) struct PromotedSnapshots {
-    /// Kept snapshots whose records change.
+    /// Kept snapshots with changed records.
     kept: Vec<SnapshotRecord>,
     /// Snapshots that the promoted copy lacks. They are being deleted.
     lost: Vec<SnapshotRecord>,

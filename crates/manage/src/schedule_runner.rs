@@ -125,7 +125,7 @@ impl Manager {
         self.note_run(key, &plan, created.and(pruned).map_err(|it| it.to_string()));
     }
 
-    /// Carries out a schedule whose snapshots show one moment. The volumes that get snapshots of the same classes are a group.
+    /// Carries out a schedule of snapshots that show one moment. The volumes that get snapshots of the same classes are a group.
     fn run_group_schedule(&self, keys: &[RunKey]) {
         let actor = self.acting_for_schedule(&keys[0].0);
         let mut groups: BTreeMap<Vec<SnapshotClass>, Vec<(&RunKey, Plan)>> = BTreeMap::new();

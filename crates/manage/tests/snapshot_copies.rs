@@ -246,7 +246,7 @@ fn check_names_pages_that_differ_between_copies() {
 }
 
 #[test]
-fn snapshot_that_is_deleted_during_an_adoption_does_not_come_back() {
+fn snapshot_deleted_during_an_adoption_does_not_come_back() {
     let cluster = Cluster::new(2);
     let manager = Arc::new(manager_with_volume(&cluster));
     snapshot_of_one_leg(&cluster, &manager);

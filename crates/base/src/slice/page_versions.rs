@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn version_that_is_born_before_a_mark_does_not_stand_for_a_later_one() {
+    fn version_born_before_a_mark_stands_for_no_later_one() {
         let (source, target) = ([version(1, 8, 18, 50)], [version(1, 5, 18, 50)]);
         // Nothing is compared with an epoch between the births.
         assert_eq!(plan((&source, &target), &[12], &[]), VersionPlan::default());
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn page_that_is_born_later_on_the_target_is_added_for_older_snapshots() {
+    fn page_born_later_on_the_target_is_added_for_older_ones() {
         let (source, target) = ([version(1, 5, 20, 50)], [version(1, 14, 20, 50)]);
         let plan = plan((&source, &target), &[10, 12, 16], &[11]);
         let expected = [

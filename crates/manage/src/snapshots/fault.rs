@@ -180,6 +180,15 @@ pub enum SnapshotFault {
     },
 }
 
+fn promotion_hint(has_holds_alone: bool) -> &'static str {
+    match has_holds_alone {
+        true => {
+            "start the bricks of a copy that has it, or release the holds, or use force, which deletes the snapshot"
+        }
+        false => "start the bricks of a copy that has it, or delete these clones first",
+    }
+}
+
 impl SnapshotFault {
     pub(crate) fn code(&self) -> ErrorCode {
         match self {
@@ -212,12 +221,7 @@ impl SnapshotFault {
             SnapshotFault::HasClones { .. } => {
                 "delete them first, or let them copy these pages with: pagemesh clone promote NAME"
             }
-            SnapshotFault::LostAtPromotion { clones, .. } if !clones.is_empty() => {
-                "start the bricks of a copy that has it, or delete these clones first"
-            }
-            SnapshotFault::LostAtPromotion { .. } => {
-                "start the bricks of a copy that has it, or release the holds, or use force, which deletes the snapshot"
-            }
+            SnapshotFault::LostAtPromotion { clones, .. } => promotion_hint(clones.is_empty()),
             SnapshotFault::NoCopy { .. } => "take another snapshot",
             SnapshotFault::NoSuchBookmark { .. } => {
                 "list what there is with: pagemesh bookmark list VOLUME"

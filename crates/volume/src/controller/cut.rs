@@ -200,6 +200,21 @@ async fn try_cut(
     }
     let ended = state.now();
     flush(state, &legs).await?;
+    log_steps(state, snapshot, [began, prepared, ended], held);
+    legs.check(state)?;
+    if let Some(replica) = replica {
+        replica.finish(state);
+    }
+    Ok(held)
+}
+
+/// Logs the times of a cut: its begin, and the ends of its first steps.
+fn log_steps(
+    state: &ControllerState,
+    snapshot: Epoch,
+    [began, prepared, ended]: [Duration; 3],
+    held: Duration,
+) {
     tracing::debug!(
         volume = %state.name,
         %snapshot,
@@ -209,11 +224,6 @@ async fn try_cut(
         held_us = held.as_micros(),
         "the steps of a cut"
     );
-    legs.check(state)?;
-    if let Some(replica) = replica {
-        replica.finish(state);
-    }
-    Ok(held)
 }
 
 /// Changes wait, until this is dropped.

@@ -20,6 +20,7 @@ mod layout_query;
 mod leg_errors;
 mod lifecycle;
 mod model;
+mod pending_snapshots;
 mod reconcile;
 mod reconfigure;
 mod recover_in_flight;

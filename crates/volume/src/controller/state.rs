@@ -3,7 +3,7 @@
 use super::call::{BlockingCall, CallOutcome, CallRunner};
 use super::control::ControlConnection;
 use super::model::VolumeModel;
-use super::replica_snapshots::ReplicaSnapshots;
+use super::pending_snapshots::ReplicaSnapshots;
 use super::scrub_schedule::{ScrubOrder, Scrubber};
 use super::{ControllerEvent, Task};
 use crate::direct_access::DirectAccess;

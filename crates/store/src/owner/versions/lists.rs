@@ -88,16 +88,31 @@ impl<M: Media> Pool<M> {
             true => LISTED_LEAVES_OF_MANY,
             false => LISTED_LEAVES,
         };
-        let (end, mut live) = self.live_pages(object, (first..leaves, count), newest)?;
+        let (end, live) = self.live_pages(object, (first..leaves, count), newest)?;
         if live.has_later || is_look {
             let committed = self.mapping.control.seq().load(Ordering::Acquire);
             self.wait_for_ops()?;
             self.checkpoint_versions(Seq(committed))?;
             self.check_versions(object)?;
         }
+        let mut list = self.list_leaves(object, first..end, live, range)?;
+        if list.next.is_none() && end < leaves {
+            list.next = Some(PageNo(end * LEAF_PAGES));
+        }
+        Ok(list)
+    }
+
+    /// Lists what the snapshots of a range see in some leaves. The list has a next page if it is full before.
+    fn list_leaves(
+        &mut self,
+        object: ObjectId,
+        leaves: std::ops::Range<u64>,
+        mut live: LivePages,
+        range: &VersionRange,
+    ) -> Result<VersionList, ObjectError> {
         let mut list = VersionList::default();
         let mut walked = 0;
-        for leaf in first..end {
+        for leaf in leaves {
             if walked > WALKED_VERSIONS {
                 list.next = Some(PageNo(leaf * LEAF_PAGES));
                 return Ok(list);
@@ -110,7 +125,6 @@ impl<M: Media> Pool<M> {
                 return Ok(list);
             }
         }
-        list.next = (end < leaves).then_some(PageNo(end * LEAF_PAGES));
         Ok(list)
     }
 
