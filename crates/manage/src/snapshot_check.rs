@@ -1,7 +1,7 @@
-//! The check of snapshots: compares what they see on the copies of a volume, by the checksums of pages.
+//! The check of snapshots: compares their views on the copies of a volume, by the checksums of pages.
 //!
 //! A call compares for a bounded time, and says where the next one goes on. Each column is compared with its first in-sync
-//! leg. What a snapshot sees does not change, so clients write meanwhile. Snapshots that are made during a check have no
+//! leg. The view of a snapshot does not change, so clients write meanwhile. Snapshots that are made during a check have no
 //! part in it, and those that are deleted leave it.
 
 use crate::fault::Fault;
@@ -47,7 +47,7 @@ impl Comparison {
 }
 
 impl Manager {
-    /// Compares what the snapshots of a volume, or one of them, see on its copies, from a position on.
+    /// Compares the views of the snapshots of a volume, or of one of them, on its copies, from a position on.
     ///
     /// # Errors
     /// When there is no such volume or snapshot, the layout has changed since the position was answered, or a brick fails.

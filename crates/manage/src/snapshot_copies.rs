@@ -1,9 +1,9 @@
 //! Snapshots on legs that were away, or did not exist, when the snapshots were made.
 //!
 //! 1. [`Manager::adopt_on_returning`]: before a leg becomes in-sync, its brick lists all snapshots of the volume. From then
-//!    on, what they see on it does not change. A brick that was not reached lists them in a sweep.
-//! 2. [`Manager::copy_missing_versions`]: each sweep compares what the snapshots see there and on another in-sync leg, by
-//!    checksums, and copies what differs, for a bounded time. Equal views need no edit, so a copy that is interrupted begins
+//!    on, their views there do not change. A brick that was not reached lists them in a sweep.
+//! 2. [`Manager::copy_missing_versions`]: each sweep compares the views there and on another in-sync leg, by
+//!    checksums, and copies the differences, for a bounded time. Equal views need no edit, so a copy that is interrupted begins
 //!    again without harm.
 //! 3. The manager records the leg in the snapshot. Only then readers use it.
 //!
@@ -388,7 +388,7 @@ fn open_both<'a>(
     Ok((opened(copy.source.0)?, opened(copy.target.0)?))
 }
 
-/// Compares what the missing snapshots see on both legs from a page on. Returns the page to go on with; none: the slice ends.
+/// Compares the views of the missing snapshots on both legs from a page on. Returns the page to go on with; none: the slice ends.
 fn compare(
     (source, target): (&dyn BrickControl, &dyn BrickControl),
     copy: &VersionCopy,

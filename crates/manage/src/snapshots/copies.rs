@@ -34,7 +34,7 @@ pub(crate) struct CopyProgress {
     pub next: PageNo,
 }
 
-/// The progress of copies, by target. What a snapshot sees on a leg does not change once the leg lists it. So the progress
+/// The progress of copies, by target. The view of a snapshot on a leg does not change once the leg lists it. So the progress
 /// holds in later layouts, and for other sources. A restarted manager begins anew.
 #[derive(Debug, Default)]
 pub(crate) struct VersionCopies {

@@ -89,7 +89,7 @@ impl ReplicaCut {
         self.control.late_answer(self.tag).await;
     }
 
-    /// The stamp was raised: what the controller itself writes to the replica is younger than the snapshot.
+    /// The stamp was raised: the controller's own writes to the replica are younger than the snapshot.
     pub(super) fn raise_stamp(&self) {
         self.control.raise_stamp(self.snapshot.snapshot);
     }

@@ -1,8 +1,8 @@
 //! Versions that a leg lacks, because it was away or did not exist when a snapshot was made.
 //!
-//! 1. [`Pool::adopt_snapshots`] lists the snapshots. From then on checkpoints keep versions for them, so what they see does
+//! 1. [`Pool::adopt_snapshots`] lists the snapshots. From then on checkpoints keep versions for them, so their views do
 //!    not change any more.
-//! 2. [`Pool::list_versions`] lists what they see, here and on a leg that has all of it: versions, and pages of the slice.
+//! 2. [`Pool::list_versions`] lists their views, here and on a leg that has all of it: versions, and pages of the slice.
 //! 3. [`Pool::edit_versions`] makes the views equal ([`plan_version_edits`]). It edits versions that died below the epoch of
 //!    the layout.
 //!

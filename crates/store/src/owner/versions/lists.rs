@@ -1,4 +1,4 @@
-//! Lists of what snapshots see, for a comparison with another leg.
+//! Lists of the views of snapshots, for a comparison with another leg.
 //!
 //! A version that died below the epoch of the list is merged before it is listed, and does not change any more. All others
 //! are listed with the epoch as their death: pages of the slice, and those that were replaced since.
@@ -42,7 +42,7 @@ struct LivePages {
 }
 
 impl<M: Media> Pool<M> {
-    /// What the snapshots of a range see. The slice must have the epoch of the range, or a newer one.
+    /// The views of the snapshots of a range. The slice must have the epoch of the range, or a newer one.
     ///
     /// # Errors
     /// When there is no such slice or snapshot, its epoch is older, its versions are damaged, or the pool lacks room to
@@ -102,7 +102,7 @@ impl<M: Media> Pool<M> {
         Ok(list)
     }
 
-    /// Lists what the snapshots of a range see in some leaves. The list has a next page if it is full before.
+    /// Lists the views of the snapshots of a range in some leaves. The list has a next page if it is full before.
     fn list_leaves(
         &mut self,
         object: ObjectId,
