@@ -400,6 +400,16 @@ impl Manager {
         let mut committed = Vec::new();
         let (mut infos, mut drafts) = (Vec::new(), Vec::new());
         for cut in cuts.iter() {
+            // A promotion since the last look leaves out snapshots that are not committed.
+            if let Some(cause) = change_since(&book, cut) {
+                let (volume, attempts) = (cut.volume.clone(), 1);
+                return Err(SnapshotFault::Unsteady {
+                    volume,
+                    attempts,
+                    cause,
+                }
+                .into());
+            }
             // A volume with a snapshot that is being made cannot be deleted.
             let of = book.snapshots.of(&cut.volume);
             let of = of.ok_or_else(|| Fault::NoSuchVolume(cut.volume.clone()))?;

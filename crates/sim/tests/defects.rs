@@ -223,37 +223,44 @@ fn check_snapshot_defect(defect: Defect, errors: &[&str]) {
 }
 
 #[test]
+#[ignore = "takes more than five minutes: `cargo nextest run --run-ignored only`"]
 fn snapshot_cut_without_flush_is_caught() {
     check_snapshot_defect(Defect::CutNotFlushed, SNAPSHOT_ERRORS);
 }
 
 #[test]
+#[ignore = "takes more than five minutes: `cargo nextest run --run-ignored only`"]
 fn snapshot_cut_before_older_changes_is_caught() {
     check_snapshot_defect(Defect::OlderChangesNotAwaited, SNAPSHOT_ERRORS);
 }
 
 #[test]
+#[ignore = "takes more than five minutes: `cargo nextest run --run-ignored only`"]
 fn snapshot_stamped_before_prepared_is_caught() {
     check_snapshot_defect(Defect::StampedBeforePrepared, SNAPSHOT_ERRORS);
 }
 
 #[test]
+#[ignore = "takes more than five minutes: `cargo nextest run --run-ignored only`"]
 fn snapshot_of_changed_layout_is_caught() {
     check_snapshot_defect(Defect::CutOfChangedLayoutTaken, SNAPSHOT_ERRORS);
 }
 
 #[test]
+#[ignore = "takes more than five minutes: `cargo nextest run --run-ignored only`"]
 fn snapshot_on_syncing_leg_is_caught() {
     check_snapshot_defect(Defect::SyncingLegHasSnapshot, SNAPSHOT_ERRORS);
 }
 
 #[test]
+#[ignore = "takes more than five minutes: `cargo nextest run --run-ignored only`"]
 fn uncommitted_snapshot_in_list_is_caught() {
     let errors = &[SNAPSHOT_LISTED_ERROR];
     check_snapshot_defect(Defect::UncommittedSnapshotListed, errors);
 }
 
 #[test]
+#[ignore = "takes more than five minutes: `cargo nextest run --run-ignored only`"]
 fn forgotten_snapshot_on_brick_is_caught() {
     let errors = &[SNAPSHOT_KEPT_ERROR];
     check_snapshot_defect(Defect::GivenUpSnapshotForgotten, errors);
