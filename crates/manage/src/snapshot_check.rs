@@ -6,7 +6,7 @@
 
 use crate::fault::Fault;
 use crate::manager::{Manager, ManagerState};
-use crate::snapshot_copies::has_all;
+use crate::snapshot_copies::{has_all, list_both, open_both};
 use crate::snapshot_lists::live_snapshot;
 use crate::snapshots::{SnapshotName, SnapshotState};
 use crate::sweep::BrickConnections;
@@ -14,7 +14,7 @@ use crate::wire::{CheckPosition, SnapshotCheckReply, SnapshotDifference};
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::{BrickId, EpochNumber, Layout, LegState, SliceId, VolumeName};
 use pagemesh_base::slice::{
-    LISTED_SNAPSHOTS_MAX, PageVersion, SliceError, VIEWS_ONLY, VersionRange, unequal_views,
+    LISTED_SNAPSHOTS_MAX, SliceError, VIEWS_ONLY, VersionRange, unequal_views,
 };
 use pagemesh_base::units::PAGE_BYTES;
 use std::time::Duration;
@@ -119,19 +119,8 @@ impl Manager {
             snapshots: snapshots.clone(),
             from,
         };
-        let mut list = |(brick, slice): (BrickId, SliceId)| {
-            let listed = controls
-                .get(brick)
-                .and_then(|control| control.list_versions(slice, &range));
-            listed.map_err(|cause| (brick, cause))
-        };
-        let [one, other] = [list(pair.legs[0])?, list(pair.legs[1])?];
-        let next = [one.next, other.next].into_iter().flatten().min();
-        let below = |versions: Vec<PageVersion>| -> Vec<PageVersion> {
-            let is_below = |it: &PageVersion| next.is_none_or(|next| it.page < next);
-            versions.into_iter().filter(is_below).collect()
-        };
-        let (one, other) = (below(one.versions), below(other.versions));
+        let opened = open_both(controls, pair.legs)?;
+        let ([one, other], next) = list_both(opened, pair.legs, &range)?;
         reply.checked_pages += one.len() as u64;
         for (page, epoch) in unequal_views((&one, &other), &snapshots) {
             let found = comparison.snapshots.iter().find(|it| it.0 == epoch);

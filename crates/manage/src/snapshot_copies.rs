@@ -23,8 +23,8 @@ use pagemesh_base::layout::{
     BrickId, Column, EpochNumber, Layout, Leg, LegState, SliceId, VolumeName,
 };
 use pagemesh_base::slice::{
-    BrickControl, DROPPED_SNAPSHOTS_MAX, SliceError, VERSION_EDITS_MAX, VersionEdit, VersionEdits,
-    VersionList, VersionPlan, VersionRange, plan_version_edits,
+    BrickControl, DROPPED_SNAPSHOTS_MAX, PageVersion, SliceError, VERSION_EDITS_MAX, VersionEdit,
+    VersionEdits, VersionPlan, VersionRange, plan_version_edits,
 };
 use pagemesh_base::units::PAGE_BYTES;
 use std::collections::BTreeSet;
@@ -185,7 +185,7 @@ impl Manager {
         progress: &mut CopyProgress,
         budget: &mut Budget,
     ) -> Result<bool, (BrickId, SliceError)> {
-        let (source, target) = open_both(controls, copy)?;
+        let [source, target] = open_both(controls, [copy.source, copy.target])?;
         while self.has_budget(budget) {
             budget.comparisons -= 1;
             let compared = copy
@@ -373,19 +373,43 @@ fn committed_epochs(book: &ManagerState, volume: &VolumeName) -> Vec<Epoch> {
     committed.map(|it| Epoch(it.epoch.0)).collect()
 }
 
-/// The bricks of a copy. Both connections are there before both are used.
-fn open_both<'a>(
+/// The bricks of two legs. Both connections are there before both are used.
+pub(crate) fn open_both<'a>(
     controls: &'a mut BrickConnections<'_>,
-    copy: &VersionCopy,
-) -> Result<(&'a dyn BrickControl, &'a dyn BrickControl), (BrickId, SliceError)> {
-    for brick in [copy.source.0, copy.target.0] {
+    legs: [(BrickId, SliceId); 2],
+) -> Result<[&'a dyn BrickControl; 2], (BrickId, SliceError)> {
+    for (brick, _) in legs {
         controls.get(brick).map_err(|cause| (brick, cause))?;
     }
-    let opened = |brick| {
+    let opened = |(brick, _)| {
         let lost = || SliceError::Lost("the connection has ended".into());
         controls.opened(brick).ok_or_else(|| (brick, lost()))
     };
-    Ok((opened(copy.source.0)?, opened(copy.target.0)?))
+    Ok([opened(legs[0])?, opened(legs[1])?])
+}
+
+/// The same pages of two legs, and the page to go on with.
+type ListsOfBoth = ([Vec<PageVersion>; 2], Option<PageNo>);
+
+/// Lists the pages of a range that both legs list, and the page to go on with; none: the slice ends.
+pub(crate) fn list_both(
+    controls: [&dyn BrickControl; 2],
+    legs: [(BrickId, SliceId); 2],
+    range: &VersionRange,
+) -> Result<ListsOfBoth, (BrickId, SliceError)> {
+    let list = |at: usize| {
+        let (brick, slice) = legs[at];
+        let listed = controls[at].list_versions(slice, range);
+        listed.map_err(|cause| (brick, cause))
+    };
+    let lists = [list(0)?, list(1)?];
+    let next = lists.iter().filter_map(|list| list.next).min();
+    let versions = lists.map(|mut list| {
+        list.versions
+            .retain(|it| next.is_none_or(|next| it.page < next));
+        list.versions
+    });
+    Ok((versions, next))
 }
 
 /// Compares the views of the missing snapshots on both legs from a page on. Returns the page to go on with; none: the slice ends.
@@ -401,17 +425,9 @@ fn compare(
         snapshots: missing.to_vec(),
         from,
     };
-    let list = |control: &dyn BrickControl, (brick, slice): (BrickId, SliceId)| {
-        let listed = control.list_versions(slice, &range);
-        listed.map_err(|cause| (brick, cause))
-    };
-    let mut lists: [VersionList; 2] = [list(source, copy.source)?, list(target, copy.target)?];
-    let next = lists.iter().filter_map(|list| list.next).min();
-    for list in &mut lists {
-        let versions = &mut list.versions;
-        versions.retain(|it| next.is_none_or(|next| it.page < next));
-    }
-    let versions = (&lists[0].versions[..], &lists[1].versions[..]);
+    let ([of_source, of_target], next) =
+        list_both([source, target], [copy.source, copy.target], &range)?;
+    let versions = (&of_source[..], &of_target[..]);
     let plan = plan_version_edits(versions, below, (missing, &copy.complete), &copy.marks);
     Ok((plan, next))
 }

@@ -31,6 +31,12 @@ fn turn(manager: &Manager, to: LegState) -> EpochNumber {
     layout.expect("changed").epoch
 }
 
+/// The second leg of `v` comes back.
+fn return_leg(manager: &Manager) {
+    turn(manager, LegState::Syncing);
+    turn(manager, LegState::InSync);
+}
+
 /// The slices of `v`, and their bricks.
 fn slices(cluster: &Cluster, manager: &Manager) -> Vec<(SliceId, Arc<FakeBrick>)> {
     let layout = manager.show(&name("v")).expect("shown").layout;
@@ -88,8 +94,7 @@ fn leg_that_returns_is_read_once_it_has_the_snapshot() {
     let cluster = Cluster::new(2);
     let manager = manager_with_volume(&cluster);
     snapshot_of_one_leg(&cluster, &manager);
-    turn(&manager, LegState::Syncing);
-    turn(&manager, LegState::InSync);
+    return_leg(&manager);
     assert_eq!(missing(&manager), [1, 0]);
     assert_eq!(readers(&manager, "away"), 1);
     let legs = slices(&cluster, &manager);
@@ -120,8 +125,7 @@ fn leg_that_lists_snapshots_late_is_compared_then() {
     snapshot_of_one_leg(&cluster, &manager);
     let legs = slices(&cluster, &manager);
     *legs[1].1.knows_version_copies.lock().expect("no panic") = false;
-    turn(&manager, LegState::Syncing);
-    turn(&manager, LegState::InSync);
+    return_leg(&manager);
     manager.sweep();
     assert_eq!(missing(&manager), [1, 0]);
     assert_eq!(versions(&legs[1]), [version(1, 5)]);
@@ -143,8 +147,7 @@ fn version_of_one_birth_with_other_bytes_is_replaced() {
         ..version(3, 5)
     };
     set_versions(&legs[1], &[version(1, 2), old]);
-    turn(&manager, LegState::Syncing);
-    turn(&manager, LegState::InSync);
+    return_leg(&manager);
     manager.sweep();
     assert_eq!(missing(&manager), [0, 0]);
     assert_eq!(versions(&legs[1]), [version(1, 2), version(3, 4)]);
@@ -162,8 +165,7 @@ fn leg_with_other_pages_of_the_slice_is_not_read_for_a_snapshot() {
     };
     set_versions(&legs[0], &[live(30)]);
     set_versions(&legs[1], &[live(31)]);
-    turn(&manager, LegState::Syncing);
-    turn(&manager, LegState::InSync);
+    return_leg(&manager);
     for _ in 0..3 {
         manager.sweep();
     }
@@ -185,8 +187,7 @@ fn snapshot_does_not_inherit_the_progress_of_a_deleted_one() {
     let manager = manager_with_volume(&cluster);
     snapshot_of_one_leg(&cluster, &manager);
     let legs = slices(&cluster, &manager);
-    turn(&manager, LegState::Syncing);
-    turn(&manager, LegState::InSync);
+    return_leg(&manager);
     // The list ends before the last page, and the copy stops there.
     for (_, fake) in &legs {
         *fake.list_end.lock().expect("no panic") = Some(PageNo(9));
@@ -194,8 +195,7 @@ fn snapshot_does_not_inherit_the_progress_of_a_deleted_one() {
     manager.sweep();
     turn(&manager, LegState::Stale);
     create(&manager, "second").expect("made");
-    turn(&manager, LegState::Syncing);
-    turn(&manager, LegState::InSync);
+    return_leg(&manager);
     let deleted = manager.delete_snapshot(&name("v"), &snap("away"));
     deleted.expect("deleted");
     let early = |sum| PageVersion {

@@ -54,6 +54,20 @@ fn open_session(pool: &mut Pool<MappedMedia>) -> Session<MappedMedia> {
 }
 
 impl Bed {
+    /// Gives the first slice a page in each of so many leaves. Returns its size, and the source of clones of it.
+    fn snapshot_of_leaves(&mut self, leaves: u64) -> (u64, CloneSource) {
+        let size = leaves * 512 * PAGE;
+        self.pool.resize(slice(1), size).expect("larger");
+        for leaf in 0..leaves {
+            self.change(1, leaf * 512, 1, Some(7));
+        }
+        let source = CloneSource {
+            origin: slice(1),
+            snapshot: Epoch(self.snapshot(1)),
+        };
+        (size, source)
+    }
+
     fn new() -> Bed {
         let file = tempfile::tempfile().expect("a file");
         file.set_len(POOL_BYTES as u64).expect("room");
@@ -402,15 +416,7 @@ fn unfilled_clone_continues_after_restart() {
 fn clone_is_filled_from_its_start_after_another_was_given_up() {
     const LEAVES: u64 = 40;
     let mut bed = Bed::new();
-    let size = LEAVES * 512 * PAGE;
-    bed.pool.resize(slice(1), size).expect("larger");
-    for leaf in 0..LEAVES {
-        bed.change(1, leaf * 512, 1, Some(7));
-    }
-    let source = CloneSource {
-        origin: slice(1),
-        snapshot: Epoch(bed.snapshot(1)),
-    };
+    let (size, source) = bed.snapshot_of_leaves(LEAVES);
     bed.pool.create_clone(slice(2), source, size).expect("room");
     let progress = bed.pool.fill_clone(slice(2)).expect("room");
     assert!(!progress.is_complete(), "{progress:?}");
@@ -511,15 +517,7 @@ fn clone_that_a_full_pool_refuses_is_deleted() {
     // The owner has frames of its own for fewer leaves.
     const LEAVES: u64 = 600;
     let mut bed = Bed::new();
-    let size = LEAVES * 512 * PAGE;
-    bed.pool.resize(slice(1), size).expect("larger");
-    for leaf in 0..LEAVES {
-        bed.change(1, leaf * 512, 1, Some(7));
-    }
-    let source = CloneSource {
-        origin: slice(1),
-        snapshot: Epoch(bed.snapshot(1)),
-    };
+    let (size, source) = bed.snapshot_of_leaves(LEAVES);
     fill_pool(&mut bed, 5);
     let created = bed.pool.create_clone(slice(2), source, size);
     let refused = created.and_then(|()| {
