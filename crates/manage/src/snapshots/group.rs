@@ -148,6 +148,7 @@ mod tests {
             let failing = self.fault.filter(|(at, _)| *at == number).map(|it| it.1);
             match self.group.next() {
                 GroupAction::Order(step, volumes) => {
+                    self.is_over |= step == CutStep::Finish && !self.is_one_moment();
                     for volume in volumes {
                         assert!(self.clients[volume], "only clients get orders");
                         self.take(step, volume, failing == Some(volume));
@@ -171,10 +172,7 @@ mod tests {
             let wanted = match step {
                 CutStep::Prepare => Changes::Prepared,
                 CutStep::Raise => Changes::Wait,
-                CutStep::Finish => {
-                    self.is_over |= !self.is_one_moment();
-                    Changes::Stamped
-                }
+                CutStep::Finish => Changes::Stamped,
                 CutStep::Abandon => Changes::GoOn,
                 CutStep::Whole => panic!("a group goes in steps"),
             };
@@ -208,6 +206,9 @@ mod tests {
         panic!("it has no end");
     }
 
+    /// The commit, counted from 0.
+    const LAST_ACTION: usize = 6;
+
     const GROUPS: [&[bool]; 4] = [
         &[true, true],
         &[true, false, true],
@@ -227,7 +228,7 @@ mod tests {
     #[test]
     fn each_loss_fails_the_group_and_ends_all_waits() {
         for clients in GROUPS {
-            for at in 0..7 {
+            for at in 0..=LAST_ACTION {
                 for volume in 0..clients.len() {
                     let (is_committed, world) = run(clients, Some((at, volume)));
                     assert!(!world.is_over, "{clients:?} {at} {volume}");
@@ -250,7 +251,7 @@ mod tests {
         for clients in GROUPS {
             let mut world = GroupScenario::new(clients, None);
             let ends = (0..20).find(|&number| world.step(number).is_some());
-            assert_eq!(ends, Some(7), "{clients:?}");
+            assert_eq!(ends, Some(LAST_ACTION), "{clients:?}");
         }
     }
 }

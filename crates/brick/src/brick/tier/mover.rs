@@ -274,9 +274,12 @@ impl<M: Media + Send + Sync + 'static> Mover<M> {
             true => self.walk(TierPolicy::Flash, &first, is_session_waiting, batch),
             false => 0,
         };
-        let steps = if is_short { SHORT_STEPS_MAX } else { u32::MAX };
-        let more = limits(want - found, steps, PASSES_MAX);
-        self.walk(TierPolicy::Automatic, &more, is_session_waiting, batch);
+        // A walk that ends with the tables may find fewer pages than wanted: the next one finds more.
+        if found == 0 {
+            let steps = if is_short { SHORT_STEPS_MAX } else { u32::MAX };
+            let others = limits(want, steps, PASSES_MAX);
+            self.walk(TierPolicy::Automatic, &others, is_session_waiting, batch);
+        }
         // The first walk may have ended in a part without pages.
         if has_flash && !is_short && batch.is_empty() {
             let all = limits(want, u32::MAX, FLASH_PASSES_MAX);
