@@ -4,6 +4,7 @@
 //! answers and errors are translated here, once for both.
 
 use crate::client::{ManagerClient, ManagerError};
+use crate::error_code::ErrorCode;
 use crate::wire::{
     self, AttachReply, AttachVolume, ChangeLegs, DetachVolume, ReportReplication, SnapshotDetail,
     VolumeDetail,
@@ -229,14 +230,57 @@ fn replication_report(attachment: Epoch, report: &CopyReport) -> ReportReplicati
     }
 }
 
-/// Whether the manager may have refused snapshots of a replica in a report: one of an earlier release does not know them.
+/// Whether the manager may not know snapshots of a replica in a report, as one of an earlier release. After any other answer
+/// the client reports them again.
 fn is_refused_report(cause: &ManagerError, report: Option<&ReportReplication>) -> bool {
     let has_snapshots = report.is_some_and(|it| !it.replica_snapshots.is_empty());
-    let is_about_call = matches!(
+    let is_unknown = matches!(
         cause,
-        ManagerError::Conflict { .. }
-            | ManagerError::Fenced { .. }
-            | ManagerError::Unreachable { .. }
+        ManagerError::Refused {
+            code: ErrorCode::BadRequest,
+            ..
+        }
     );
-    has_snapshots && !is_about_call
+    has_snapshots && is_unknown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pagemesh_base::authority::ReplicaSnapshot;
+    use pagemesh_base::layout::SliceId;
+
+    fn refused(code: ErrorCode) -> ManagerError {
+        let (error, hint) = (String::new(), String::new());
+        ManagerError::Refused {
+            status: code.status(),
+            code,
+            error,
+            hint,
+        }
+    }
+
+    /// A snapshot that is left out once counts as reported. So only a manager that cannot know it gets a shorter report.
+    #[test]
+    fn reported_snapshots_are_left_out_only_if_they_are_unknown() {
+        let snapshot = ReplicaSnapshot {
+            slice: SliceId(uuid::Uuid::from_u128(1)),
+            snapshot: Epoch(3),
+        };
+        let copies = CopyReport {
+            replica_snapshots: vec![snapshot],
+            ..CopyReport::default()
+        };
+        let report = replication_report(Epoch(1), &copies);
+        for code in [
+            ErrorCode::Internal,
+            ErrorCode::InUse,
+            ErrorCode::RateLimited,
+        ] {
+            assert!(!is_refused_report(&refused(code), Some(&report)));
+        }
+        let unknown = refused(ErrorCode::BadRequest);
+        assert!(is_refused_report(&unknown, Some(&report)));
+        assert!(!is_refused_report(&unknown, None));
+    }
 }

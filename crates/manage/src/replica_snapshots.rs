@@ -114,10 +114,11 @@ impl PromotedSnapshots {
         let Some(of) = book.snapshots.of(&layout.name) else {
             return Ok(plan);
         };
+        let before = &book.volume(&layout.name)?.layout_state.layout;
         let mut newest_kept = None;
         let committed = of.live().filter(|it| it.state == SnapshotState::Committed);
         for snapshot in committed {
-            let legs = legs_of_snapshot(of, snapshot, &layout.segments, copy);
+            let legs = legs_of_snapshot(of, snapshot, &before.segments, &layout.segments, copy);
             let is_kept = !legs.is_empty()
                 && legs.iter().all(|leg| {
                     leg.is_some_and(|leg| has_all_or_replicated(of, snapshot, leg.slice))
@@ -142,7 +143,6 @@ impl PromotedSnapshots {
             }
         }
         // A copy that was lost in the middle of a resync holds a mixture, so its births tell less.
-        let before = &book.volume(&layout.name)?.layout_state.layout;
         let mut legs = before.columns().filter_map(|column| column.legs.get(copy));
         if legs.all(|leg| leg.state == LegState::AsyncReplica) {
             plan.keep_bookmarks(book, record, copy, newest_kept);
@@ -215,14 +215,28 @@ impl PromotedSnapshots {
     }
 }
 
-/// The legs of one copy over the columns of a snapshot; none for a column without such a leg.
+/// By column of a snapshot: the leg that may have it after the promotion of a copy; none for a column without one. A column
+/// in which that copy was in sync keeps all its legs.
 fn legs_of_snapshot<'a>(
     of: &VolumeSnapshots,
     snapshot: &SnapshotRecord,
+    before: &[Segment],
     present: &'a [Segment],
     copy: usize,
 ) -> Vec<Option<&'a Leg>> {
     let segments = of.layout(snapshot).map_or(0, |it| it.segments.len());
     let columns = present.iter().take(segments).flat_map(|it| &it.columns);
-    columns.map(|column| column.legs.get(copy)).collect()
+    let before = before.iter().flat_map(|it| &it.columns);
+    let is_in_sync = |leg: &Leg| leg.state == LegState::InSync;
+    let pairs = before.zip(columns).map(|(before, column)| {
+        let promoted = column.legs.get(copy);
+        if !before.legs.get(copy).is_some_and(is_in_sync) {
+            return promoted;
+        }
+        let mut in_sync = column.legs.iter().filter(|leg| is_in_sync(leg));
+        in_sync
+            .find(|leg| has_all_or_replicated(of, snapshot, leg.slice))
+            .or(promoted)
+    });
+    pairs.collect()
 }

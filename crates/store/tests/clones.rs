@@ -1,8 +1,8 @@
 //! Clones of snapshots: random histories of a family of slices against a model.
 
-use pagemesh_base::ids::Epoch;
+use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
-use pagemesh_base::slice::Stamp;
+use pagemesh_base::slice::{SliceRequest, Stamp};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_fuzz::Random;
 use pagemesh_pmem::MappedMedia;
@@ -10,6 +10,7 @@ use pagemesh_store::check::{CheckOptions, check};
 use pagemesh_store::clones::CloneSource;
 use pagemesh_store::pool::{ObjectError, Pool, format};
 use pagemesh_store::pool_mapping::{Handle, StoreError};
+use pagemesh_store::requests::{ExecuteOutcome, execute};
 use pagemesh_store::session::{LegSession, Session, clear, write};
 use pagemesh_store::test_api::PoolInternals;
 use std::collections::BTreeMap;
@@ -274,8 +275,7 @@ impl Bed {
                         if let Some(frame) = frames.frame(index) {
                             let mut bytes = [0; PAGE_BYTES];
                             let mapping = self.pool.mapping();
-                            let page_no = pagemesh_base::ids::PageNo(page);
-                            let read = mapping.read_version(frame, page_no, &mut bytes);
+                            let read = mapping.read_version(frame, PageNo(page), &mut bytes);
                             read.expect("sound");
                             found.insert(page, bytes[0]);
                         }
@@ -460,6 +460,33 @@ fn promoted_clone_lets_its_origin_go() {
     bed.reopen();
     bed.check();
     bed.check_pool();
+    bed.empty();
+}
+
+/// A repair copies a page that the other leg's clone still shares with its origin.
+#[test]
+fn copied_page_of_a_clone_is_freed_with_it() {
+    let mut bed = Bed::new();
+    bed.change(1, 0, 8, Some(5));
+    let snapshot = bed.snapshot(1);
+    let copy = bed.clone_of(1, snapshot);
+    bed.op += 1;
+    let handle = bed.volumes[&copy].handle;
+    let shared = SliceRequest::Copy {
+        page: PageNo(3),
+        births: vec![Epoch(1)],
+        data: vec![5; PAGE_BYTES].into(),
+        stamp: Stamp {
+            epoch: Epoch(snapshot),
+            op: bed.op,
+            open_ops: 0,
+        },
+    };
+    let copied = execute(&mut bed.session, handle, Epoch(snapshot), shared);
+    assert!(matches!(copied, ExecuteOutcome::Done(Ok(_))), "{copied:?}");
+    bed.check();
+    bed.change(copy, 3, 1, Some(6));
+    bed.check();
     bed.empty();
 }
 

@@ -346,9 +346,10 @@ impl<L: DirectLeg> Operation<'_, L> {
         let claimed = Cell::new(None);
         let written = overwrite_all(&mut io_slot.legs, offset, copied, epoch, || {
             debug_assert!(claimed.get().is_none(), "one record, one claim");
+            // A change with a new stamp may have to wait, and a claimed place would hold up the queue meanwhile.
+            let stamp = segment.next_stamp(epoch);
             let place = ring.claim(row, places);
             ring.prefetch_head(place);
-            let stamp = segment.next_stamp(epoch);
             claimed.set(Some((place, stamp.0)));
             stamp
         });

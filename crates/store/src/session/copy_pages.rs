@@ -1,7 +1,12 @@
 //! Copies of pages from another leg. A copy keeps the birth of its source, so that the legs of a
 //! column are equal in contents and births.
 //!
-//! Invariant: a record has one birth, so a copy has a record for each run of pages of one birth.
+//! Invariants:
+//! - A record has one birth, so a copy has a record for each run of pages of one birth.
+//! - A page of a clone that has a frame of its own is born at the clone's base or later: only then the clone frees the frame.
+//! - The birth of a copy may be lower than that of the page it replaces only if no complete snapshot sees that page. The
+//!   manager sees to it: a copy with fewer changes becomes the source only by a promotion, which gives up the snapshots
+//!   that it lacks.
 
 use super::commit::{RecordStamp, commit, encode_all, stream_page};
 use super::operation::{OpRequirements, abort_all, begin_run, lock_run, unlock_and_end};
@@ -37,12 +42,18 @@ pub(crate) fn copy_pages<M: Media>(
     let checked = leg.session.mapping.check_range(&leg.handle, offset, len);
     checked.map_err(|cause| LegFailure { leg: 0, cause })?;
     let pages_max = leg.session.pages_max();
+    let base = leg.session.mapping.clone_bounds(&leg.handle).base;
+    let own_birth = |birth: Epoch| match birth {
+        Epoch(0) => birth,
+        known => known.max(base),
+    };
     let mut leg = [leg];
     let mut done = 0;
-    while let Some(&birth) = births.get(done) {
+    while let Some(birth) = births.get(done).copied().map(own_birth) {
         let first = PageNo(page.0 + done as u64);
         let in_leaf = NODE_SLOTS - first.0 % NODE_SLOTS;
-        let alike = births[done..].iter().take_while(|it| **it == birth).count();
+        let rest = births[done..].iter();
+        let alike = rest.take_while(|it| own_birth(**it) == birth).count();
         let count = alike.min(in_leaf.min(pages_max) as usize);
         let stamp = RecordStamp {
             stamp,

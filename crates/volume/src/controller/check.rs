@@ -267,12 +267,12 @@ async fn rewrite_page(
     (from, to): (&[LegConnection], &[LegConnection]),
     place: (u64, u64),
 ) -> Result<Result<(), String>, String> {
+    // With the same birth, the damaged page becomes a version of no snapshot.
+    let mut repaired = copy::copy_chunk(state, from, to, place, CopyKind::KeepBirths).await;
     // A stale leg must find the page on the repaired leg, too, if the page was in flight at its loss.
-    let kind = match state.model().columns[column].has_stale() {
-        true => CopyKind::BornNow,
-        false => CopyKind::KeepBirths,
-    };
-    let repaired = copy::copy_chunk(state, from, to, place, kind).await;
+    if repaired.is_ok() && state.model().columns[column].has_stale() {
+        repaired = copy::copy_chunk(state, from, to, place, CopyKind::BornNow).await;
+    }
     let Err(failure) = repaired else {
         return Ok(Ok(()));
     };

@@ -164,11 +164,13 @@ async fn try_cut(
         state.shared.cut(legs.layout, snapshot);
     }
     let replica = ReplicaCut::begin(state, snapshot);
-    prepare(state, &legs, snapshot).await?;
+    let has_prepared = prepare(state, &legs, snapshot).await;
+    // Its answer is taken also if a leg refused.
     let replica = match replica {
         Some(replica) => replica.prepared(state).await,
         None => None,
     };
+    has_prepared?;
     let prepared = state.now();
     let is_settled = || {
         let is_settled = |member: &Arc<Member>| is_settled(member, legs.layout);

@@ -16,7 +16,9 @@ use super::layout_query::refresh_addresses;
 use super::pending_snapshots::PendingSnapshot;
 use super::replication_sender;
 use super::state::ControllerState;
-use crate::limits::{MANAGER_RETRY_MIN, REPLICA_PREPARE_LIMIT, REPLICA_SNAPSHOTS_MAX};
+use crate::limits::{
+    MANAGER_RETRY_MAX, MANAGER_RETRY_MIN, REPLICA_PREPARE_LIMIT, REPLICA_SNAPSHOTS_MAX,
+};
 use pagemesh_base::authority::ReplicaSnapshot;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::slice::{SliceError, SliceReply, SliceRequest};
@@ -127,6 +129,7 @@ fn collect(state: &ControllerState) {
 
 /// Reports complete snapshots until none is left.
 async fn run_reports(state: Rc<ControllerState>) {
+    let mut retry_wait = MANAGER_RETRY_MIN;
     loop {
         let is_due = || {
             collect(&state);
@@ -138,8 +141,11 @@ async fn run_reports(state: Rc<ControllerState>) {
             break;
         }
         refresh_addresses(&state).await;
-        if !state.replica_snapshots.borrow().complete.is_empty() {
-            state.sleep(MANAGER_RETRY_MIN).await;
+        if state.replica_snapshots.borrow().complete.is_empty() {
+            retry_wait = MANAGER_RETRY_MIN;
+        } else {
+            state.sleep(retry_wait).await;
+            retry_wait = (retry_wait * 2).min(MANAGER_RETRY_MAX);
         }
     }
     state.replica_snapshots.borrow_mut().has_task = false;

@@ -3,6 +3,7 @@
 mod deletion;
 mod files;
 mod many;
+mod media;
 mod peer;
 mod reads;
 mod sends;
@@ -38,6 +39,8 @@ pub enum SnapshotCase {
     Files,
     /// Writes and recovery with many snapshots and with one.
     Many,
+    /// Bytes to media for each user byte, and metadata of kept versions.
+    Media,
     /// Reads of a volume, a snapshot of it, and a clone.
     Reads,
     /// Writes while a snapshot with changes of 1 % is deleted.
@@ -85,6 +88,7 @@ pub fn run(args: &SnapshotsArgs) -> anyhow::Result<Report> {
         SnapshotCase::Writes => writes::run(args),
         SnapshotCase::Files => files::run(args),
         SnapshotCase::Many => many::run(args),
+        SnapshotCase::Media => media::run(args),
         SnapshotCase::Reads => reads::run(args),
         SnapshotCase::Deletion => deletion::run(args),
         SnapshotCase::Sends => sends::run(args),
