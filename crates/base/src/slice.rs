@@ -33,6 +33,11 @@ pub const COPY_PAGES_MAX: usize = 128;
 pub const LIST_ENTRIES_MAX: usize = 4096;
 /// Snapshots that one call drops.
 pub const DROPPED_SNAPSHOTS_MAX: usize = 1024;
+/// Bytes of the frames of a leaf: for each page the number of its frame + 1, as a little-endian word of 8 bytes; 0: a hole;
+/// [`VERSION_LOST`]: a page that the medium may have lost.
+pub const VERSION_LEAF_BYTES: usize = 512 * 8;
+/// See [`VERSION_LEAF_BYTES`].
+pub const VERSION_LOST: u64 = u64::MAX;
 /// Requests in flight on one leg.
 pub const LEG_REQUESTS_MAX: usize = 4096;
 
@@ -256,6 +261,14 @@ pub enum SliceRequest {
         /// Bytes.
         len: u64,
     },
+    /// The frames that a snapshot sees in a leaf of 512 pages, for a process that maps the pool: [`SliceReply::Data`] with
+    /// [`VERSION_LEAF_BYTES`]. No epoch refuses it.
+    VersionLeaf {
+        /// The snapshot.
+        snapshot: Epoch,
+        /// The number of the leaf: its first page / 512.
+        leaf: u64,
+    },
     /// Lists the parts of a range that differ between two snapshots, as extents: mapped ones may differ,
     /// and the others are equal. No epoch refuses it.
     VersionChanges {
@@ -306,6 +319,7 @@ impl SliceRequest {
             self,
             SliceRequest::ReadVersion { .. }
                 | SliceRequest::VersionExtents { .. }
+                | SliceRequest::VersionLeaf { .. }
                 | SliceRequest::VersionChanges { .. }
         )
     }

@@ -26,7 +26,7 @@ use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{
     BrickControl, IS_MEASURED, LIST_ENTRIES_MAX, ServiceTime, SliceError, SliceReply, SliceRequest,
-    TransactionPart,
+    TransactionPart, VERSION_LEAF_BYTES,
 };
 use pagemesh_base::spin_permit::SpinPermit;
 use pagemesh_base::tier_hint::TierHint;
@@ -542,6 +542,7 @@ fn held_bytes(request: &SliceRequest) -> usize {
         SliceRequest::Write { data, .. } | SliceRequest::Copy { data, .. } => data.len(),
         SliceRequest::Transact { parts, .. } => parts.iter().map(written_bytes).sum(),
         SliceRequest::Read { len, .. } | SliceRequest::ReadVersion { len, .. } => *len as usize,
+        SliceRequest::VersionLeaf { .. } => VERSION_LEAF_BYTES,
         _ => 0,
     }
 }

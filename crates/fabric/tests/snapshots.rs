@@ -12,7 +12,7 @@ use pagemesh_fabric::test_api::{self, Stream};
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv, socketpair};
 use support::*;
 
-fn requests() -> [(SliceRequest, SliceReply); 4] {
+fn requests() -> [(SliceRequest, SliceReply); 5] {
     let snapshot = Epoch(7);
     let extent = Extent {
         len: 4096,
@@ -35,6 +35,10 @@ fn requests() -> [(SliceRequest, SliceReply); 4] {
                 len: 4096,
             },
             SliceReply::Extents(vec![extent]),
+        ),
+        (
+            SliceRequest::VersionLeaf { snapshot, leaf: 3 },
+            SliceReply::Data(vec![1; VERSION_LEAF_BYTES]),
         ),
         (
             SliceRequest::VersionChanges {

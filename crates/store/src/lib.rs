@@ -32,5 +32,5 @@ pub use format::{
     version_log, version_pages,
 };
 pub use owner::{clones, drain, pool, scrub, versions};
-pub use session::{consistent_read, patch, requests, transaction};
+pub use session::{consistent_read, patch, requests, transaction, version_frames};
 pub use shared::{control, pool_mapping, wait};

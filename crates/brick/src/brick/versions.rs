@@ -12,7 +12,9 @@ use super::Brick;
 use pagemesh_base::ids::{Epoch, FrameNo, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::poison::lock;
-use pagemesh_base::slice::{SLICE_IO_BYTES_MAX, SliceError, SliceReply, SliceRequest};
+use pagemesh_base::slice::{
+    SLICE_IO_BYTES_MAX, SliceError, SliceReply, SliceRequest, VERSION_LEAF_BYTES, VERSION_LOST,
+};
 use pagemesh_base::space::{EXTENTS_MAX, Extent};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
@@ -163,6 +165,19 @@ impl<M: Media> VersionReader<'_, M> {
             at += count;
             Ok(true)
         })?;
+        Ok(SliceReply::Data(data))
+    }
+
+    /// The frames of a leaf, for a process that maps the pool.
+    fn frames(&mut self, leaf: u64) -> Result<SliceReply, SliceError> {
+        let start = leaf.saturating_mul(LEAF_PAGES * PAGE);
+        let found = self.leaf(leaf, (start, 0))?;
+        let words = (0..LEAF_PAGES as usize).map(|index| match found.leaf.is_lost(index) {
+            true => VERSION_LOST,
+            false => found.leaf.frame(index).map_or(0, |frame| frame.0 + 1),
+        });
+        let data: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+        debug_assert_eq!(data.len(), VERSION_LEAF_BYTES);
         Ok(SliceReply::Data(data))
     }
 
@@ -330,6 +345,9 @@ impl<M: Media> Brick<M> {
                 offset,
                 len,
             } => self.version_changes(slice, (from, to), (offset, len)),
+            SliceRequest::VersionLeaf { snapshot, leaf } => {
+                self.with_versions(slice, snapshot, |reader| reader.frames(leaf))
+            }
             _ => Err(SliceError::Refused("it reads no snapshot".into())),
         }
     }

@@ -204,6 +204,10 @@ fn snapshot_requests() -> Vec<Request> {
             offset: 0x3132_3334_0000,
             len: 0x4142_0000,
         },
+        SliceRequest::VersionLeaf {
+            snapshot,
+            leaf: 0x3132_3334,
+        },
     ];
     let control = [
         Control::PrepareSnapshot { slice, snapshot },
@@ -247,6 +251,10 @@ fn snapshot_answers() -> Vec<(MessageKind, Answer)> {
         (
             MessageKind::VersionChanges,
             of_slice(SliceReply::Extents(vec![extent])),
+        ),
+        (
+            MessageKind::VersionLeaf,
+            of_slice(SliceReply::Data(vec![7; VERSION_LEAF_BYTES])),
         ),
         (MessageKind::ControlPrepareSnapshot, done()),
         (MessageKind::DropSnapshots, done()),

@@ -37,7 +37,7 @@ pub(crate) mod fields;
 use pagemesh_base::checksum::crc32c;
 use pagemesh_base::slice::{
     DROPPED_SNAPSHOTS_MAX, LIST_ENTRIES_MAX, LISTED_SNAPSHOTS_MAX, SEEN_RUNS_MAX, ServiceTime,
-    VERSION_EDITS_MAX,
+    VERSION_EDITS_MAX, VERSION_LEAF_BYTES,
 };
 use pagemesh_base::space::EXTENTS_MAX;
 use pagemesh_base::units::PAGE_BYTES;
@@ -171,6 +171,8 @@ pub enum MessageKind {
     VersionExtents = 18,
     /// List the parts that differ between two snapshots.
     VersionChanges = 19,
+    /// List the frames that a snapshot sees in a leaf.
+    VersionLeaf = 20,
     /// Create a slice.
     Create = 32,
     /// Grow a slice.
@@ -205,7 +207,7 @@ pub enum MessageKind {
 
 impl MessageKind {
     /// Every kind.
-    pub const ALL: [MessageKind; 34] = [
+    pub const ALL: [MessageKind; 35] = [
         MessageKind::Read,
         MessageKind::Write,
         MessageKind::Clear,
@@ -225,6 +227,7 @@ impl MessageKind {
         MessageKind::ReadVersion,
         MessageKind::VersionExtents,
         MessageKind::VersionChanges,
+        MessageKind::VersionLeaf,
         MessageKind::Create,
         MessageKind::Resize,
         MessageKind::Delete,
@@ -268,6 +271,7 @@ impl MessageKind {
             17 => MessageKind::ReadVersion,
             18 => MessageKind::VersionExtents,
             19 => MessageKind::VersionChanges,
+            20 => MessageKind::VersionLeaf,
             32 => MessageKind::Create,
             33 => MessageKind::Resize,
             34 => MessageKind::Delete,
@@ -322,6 +326,7 @@ impl MessageKind {
             MessageKind::Extents | MessageKind::VersionExtents | MessageKind::VersionChanges => {
                 EXTENTS_MAX * EXTENT_BYTES
             }
+            MessageKind::VersionLeaf => VERSION_LEAF_BYTES,
             MessageKind::Checksums => LIST_ENTRIES_MAX * CHECKSUM_BYTES,
             MessageKind::Births | MessageKind::Snapshots => LIST_ENTRIES_MAX * BIRTH_BYTES,
             MessageKind::Dirty => LIST_ENTRIES_MAX * RUN_BYTES,

@@ -44,7 +44,7 @@ use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::{BrickId, SliceId};
 use pagemesh_base::slice::{
     BrickStatus, CloneProgress, InFlightOp, PageRun, PageVersion, SeenPages, SeenPagesList,
-    SliceError, SliceInfo, SliceReply, SliceRequest, VersionList,
+    SliceError, SliceInfo, SliceReply, SliceRequest, VERSION_LEAF_BYTES, VersionList,
 };
 use pagemesh_base::space::Extent;
 use uuid::Uuid;
@@ -100,6 +100,7 @@ impl ExpectedLen {
     pub(crate) fn of(request: &SliceRequest) -> ExpectedLen {
         ExpectedLen(match request {
             SliceRequest::Read { len, .. } | SliceRequest::ReadVersion { len, .. } => *len as usize,
+            SliceRequest::VersionLeaf { .. } => VERSION_LEAF_BYTES,
             SliceRequest::Checksums { count, .. } | SliceRequest::Births { count, .. } => {
                 *count as usize
             }
@@ -154,7 +155,10 @@ fn encode_reply(
             Bytes::new()
         }
         (
-            MessageKind::Read | MessageKind::ReadVersion | MessageKind::ControlReadVersion,
+            MessageKind::Read
+            | MessageKind::ReadVersion
+            | MessageKind::ControlReadVersion
+            | MessageKind::VersionLeaf,
             Reply::Slice(SliceReply::Data(data)),
         ) => data.into(),
         (MessageKind::ListVersions, Reply::Versions(list)) => encode_versions(header, &list),
@@ -415,9 +419,10 @@ fn decode_reply(header: &Header, body: Vec<u8>) -> Result<Reply, MalformedMessag
     let cut = || header.malformed("the last entry of a list is cut");
     let fields = FieldReader::new(&body);
     Ok(Reply::Slice(match header.kind {
-        MessageKind::Read | MessageKind::ReadVersion | MessageKind::ControlReadVersion => {
-            SliceReply::Data(body)
-        }
+        MessageKind::Read
+        | MessageKind::ReadVersion
+        | MessageKind::ControlReadVersion
+        | MessageKind::VersionLeaf => SliceReply::Data(body),
         MessageKind::Extents | MessageKind::VersionExtents | MessageKind::VersionChanges => {
             SliceReply::Extents(fields.list(extent).ok_or_else(cut)?)
         }

@@ -111,6 +111,7 @@ fn kind_of(request: &SliceRequest) -> MessageKind {
         SliceRequest::ReadVersion { .. } => MessageKind::ReadVersion,
         SliceRequest::VersionExtents { .. } => MessageKind::VersionExtents,
         SliceRequest::VersionChanges { .. } => MessageKind::VersionChanges,
+        SliceRequest::VersionLeaf { .. } => MessageKind::VersionLeaf,
     }
 }
 
@@ -443,7 +444,8 @@ fn set_header_fields(request: &SliceRequest, header: &mut Header) {
         SliceRequest::PrepareSnapshot { .. }
         | SliceRequest::ReadVersion { .. }
         | SliceRequest::VersionExtents { .. }
-        | SliceRequest::VersionChanges { .. } => set_snapshot_fields(request, header),
+        | SliceRequest::VersionChanges { .. }
+        | SliceRequest::VersionLeaf { .. } => set_snapshot_fields(request, header),
         SliceRequest::Flush
         | SliceRequest::InFlight
         | SliceRequest::ForgetInFlight
@@ -469,6 +471,9 @@ fn set_snapshot_fields(request: &SliceRequest, header: &mut Header) {
         } => {
             (header.offset, header.len) = (*offset, *len);
             header.epoch = snapshot.0;
+        }
+        SliceRequest::VersionLeaf { snapshot, leaf } => {
+            (header.offset, header.epoch) = (*leaf, snapshot.0);
         }
         SliceRequest::VersionChanges {
             from,
@@ -573,6 +578,10 @@ fn snapshot_request(header: &Header) -> Result<SliceRequest, MalformedMessage> {
             snapshot: Epoch(header.epoch),
             offset: header.offset,
             len: header.len,
+        },
+        MessageKind::VersionLeaf => SliceRequest::VersionLeaf {
+            snapshot: Epoch(header.epoch),
+            leaf: header.offset,
         },
         MessageKind::VersionChanges => SliceRequest::VersionChanges {
             from: Epoch(

@@ -66,7 +66,7 @@ fn durable_changes() -> impl Strategy<Value = SliceRequest> {
 
 fn snapshot_requests() -> impl Strategy<Value = SliceRequest> {
     use SliceRequest::*;
-    (any::<u32>().prop_map(Epoch), any::<(u64, u64)>(), 0..4).prop_map(
+    (any::<u32>().prop_map(Epoch), any::<(u64, u64)>(), 0..5).prop_map(
         |(snapshot, (offset, len), kind)| match kind {
             0 => PrepareSnapshot { snapshot },
             1 => ReadVersion {
@@ -78,6 +78,10 @@ fn snapshot_requests() -> impl Strategy<Value = SliceRequest> {
                 snapshot,
                 offset,
                 len,
+            },
+            3 => VersionLeaf {
+                snapshot,
+                leaf: offset,
             },
             _ => VersionChanges {
                 from: Epoch(snapshot.0 / 2),
@@ -259,6 +263,8 @@ fn slice_replies() -> impl Strategy<Value = (MessageKind, SliceReply)> {
             .prop_map(|list| (MessageKind::VersionExtents, SliceReply::Extents(list))),
         vec(any::<u8>(), 0..300)
             .prop_map(|data| (MessageKind::ReadVersion, SliceReply::Data(data))),
+        vec(any::<u8>(), 0..300)
+            .prop_map(|data| (MessageKind::VersionLeaf, SliceReply::Data(data))),
         vec(any::<u32>(), 0..20)
             .prop_map(|list| (MessageKind::Checksums, SliceReply::Checksums(list))),
         births().prop_map(|list| (MessageKind::Births, SliceReply::Births(list))),

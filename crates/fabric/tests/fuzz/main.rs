@@ -140,6 +140,7 @@ fn of_snapshots() -> Vec<Request> {
             offset: 0,
             len: 1 << 20,
         },
+        SliceRequest::VersionLeaf { snapshot, leaf: 1 },
         SliceRequest::VersionChanges {
             from: Epoch(2),
             to: snapshot,

@@ -91,6 +91,7 @@ pub(crate) mod relocate;
 pub mod requests;
 pub mod tier;
 pub mod transaction;
+pub mod version_frames;
 pub(crate) mod version_slots;
 mod write;
 

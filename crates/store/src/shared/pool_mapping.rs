@@ -23,7 +23,7 @@ use pagemesh_base::ids::{Epoch, FrameNo, Incarnation, ObjectId, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use uuid::Uuid;
@@ -56,8 +56,6 @@ pub struct PoolMapping<M> {
     pub(crate) incarnation: Incarnation,
     /// The mapping belongs to a client, and ends with the first device.
     has_first_device_only: bool,
-    /// See [`PoolMapping::version_generation`].
-    version_generation: AtomicU64,
 }
 
 /// The plans of a pool since its opening, the current one last. Sessions use them without a lock, so none is dropped.
@@ -154,7 +152,6 @@ impl<M: Media> PoolMapping<M> {
             pool,
             incarnation,
             has_first_device_only: false,
-            version_generation: AtomicU64::new(0),
         }
     }
 
@@ -209,14 +206,15 @@ impl<M: Media> PoolMapping<M> {
         &self.data
     }
 
-    /// Rises in the owner's process before a frame gets free that a [`VersionLeaf`](crate::versions::VersionLeaf) may name.
+    /// Rises before a frame gets free that a [`VersionLeaf`](crate::versions::VersionLeaf) may name. 0: the owner is of an
+    /// earlier release, and it does not rise.
     #[must_use]
     pub fn version_generation(&self) -> u64 {
-        self.version_generation.load(Ordering::Acquire)
+        self.control.version_generation()
     }
 
     pub(crate) fn end_version_generation(&self) {
-        self.version_generation.fetch_add(1, Ordering::AcqRel);
+        self.control.end_version_generation();
     }
 
     /// Refuses every further operation: the owner is gone.

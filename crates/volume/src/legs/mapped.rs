@@ -9,6 +9,7 @@
 //! - The mapping goes with the last leg, so that a new brick can recover the pool.
 //! - The watcher never touches the pool.
 
+use super::snapshot_reads::SnapshotReads;
 use crate::engine::LegAnswers;
 use crate::limits::MAPPED_DONE_MAX;
 use arrayvec::ArrayVec;
@@ -50,6 +51,8 @@ pub struct MappedLeg {
     owner_link: Arc<OwnerLink>,
     /// Whether the brick knows tier hints.
     knows_hints: bool,
+    /// None until the first read of a snapshot.
+    snapshot_reads: Option<Box<SnapshotReads>>,
 }
 
 /// The connection that bounds the life of a session.
@@ -90,6 +93,7 @@ impl MappedLeg {
             loss_error: None,
             owner_link: life,
             knows_hints: false,
+            snapshot_reads: None,
         })
     }
 
@@ -125,6 +129,24 @@ impl MappedLeg {
         self.owner_pending += 1;
         let hint = self.session.hint();
         self.owner.submit_hinted(tag, request, hint);
+    }
+
+    /// Reads a snapshot from memory, or asks the owner for the read's frames. Returns whether it has read.
+    fn read_snapshot(&mut self, tag: u64, snapshot: Epoch, range: (u64, u32)) -> bool {
+        if range.1 > SLICE_IO_BYTES_MAX {
+            return false;
+        }
+        let reads = self.snapshot_reads.get_or_insert_default();
+        let mapping = self.session.mapping();
+        if let Some(data) = reads.read(mapping, &self.handle, snapshot, range) {
+            self.push_completion(tag, Ok(SliceReply::Data(data)));
+            return true;
+        }
+        for (question, request) in reads.ask(mapping, snapshot, range) {
+            self.owner_pending += 1;
+            self.owner.submit(question, request);
+        }
+        false
     }
 
     /// Writes the same bytes through every leg at once: each source byte is
@@ -407,6 +429,15 @@ impl Leg for MappedLeg {
             return self.push_completion(tag, Err(error));
         }
         self.epoch = request.epoch().map_or(self.epoch, |it| it.max(self.epoch));
+        if let SliceRequest::ReadVersion {
+            snapshot,
+            offset,
+            len,
+        } = request
+            && self.read_snapshot(tag, snapshot, (offset, len))
+        {
+            return;
+        }
         match execute(&mut self.session, self.handle, self.epoch, request) {
             ExecuteOutcome::Done(result) => self.push_completion(tag, result),
             ExecuteOutcome::NeedsOwner(request) => self.ask_owner(tag, request),
@@ -419,6 +450,15 @@ impl Leg for MappedLeg {
             let before = into.len();
             self.owner.reap(into);
             self.owner_pending -= (into.len() - before) as u32;
+            if let Some(reads) = &mut self.snapshot_reads {
+                let mut at = before;
+                while let Some(answer) = into.get(at) {
+                    match reads.take_answer(answer) {
+                        true => drop(into.remove(at)),
+                        false => at += 1,
+                    }
+                }
+            }
         }
     }
 

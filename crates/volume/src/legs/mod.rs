@@ -3,4 +3,5 @@
 
 pub(crate) mod connector;
 pub(crate) mod mapped;
+mod snapshot_reads;
 pub(crate) mod transport;

@@ -2,6 +2,7 @@
 //! same rules as separate ones.
 
 mod local_socket;
+mod snapshot_reads;
 mod snapshots;
 mod tier;
 mod world;

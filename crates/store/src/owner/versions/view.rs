@@ -4,6 +4,7 @@ use super::super::error::ObjectError;
 use super::super::pool::Pool;
 use super::LEAF_PAGES;
 use crate::format::frame_word::PageBirth;
+use crate::format::geometry::frame_at;
 use crate::format::slot::Slot;
 use crate::format::table::SlotLocation;
 use crate::format::version_log::Version;
@@ -223,5 +224,12 @@ impl<M: Media> PoolMapping<M> {
         into: &mut [u8; PAGE_BYTES],
     ) -> Result<(), StoreError> {
         self.copy_frame(frame, page, into).map(drop)
+    }
+
+    /// The same for a reader that may come too late: the frame may have another page by now. False if the bytes are not
+    /// those of one page, or this process does not reach the frame.
+    pub(crate) fn copy_version(&self, frame: FrameNo, into: &mut [u8; PAGE_BYTES]) -> bool {
+        let is_known = self.geometry().first_frames().contains(&frame.0) && self.reaches(frame);
+        is_known && self.data.read_page(frame_at(frame), into) == self.frame_word(frame).crc()
     }
 }

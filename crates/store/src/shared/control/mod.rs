@@ -6,9 +6,10 @@
 //!    64  next seq 8                               (shared by every writer)
 //!   128  doorbell 4, sleeping 4                   (wakes the owner)
 //!   136  corrected slots 8                        (by any session)
-//!   144  a bit for each session that blocks others by its lock words, 32
-//!                                                 (by waiting sessions)
 //!   192  64 unreadable frames of 8, number + 1    (by any session)
+//!  1024  a bit for each session that blocks others by its lock words, 512
+//!                                                 (by waiting sessions)
+//!  1536  generation of versions 8; 0: not kept    (read by readers of snapshots)
 //!  4096  16 384 lock words of 4 bytes             (owner + 1, waiters bit 31)
 //! 69632  sessions of 64 KiB:
 //!     0  active 8, floor 8, committed 8, complete 8, consumed 8, asked 8,
@@ -64,7 +65,10 @@ const UNREADABLE_AT: usize = 192;
 const BLOCKING_SESSIONS_AT: usize = 1024;
 const _: () = assert!(UNREADABLE_AT + PAGES_MAX * 8 <= BLOCKING_SESSIONS_AT);
 const LOCKS_AT: usize = PAGE_BYTES;
-const _: () = assert!(BLOCKING_SESSIONS_AT + JOURNALS_MAX as usize / 8 <= LOCKS_AT);
+/// A line of its own: readers of snapshots load it for each page.
+const VERSION_GENERATION_AT: usize = 1536;
+const _: () = assert!(BLOCKING_SESSIONS_AT + JOURNALS_MAX as usize / 8 <= VERSION_GENERATION_AT);
+const _: () = assert!(VERSION_GENERATION_AT + 64 <= LOCKS_AT);
 const SESSIONS_AT: usize = LOCKS_AT + LOCKS * 4;
 /// Frames that a slot can number.
 const FRAMES_MAX: u64 = 1 << 40;
@@ -114,6 +118,9 @@ impl Control {
             .word(HEAT_FRAMES_AT)
             .store(heat_frames, Ordering::Relaxed);
         shared.word(SEQ_AT).store(next.0, Ordering::Relaxed);
+        shared
+            .word(VERSION_GENERATION_AT)
+            .store(1, Ordering::Relaxed);
         for session in 0..session_count {
             let cells = SessionCells {
                 shared: &shared,
@@ -128,6 +135,19 @@ impl Control {
             heat_frames,
             is_owner_gone: AtomicBool::new(false),
         })
+    }
+
+    /// The generation of versions; 0: an owner of an earlier release keeps none.
+    pub(crate) fn version_generation(&self) -> u64 {
+        self.shared
+            .word(VERSION_GENERATION_AT)
+            .load(Ordering::Acquire)
+    }
+
+    pub(crate) fn end_version_generation(&self) {
+        self.shared
+            .word(VERSION_GENERATION_AT)
+            .fetch_add(1, Ordering::AcqRel);
     }
 
     /// Opens a segment that another process made.

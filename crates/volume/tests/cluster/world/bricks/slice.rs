@@ -261,6 +261,9 @@ impl Slice {
                 offset,
                 len,
             } => self.version_extents(snapshot, offset, len),
+            SliceRequest::VersionLeaf { .. } => {
+                Err(SliceError::Refused("its memory is not mapped".into()))
+            }
             SliceRequest::VersionChanges {
                 from,
                 to,
