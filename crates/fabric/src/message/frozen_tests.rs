@@ -204,10 +204,6 @@ fn snapshot_requests() -> Vec<Request> {
             offset: 0x3132_3334_0000,
             len: 0x4142_0000,
         },
-        SliceRequest::VersionLeaf {
-            snapshot,
-            leaf: 0x3132_3334,
-        },
     ];
     let control = [
         Control::PrepareSnapshot { slice, snapshot },
@@ -251,10 +247,6 @@ fn snapshot_answers() -> Vec<(MessageKind, Answer)> {
         (
             MessageKind::VersionChanges,
             of_slice(SliceReply::Extents(vec![extent])),
-        ),
-        (
-            MessageKind::VersionLeaf,
-            of_slice(SliceReply::Data(vec![7; VERSION_LEAF_BYTES])),
         ),
         (MessageKind::ControlPrepareSnapshot, done()),
         (MessageKind::DropSnapshots, done()),
@@ -312,6 +304,22 @@ fn every_message_has_its_frozen_bytes() {
 fn every_snapshot_message_has_its_frozen_bytes() {
     let lines = lines(snapshot_requests(), snapshot_answers());
     check_frozen("protocol-2-snapshots.txt", &lines);
+}
+
+/// Sent only if the control segment has a generation of versions.
+#[test]
+fn message_of_mapped_snapshots_has_its_frozen_bytes() {
+    let request = SliceRequest::VersionLeaf {
+        snapshot: Epoch(0x0a0b_0c0d),
+        leaf: 0x3132_3334,
+    };
+    let handle = 0x6162_6364;
+    let frames = SliceReply::Data(vec![7; VERSION_LEAF_BYTES]);
+    let lines = lines(
+        vec![Request::Slice { handle, request }],
+        vec![(MessageKind::VersionLeaf, Ok(Reply::Slice(frames)))],
+    );
+    check_frozen("protocol-2-mapped-snapshots.txt", &lines);
 }
 
 #[test]
