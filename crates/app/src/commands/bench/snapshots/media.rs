@@ -64,7 +64,12 @@ pub(super) fn run(args: &SnapshotsArgs) -> anyhow::Result<Report> {
     replace_all(&brick, Epoch(1), pages)?;
     let plain = calm_figures(&brick)?;
     report.add_row(row("no snapshot", &before, &plain, 0, pages));
-    brick.prepare_snapshot(SLICE, SNAPSHOT)?;
+    let mut worker = open_worker(&brick, Epoch(1))?;
+    execute(
+        &mut worker,
+        SliceRequest::PrepareSnapshot { snapshot: SNAPSHOT },
+    )?;
+    drop(worker);
     let before = calm_figures(&brick)?;
     replace_all(&brick, SNAPSHOT, pages)?;
     let kept = calm_figures(&brick)?;
@@ -125,8 +130,7 @@ fn row(
 
 /// Writes each page once, in a scattered order.
 fn replace_all(brick: &Arc<Brick<MappedMedia>>, epoch: Epoch, pages: u64) -> anyhow::Result<()> {
-    let mut worker = Worker::open(brick, std::process::id(), 0)?;
-    worker.attach(SLICE, epoch)?;
+    let mut worker = open_worker(brick, epoch)?;
     let data: bytes::Bytes = vec![0x5a; PAGE_BYTES].into();
     for number in 0..pages {
         let page = (u128::from(number) * u128::from(STEP) % u128::from(pages)) as u64;
@@ -139,12 +143,25 @@ fn replace_all(brick: &Arc<Brick<MappedMedia>>, epoch: Epoch, pages: u64) -> any
                 open_ops: 0,
             },
         };
-        let started = worker.start(0, request, TierHint::None);
-        worker.end_batch();
-        match started {
-            Outcome::Done(result) => drop(result?),
-            Outcome::Deferred(_) => bail!("a pool in memory defers no write"),
-        }
+        execute(&mut worker, request)?;
     }
     Ok(())
+}
+
+fn open_worker(
+    brick: &Arc<Brick<MappedMedia>>,
+    epoch: Epoch,
+) -> anyhow::Result<Worker<MappedMedia>> {
+    let mut worker = Worker::open(brick, std::process::id(), 0)?;
+    worker.attach(SLICE, epoch)?;
+    Ok(worker)
+}
+
+fn execute(worker: &mut Worker<MappedMedia>, request: SliceRequest) -> anyhow::Result<()> {
+    let started = worker.start(0, request, TierHint::None);
+    worker.end_batch();
+    match started {
+        Outcome::Done(result) => Ok(result.map(drop)?),
+        Outcome::Deferred(_) => bail!("a pool in memory defers no request"),
+    }
 }
