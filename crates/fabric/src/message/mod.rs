@@ -291,6 +291,17 @@ impl MessageKind {
         })
     }
 
+    /// Whether the answer is bytes as they are.
+    fn has_data_answer(self) -> bool {
+        matches!(
+            self,
+            MessageKind::Read
+                | MessageKind::ReadVersion
+                | MessageKind::ControlReadVersion
+                | MessageKind::VersionLeaf
+        )
+    }
+
     const fn request_bytes_max(self) -> u32 {
         match self {
             MessageKind::Write => BODY_BYTES_MAX,

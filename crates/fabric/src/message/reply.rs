@@ -154,13 +154,7 @@ fn encode_reply(
             (header.handle, header.len) = (attached.handle, attached.size_bytes);
             Bytes::new()
         }
-        (
-            MessageKind::Read
-            | MessageKind::ReadVersion
-            | MessageKind::ControlReadVersion
-            | MessageKind::VersionLeaf,
-            Reply::Slice(SliceReply::Data(data)),
-        ) => data.into(),
+        (kind, Reply::Slice(SliceReply::Data(data))) if kind.has_data_answer() => data.into(),
         (MessageKind::ListVersions, Reply::Versions(list)) => encode_versions(header, &list),
         (
             MessageKind::Extents | MessageKind::VersionExtents | MessageKind::VersionChanges,
@@ -419,10 +413,7 @@ fn decode_reply(header: &Header, body: Vec<u8>) -> Result<Reply, MalformedMessag
     let cut = || header.malformed("the last entry of a list is cut");
     let fields = FieldReader::new(&body);
     Ok(Reply::Slice(match header.kind {
-        MessageKind::Read
-        | MessageKind::ReadVersion
-        | MessageKind::ControlReadVersion
-        | MessageKind::VersionLeaf => SliceReply::Data(body),
+        kind if kind.has_data_answer() => SliceReply::Data(body),
         MessageKind::Extents | MessageKind::VersionExtents | MessageKind::VersionChanges => {
             SliceReply::Extents(fields.list(extent).ok_or_else(cut)?)
         }

@@ -461,16 +461,14 @@ fn set_snapshot_fields(request: &SliceRequest, header: &mut Header) {
             offset,
             len,
         } => {
-            (header.offset, header.len) = (*offset, u64::from(*len));
-            header.epoch = snapshot.0;
+            (header.offset, header.len, header.epoch) = (*offset, u64::from(*len), snapshot.0);
         }
         SliceRequest::VersionExtents {
             snapshot,
             offset,
             len,
         } => {
-            (header.offset, header.len) = (*offset, *len);
-            header.epoch = snapshot.0;
+            (header.offset, header.len, header.epoch) = (*offset, *len, snapshot.0);
         }
         SliceRequest::VersionLeaf { snapshot, leaf } => {
             (header.offset, header.epoch) = (*leaf, snapshot.0);

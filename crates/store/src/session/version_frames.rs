@@ -46,7 +46,7 @@ impl VersionFrames {
         (generation != 0).then_some(VersionGeneration(generation))
     }
 
-    /// The leaves of a range whose frames are not known.
+    /// The leaves of a range that the owner must be asked for.
     pub fn unknown_leaves(
         &self,
         snapshot: Epoch,

@@ -1,7 +1,7 @@
 //! Reads of snapshots by a mapped leg, without the pool's owner.
 //!
-//! A read whose frames are not known goes to the owner, and so do questions for its leaves, before it. Their answers are
-//! for later reads.
+//! A read of unknown frames goes to the owner, and so do questions for its leaves, before it. Their answers are for later
+//! reads.
 
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::slice::{SliceCompletion, SliceReply, SliceRequest};

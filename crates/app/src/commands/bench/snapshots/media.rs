@@ -78,7 +78,7 @@ pub(super) fn run(args: &SnapshotsArgs) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// The counts of a brick whose owner has nothing to do.
+/// The counts of a brick that has nothing to do.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct BrickFigures {
     written: MediaBytes,
