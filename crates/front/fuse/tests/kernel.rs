@@ -151,7 +151,7 @@ impl Drop for TestMount {
     fn drop(&mut self) {
         let began = Instant::now();
         let mut unmounted = self.unmounter.unmount();
-        // Whoever looks at the process of a program that ran on the mount keeps it in use for a moment.
+        // A program ran on the mount. Another process that reads its entry in /proc keeps the mount in use for a moment.
         while unmounted.is_err() && !std::thread::panicking() && began.elapsed() < BUSY_LIMIT {
             std::thread::sleep(Duration::from_millis(5));
             unmounted = self.unmounter.unmount();

@@ -4,9 +4,8 @@
 //! Invariants:
 //! - A record has one birth, so a copy has a record for each run of pages of one birth.
 //! - A page of a clone that has a frame of its own is born at the clone's base or later: only then the clone frees the frame.
-//! - The birth of a copy may be lower than that of the page it replaces only if no complete snapshot sees that page. The
-//!   manager sees to it: a copy with fewer changes becomes the source only by a promotion, which gives up the snapshots
-//!   that it lacks.
+//! - A copy may replace a page of a later birth only if no complete snapshot sees the page. The manager ensures that: only a
+//!   promotion makes a copy with fewer changes the source, and it gives up the snapshots that the copy lacks.
 
 use super::commit::{RecordStamp, commit, encode_all, stream_page};
 use super::operation::{OpRequirements, abort_all, begin_run, lock_run, unlock_and_end};

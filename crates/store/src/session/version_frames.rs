@@ -4,9 +4,10 @@
 //! these frames itself.
 //!
 //! Invariants:
-//! - An answer holds for one generation of versions, that of before the question. The owner ends the generation before a
-//!   frame gets free that a snapshot saw, so a copy counts only if the generation is the same after it.
-//! - Whatever a reader cannot do, a damaged page too, it leaves to the owner.
+//! - The reader loads the generation of versions before it asks, and the answer holds for this generation. The owner ends
+//!   the generation before it frees a frame that a snapshot saw, so a copy counts only if the generation is the same after
+//!   it.
+//! - The owner does all other reads, also those of damaged pages.
 
 use crate::format::table::NODE_SLOTS;
 use crate::shared::pool_mapping::{Handle, PoolMapping};

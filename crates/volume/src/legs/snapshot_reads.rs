@@ -21,7 +21,7 @@ struct Question {
     leaf: (Epoch, u64),
 }
 
-/// What a mapped leg knows of snapshots.
+/// The frames of snapshots that a mapped leg has got, and its open questions.
 #[derive(Default)]
 pub(super) struct SnapshotReads {
     frames: VersionFrames,

@@ -226,10 +226,10 @@ impl<M: Media> PoolMapping<M> {
         self.copy_frame(frame, page, into).map(drop)
     }
 
-    /// The same for a reader that may come too late: the frame may have another page by now. False if the bytes are not
-    /// those of one page, or this process does not reach the frame.
+    /// The same for a reader that may come too late: the frame may have another page by now. False if the bytes do not match
+    /// their checksum, or the frame is not in the first device.
     pub(crate) fn copy_version(&self, frame: FrameNo, into: &mut [u8; PAGE_BYTES]) -> bool {
-        let is_known = self.geometry().first_frames().contains(&frame.0) && self.reaches(frame);
-        is_known && self.data.read_page(frame_at(frame), into) == self.frame_word(frame).crc()
+        let is_mapped = self.geometry().first_frames().contains(&frame.0);
+        is_mapped && self.data.read_page(frame_at(frame), into) == self.frame_word(frame).crc()
     }
 }
