@@ -65,6 +65,8 @@ pub trait PoolInternals {
     fn merge_versions_soon(&mut self);
     /// A bit for each frame that the owner counts as used.
     fn used_frames(&self) -> &[u64];
+    /// Appends lines of no slice to the version log until it has this room.
+    fn fill_version_log(&mut self, room: u64) -> Result<(), ObjectError>;
     /// Where the lines of the version log are, from its head on.
     fn version_lines(&self) -> Vec<usize>;
     /// Where the pages with the head, the list of snapshots, the directory and the entries of a slice's versions are, as far
@@ -125,6 +127,10 @@ impl<M: Media> PoolInternals for Pool<M> {
 
     fn merge_versions_soon(&mut self) {
         self.merge_all_soon();
+    }
+
+    fn fill_version_log(&mut self, room: u64) -> Result<(), ObjectError> {
+        Ok(Pool::fill_version_log(self, room)?)
     }
 
     fn version_lines(&self) -> Vec<usize> {

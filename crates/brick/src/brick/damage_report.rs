@@ -24,6 +24,13 @@ pub(super) fn warn_of_damage(path: &Path, pool: Uuid, found: &RecoverySummary) {
             "the medium had damaged the pool, and recovery mended it; {way_out}"
         );
     }
+    if found.versions_lost > 0 {
+        tracing::error!(
+            %pool, %path, versions = found.versions_lost,
+            "the log of versions had no room for all pages that snapshots see: snapshots lack pages on this brick; \
+             read them from another copy, and delete snapshots that are not needed"
+        );
+    }
     if found.damaged > 0 || found.objects_lost > 0 || found.withheld > 0 {
         tracing::error!(
             %pool, %path, records_without_data = found.damaged, objects_lost = found.objects_lost,

@@ -245,20 +245,38 @@ pub(crate) struct LogFrame {
     pub(crate) bytes: Box<[u8; PAGE_BYTES]>,
 }
 
-/// The frames that change when versions are appended, with their new bytes. `read` fills the bytes of the first one, which
-/// may have lines already.
+/// The lines of these versions. If the log has no room for all of them, the last line is one that does not decode, so each snapshot
+/// counts as one that may lack versions. In a full log it replaces a line.
+pub(crate) fn lines_within_room(
+    place: &mut VersionLogPlace,
+    versions: &[Version],
+) -> Vec<Option<Version>> {
+    let mut lines: Vec<_> = versions.iter().copied().map(Some).collect();
+    if lines.len() as u64 > place.room() {
+        if place.room() == 0 {
+            place.tail -= 1;
+        }
+        lines.truncate(place.room() as usize);
+        lines.pop();
+        lines.push(None);
+    }
+    lines
+}
+
+/// The frames that change when lines are appended, with their new bytes. A line without a version does not decode. `read` fills the
+/// bytes of the first frame, which may have lines already.
 pub(crate) fn append_lines(
     place: &mut VersionLogPlace,
     pool: Uuid,
-    versions: &[Version],
+    lines: impl ExactSizeIterator<Item = Option<Version>>,
     mut read: impl FnMut(FrameNo, &mut [u8; PAGE_BYTES]),
 ) -> Vec<LogFrame> {
     assert!(
-        versions.len() as u64 <= place.room(),
-        "a checkpoint appends as many versions as the log has room for"
+        lines.len() as u64 <= place.room(),
+        "as many lines are appended as the log has room for"
     );
     let mut frames: Vec<LogFrame> = Vec::new();
-    for version in versions {
+    for version in lines {
         let (frame, at) = place.line_at(place.tail);
         if frames.last().is_none_or(|last| last.frame != frame) {
             let mut bytes = Box::new([0; PAGE_BYTES]);
@@ -267,7 +285,12 @@ pub(crate) fn append_lines(
             frames.push(LogFrame { frame, bytes });
         }
         if let Some(last) = frames.last_mut() {
-            put(&mut last.bytes[..], at, version.encode(pool, place.tail));
+            let line = version.map(|version| version.encode(pool, place.tail));
+            put(
+                &mut last.bytes[..],
+                at,
+                line.unwrap_or([0; VERSION_LINE_BYTES]),
+            );
         }
         place.tail += 1;
     }
@@ -349,6 +372,29 @@ mod tests {
     }
 
     #[test]
+    fn versions_beyond_room_leave_a_line_that_does_not_decode() {
+        let mut place = VersionLogPlace::new(&[LogRun { start: 10, len: 1 }]);
+        let pool = Uuid::from_u128(7);
+        let versions: Vec<Version> = (0..FRAME_LINES + 1).map(version).collect();
+        let mut bytes = [0; PAGE_BYTES];
+        let mut append = |place: &mut VersionLogPlace, versions: &[Version]| {
+            let lines = lines_within_room(place, versions).into_iter();
+            for written in append_lines(place, pool, lines, |_, into| *into = bytes) {
+                bytes = *written.bytes;
+            }
+            read_lines(place, pool, |_, into| *into = bytes)
+        };
+        let all = FRAME_LINES as usize;
+        let mut expected: Vec<_> = versions.iter().copied().map(Some).take(all).collect();
+        expected[all - 1] = None;
+        assert_eq!(append(&mut place.clone(), &versions), expected);
+        let whole = append(&mut place, &versions[..all]);
+        assert!(whole.iter().all(Option::is_some) && place.room() == 0);
+        assert_eq!(append(&mut place, &versions[all..]), expected);
+        assert_eq!(place.room(), 0);
+    }
+
+    #[test]
     fn lines_wrap_around_the_runs() {
         let runs = [LogRun { start: 10, len: 1 }, LogRun { start: 20, len: 2 }];
         let mut place = VersionLogPlace::new(&runs);
@@ -366,7 +412,8 @@ mod tests {
                     *into = *bytes;
                 }
             };
-            for written in append_lines(&mut place, pool, &more, read) {
+            let lines = more.iter().copied().map(Some);
+            for written in append_lines(&mut place, pool, lines, read) {
                 media.insert(written.frame, *written.bytes);
             }
             expected.extend(more.into_iter().map(Some));

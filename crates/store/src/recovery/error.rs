@@ -19,16 +19,9 @@ pub enum PoolError {
     /// No valid superblock.
     #[error(transparent)]
     Superblock(#[from] BadSuperblock),
-    /// More versions for snapshots were replaced since the last checkpoint than their log can take.
-    #[error(
-        "the log of versions for snapshots has room for {room} of the {versions} that were replaced since the last checkpoint; open the pool with a later release"
-    )]
-    VersionLogFull {
-        /// The versions.
-        versions: u64,
-        /// The room.
-        room: u64,
-    },
+    /// A slice has snapshots, and the superblock names no log of versions.
+    #[error("the superblock names no log of versions, and a slice has snapshots; {REPLACE_POOL}")]
+    NoVersionLog,
     /// The changes of snapshots that a crash interrupted cannot be finished.
     #[error("the snapshots of the pool cannot be loaded: {0}")]
     Snapshots(String),

@@ -59,7 +59,9 @@ use crate::format::in_flight;
 use crate::format::object::Object;
 use crate::format::record::JournalEntry;
 use crate::format::superblock::Superblock;
-use crate::format::version_log::{LogFrame, Version, VersionLogPlace, append_lines, load_versions};
+use crate::format::version_log::{
+    LogFrame, Version, VersionLogPlace, append_lines, lines_within_room, load_versions,
+};
 pub(crate) use ahead::PAGES_AHEAD;
 pub use error::PoolError;
 use pagemesh_base::ids::{Incarnation, ObjectId, Seq};
@@ -94,6 +96,8 @@ pub struct RecoverySummary {
     /// Pages that differed in one bit from their record and were corrected. The medium lost the
     /// bit, or a crash lost a part of the page and its frame held an older version of it.
     pub corrected_pages: u64,
+    /// Versions for snapshots that the version log had no room for.
+    pub versions_lost: u64,
     /// Damaged lines of the bitmap that were rebuilt.
     pub bitmap_lines: u64,
     /// Entries of the object table that are lost. Their slices are refused, and all others are
@@ -113,30 +117,36 @@ impl RecoverySummary {
             self.damaged,
             self.bitmap_lines,
             self.objects_lost,
+            self.versions_lost,
             self.withheld,
         ];
         counts.iter().any(|&count| count > 0)
     }
 }
 
-/// Appends versions that the replayed records replaced to the version log.
+/// Appends versions that the replayed records replaced to the version log. Without room for all of them, snapshots lack pages, and the
+/// slices are served. Returns the number of versions that are lost.
 fn append_versions<M: Media>(
     media: &M,
     log: &mut VersionLogPlace,
     pool: Uuid,
     kept: &[Version],
     stores: &mut Vec<UnfencedStores>,
-) -> Result<(), PoolError> {
-    if kept.len() as u64 > log.room() {
-        let (versions, room) = (kept.len() as u64, log.room());
-        return Err(PoolError::VersionLogFull { versions, room });
+) -> Result<u64, PoolError> {
+    if kept.is_empty() {
+        return Ok(0);
     }
+    if !log.is_present() {
+        return Err(PoolError::NoVersionLog);
+    }
+    let lost = (kept.len() as u64).saturating_sub(log.room());
+    let lines = lines_within_room(log, kept).into_iter();
     let read = |frame, into: &mut [u8; PAGE_BYTES]| media.read(frame_at(frame), into);
-    for LogFrame { frame, bytes } in append_lines(log, pool, kept, read) {
+    for LogFrame { frame, bytes } in append_lines(log, pool, lines, read) {
         let (_, streamed) = M::stream_page(&[(media, frame_at(frame))], &bytes);
         stores.push(streamed);
     }
-    Ok(())
+    Ok(lost)
 }
 
 /// A recovered pool.
@@ -316,7 +326,8 @@ impl<'m, M: Media> Recovery<'m, M> {
         }
         let mut stores = Vec::new();
         let log = &mut loaded.version_log;
-        append_versions(self.media, log, loaded.pool, &new, &mut stores)?;
+        self.summary.versions_lost +=
+            append_versions(self.media, log, loaded.pool, &new, &mut stores)?;
         if let Some(stores) = stores.into_iter().reduce(UnfencedStores::and) {
             let _fenced = self.media.fence(stores);
         }
@@ -374,7 +385,7 @@ impl<'m, M: Media> Recovery<'m, M> {
         }
         // On a file they are in the log.
         if self.ordered && !defect::is(Defect::RecoveredVersionsLost) {
-            append_versions(
+            self.summary.versions_lost += append_versions(
                 self.media,
                 &mut block.version_log,
                 block.pool,

@@ -72,9 +72,19 @@ fn maintain(pool: &mut Pool<Recorder>) {
     }
 }
 
+/// The place of the versions.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Versions {
+    /// In the log.
+    Logged,
+    /// Linked, and the log is empty.
+    Merged,
+    /// The records that replace those of the last snapshot are not applied, and the log has room for so many lines.
+    Unapplied(u64),
+}
+
 impl VersionedPool {
-    /// With `merged`, the versions are linked, and the log is empty.
-    fn new(kind: MediumKind, merged: bool) -> VersionedPool {
+    fn new(kind: MediumKind, place: Versions) -> VersionedPool {
         let fresh = Recorder::new(POOL_BYTES);
         format(&fresh, Uuid::from_u128(7)).expect("a pool");
         let media = kind.media(&fresh.crash_point().all_persisted());
@@ -88,6 +98,10 @@ impl VersionedPool {
         for (round, epoch) in [(1, 6), (2, 8)] {
             pool.prepare_snapshot(slice(0), Epoch(epoch)).expect("room");
             snapshots.insert(Epoch(epoch), live.clone());
+            if let (Versions::Unapplied(room), 2) = (place, round) {
+                pool.checkpoint().expect("sound");
+                pool.fill_version_log(room).expect("a log");
+            }
             for page in 0..WRITTEN {
                 put(&mut pool, 0, page, 10 * round + page as u8, epoch);
                 live.insert(page, 10 * round + page as u8);
@@ -99,14 +113,16 @@ impl VersionedPool {
             clear(legs, hole * PAGE, PAGE, stamp)
         });
         live.remove(&hole);
-        pool.checkpoint().expect("sound");
-        if merged {
+        if !matches!(place, Versions::Unapplied(_)) {
+            pool.checkpoint().expect("sound");
+        }
+        if place == Versions::Merged {
             pool.merge_versions_soon();
             maintain(&mut pool);
         }
         let lines = pool.version_lines();
         let pages = pool.version_pages(slice(0)).expect("the slice");
-        assert_eq!(lines.is_empty(), merged);
+        assert_eq!(lines.is_empty(), place == Versions::Merged);
         drop(pool);
         VersionedPool {
             kind,
@@ -232,7 +248,7 @@ const KINDS: [MediumKind; 2] = [MediumKind::Memory, MediumKind::File];
 #[track_caller]
 fn check_lines(bits: impl Fn(usize) -> u8, has_errors: bool) {
     for kind in KINDS {
-        let pool = VersionedPool::new(kind, false);
+        let pool = VersionedPool::new(kind, Versions::Logged);
         assert_eq!(pool.lines.len() as u64, 1 + WRITTEN);
         for &line in &pool.lines {
             for at in line..line + 32 {
@@ -257,7 +273,7 @@ fn damaged_line_of_version_log_is_an_error_and_no_hole() {
 #[test]
 fn damaged_page_of_versions_gives_no_wrong_bytes() {
     for kind in KINDS {
-        let pool = VersionedPool::new(kind, true);
+        let pool = VersionedPool::new(kind, Versions::Merged);
         assert_eq!(pool.pages.len(), 4, "head, list, directory and entries");
         let mut errors = 0;
         for &page in &pool.pages {
@@ -274,10 +290,24 @@ fn damaged_page_of_versions_gives_no_wrong_bytes() {
 #[test]
 fn lost_version_log_is_an_error_after_restarts() {
     for kind in KINDS {
-        let pool = VersionedPool::new(kind, false);
+        let pool = VersionedPool::new(kind, Versions::Logged);
         let errors = pool.check_damage(&pool.lines, 0xff);
         let errors = errors.unwrap_or_else(|why| panic!("{kind:?}: {why}"));
         assert!(errors as u64 >= WRITTEN, "{kind:?}: {errors}");
+    }
+}
+
+#[test]
+fn recovery_with_a_full_version_log_serves_the_slice() {
+    for kind in KINDS {
+        for room in [0, 1, 2, 20] {
+            let pool = VersionedPool::new(kind, Versions::Unapplied(room));
+            let (_, found) = kind.open(&kind.media(&pool.image)).expect("it opens");
+            assert_eq!(found.versions_lost > 0, room < 20, "{found:?}");
+            let errors = pool.check_damage(&[], 0);
+            let errors = errors.unwrap_or_else(|why| panic!("{kind:?}, room {room}: {why}"));
+            assert_eq!(errors > 0, room < 20, "{kind:?}, room {room}: {errors}");
+        }
     }
 }
 
@@ -285,7 +315,7 @@ fn lost_version_log_is_an_error_after_restarts() {
 #[test]
 fn forgotten_damage_of_versions_is_found() {
     for present in [Defect::LostLineForgotten, Defect::DamageNotStored] {
-        let pool = VersionedPool::new(MediumKind::Memory, false);
+        let pool = VersionedPool::new(MediumKind::Memory, Versions::Logged);
         defect::set(Some(present));
         let found = pool.check_damage(&pool.lines, 0xff);
         defect::set(None);

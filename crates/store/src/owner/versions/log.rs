@@ -19,6 +19,8 @@ use crate::recovery::PoolError;
 use crate::shared::control::FrameRun;
 use crate::shared::error::StoreError;
 use pagemesh_base::ids::Seq;
+#[cfg(feature = "test-api")]
+use pagemesh_base::ids::{Epoch, ObjectId, PageNo};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
 
@@ -103,7 +105,8 @@ impl<M: Media> Pool<M> {
         let first = log.tail;
         let read =
             |frame, into: &mut _| mapping.data.read(frame_at(frame), into as &mut [u8; 4096]);
-        for written in append_lines(log, mapping.pool, &pass.kept, read) {
+        let lines = pass.kept.iter().copied().map(Some);
+        for written in append_lines(log, mapping.pool, lines, read) {
             let target = (&*mapping.data, frame_at(written.frame));
             let (_, streamed) = M::stream_page(&[target], &written.bytes);
             if !defect::is(Defect::VersionLogNotFenced) {
@@ -164,6 +167,31 @@ impl<M: Media> Pool<M> {
     pub(super) fn is_log_merged(&self) -> bool {
         let log = &self.superblock.version_log;
         log.head == log.tail
+    }
+
+    /// See [`fill_version_log`](crate::test_api::PoolInternals::fill_version_log).
+    #[cfg(feature = "test-api")]
+    pub(crate) fn fill_version_log(&mut self, room: u64) -> Result<(), PoolError> {
+        let log = self.superblock.version_log;
+        let Some(frame) = log.frames().next() else {
+            return Ok(());
+        };
+        let of_no_slice = Version {
+            object: ObjectId(u32::MAX),
+            page: PageNo(0),
+            frame,
+            birth: Epoch(0),
+            death: Epoch(1),
+        };
+        let mut pass = CheckpointPass {
+            kept: vec![of_no_slice; (log.room() - room) as usize],
+            ..CheckpointPass::default()
+        };
+        self.append_versions(&mut pass);
+        if let Some(stores) = pass.stores.take() {
+            let _fenced = self.mapping.data.fence(stores);
+        }
+        self.write_next_superblock()
     }
 
     /// Whether enough lines wait for a merge to begin.
