@@ -4,10 +4,12 @@
 
 mod support;
 
+use rustix::fs::{CWD, Mode, mkfifoat};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
-use support::{Cluster, Pools};
+use std::process::{Command, Stdio};
+use support::{Cluster, PAGEMESH, Pools, until};
 
 fn write(cluster: &Cluster, volume: &str, commands: &[&str]) {
     let export = cluster.export(&[volume], "map");
@@ -118,6 +120,7 @@ fn backup_has_changes_alone_and_is_restored() {
         export.io(reads);
         export.stop();
         other.check_identical("w");
+        assert_eq!(other.json(&["snapshot", "list", "w"]), json!([]));
         other.refused(
             &["backup", "restore", at, name, "w"],
             &["already is a volume w"],
@@ -125,6 +128,36 @@ fn backup_has_changes_alone_and_is_restored() {
         other.ok(&["volume", "delete", "w"]);
     }
     other.refused(&["backup", "restore", at, "v@no", "w"], &["no backup v@no"]);
+}
+
+#[test]
+fn volume_of_a_killed_restore_is_attached_by_no_client() {
+    let cluster = cluster();
+    let dir = cluster.dir().join("b");
+    let at = dir.to_str().unwrap();
+    backup(&cluster, &["create", "v@one", at]);
+    // The restore waits for a writer of the chunk.
+    for chunk in chunks(&dir) {
+        fs::remove_file(&chunk).unwrap();
+        mkfifoat(CWD, &chunk, Mode::RUSR | Mode::WUSR).unwrap();
+    }
+    let limited = cluster.command(&[]);
+    let envs = limited.get_envs();
+    let mut restore = Command::new(PAGEMESH);
+    restore.args(["backup", "restore", at, "v@one", "w"]);
+    restore.envs(envs.filter_map(|(key, value)| Some((key, value?))));
+    let mut restore = restore.stdout(Stdio::null()).spawn().unwrap();
+    until("the volume is attached", || {
+        let shown = cluster.run(&["volume", "show", "w", "--output", "json"]);
+        let shown = serde_json::from_slice::<Value>(&shown.stdout);
+        shown.is_ok_and(|it| !it["info"]["attachment"].is_null())
+    });
+    restore.kill().unwrap();
+    restore.wait().unwrap();
+    cluster.refused(&["export", "nbd", "w"], &["w", "receives"]);
+    cluster.refused(&["volume", "promote", "w"], &["w"]);
+    cluster.ok(&["volume", "detach", "w"]);
+    cluster.ok(&["volume", "delete", "w"]);
 }
 
 #[test]

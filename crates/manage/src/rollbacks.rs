@@ -225,7 +225,7 @@ fn fault(volume: &VolumeName, refusal: RollbackRefusal) -> Fault {
     }
 }
 
-fn rollback_tag() -> Result<HoldTag, Fault> {
+pub(crate) fn rollback_tag() -> Result<HoldTag, Fault> {
     let tag = ROLLBACK_HOLD.parse();
     tag.map_err(|_| Fault::invalid_field("the tag of a hold is invalid", "report this"))
 }

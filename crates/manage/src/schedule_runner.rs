@@ -6,6 +6,7 @@ use crate::call::CallContext;
 use crate::events::EventDraft;
 use crate::fault::Fault;
 use crate::manager::{Manager, ManagerState};
+use crate::rollback_checks::check_not_needed;
 use crate::schedule_book::find;
 use crate::snapshot_drops::is_kept;
 use crate::snapshots::schedules::{
@@ -26,6 +27,8 @@ pub const SCHEDULE_INTERVAL: Duration = Duration::from_secs(10);
 const RETRY_FIRST: Duration = Duration::from_secs(60);
 /// The longest pause.
 const RETRY_MAX: Duration = Duration::from_secs(3600);
+/// The pause after a snapshot could not be deleted.
+const PRUNE_PAUSE: Duration = Duration::from_secs(600);
 /// Snapshots of one volume that one look deletes; the next look goes on.
 const PRUNED_MAX: usize = 32;
 
@@ -103,7 +106,7 @@ impl Manager {
             return None;
         }
         let mut plan = self.plan_for(&book, record, volume);
-        if !record.prune {
+        if !record.prune || run.is_some_and(|run| self.clock.elapsed() < run.prune_at) {
             plan.prune.clear();
         }
         Some(plan)
@@ -114,58 +117,47 @@ impl Manager {
             return;
         };
         let actor = self.acting_for_schedule(&key.0);
-        // Deletions may make the room that the next snapshot needs, and neither waits for the other.
-        let pruned = actor.prune(key, &plan);
-        let created = match plan.create.is_empty() {
-            true => Ok(()),
-            false => actor
-                .create_scheduled(&key.0, &key.1, plan.create)
-                .map(drop),
-        };
-        self.note_run(key, &plan, created.and(pruned).map_err(|it| it.to_string()));
+        // Deletions may make the room that the next snapshot needs.
+        actor.prune(key, &plan);
+        if !plan.create.is_empty() {
+            let created = actor.create_scheduled(&key.0, &key.1, plan.create);
+            self.note_created(key, created.map(drop).map_err(|it| it.to_string()));
+        }
     }
 
     /// Carries out a schedule of snapshots that show one moment. The volumes that get snapshots of the same classes are a group.
     fn run_group_schedule(&self, keys: &[RunKey]) {
         let actor = self.acting_for_schedule(&keys[0].0);
-        let mut groups: BTreeMap<Vec<SnapshotClass>, Vec<(&RunKey, Plan)>> = BTreeMap::new();
+        let mut groups: BTreeMap<Vec<SnapshotClass>, (ClassSet, Vec<&RunKey>)> = BTreeMap::new();
         // All wait after a failure of one, so that no group lacks a volume.
         let plans: Option<Vec<Plan>> = keys.iter().map(|key| self.due_plan(key)).collect();
         for (key, plan) in keys.iter().zip(plans.unwrap_or_default()) {
-            let pruned = actor.prune(key, &plan);
-            if pruned.is_err() || plan.create.is_empty() {
-                self.note_run(key, &plan, pruned.map_err(|it| it.to_string()));
-            }
+            actor.prune(key, &plan);
             if !plan.create.is_empty() {
-                let group = groups.entry(plan.create.iter().collect()).or_default();
-                group.push((key, plan));
+                let group = groups.entry(plan.create.iter().collect());
+                let (_, members) = group.or_insert((plan.create, Vec::new()));
+                members.push(key);
             }
         }
-        for group in groups.into_values() {
-            let volumes = group.iter().map(|(key, _)| key.1.clone()).collect();
-            let classes = group[0].1.create;
+        for (classes, members) in groups.into_values() {
+            let volumes = members.iter().map(|key| key.1.clone()).collect();
             let created = actor.create_scheduled_group(&keys[0].0, volumes, classes);
             let created = created.map_err(|it| it.to_string());
-            for (key, plan) in &group {
-                self.note_run(key, plan, created.clone());
+            for key in members {
+                self.note_created(key, created.clone());
             }
         }
     }
 
-    /// Notes the end of a run: after a failure, the volume waits.
-    fn note_run(&self, key: &RunKey, plan: &Plan, done: Result<(), String>) {
+    /// Notes the end of a cut: after a failure, the volume waits.
+    fn note_created(&self, key: &RunKey, created: Result<(), String>) {
         let (schedule, volume) = key;
         let mut book = self.state();
-        let is_changed = !plan.create.is_empty() || !plan.prune.is_empty();
-        match done {
-            Ok(()) if !is_changed => {}
-            Ok(()) => {
-                let run = book.schedules.runs.entry(key.clone()).or_default();
-                (run.failures, run.retry_at, run.error) = (0, Duration::ZERO, None);
-            }
+        let run = book.schedules.runs.entry(key.clone()).or_default();
+        match created {
+            Ok(()) => (run.failures, run.retry_at, run.error) = (0, Duration::ZERO, None),
             Err(fault) => {
-                tracing::warn!(%schedule, %volume, error = %fault, "a schedule cannot be carried out now; trying again later");
-                let run = book.schedules.runs.entry(key.clone()).or_default();
+                tracing::warn!(%schedule, %volume, error = %fault, "a schedule cannot make a snapshot now; trying again later");
                 let pause = RETRY_FIRST * 2u32.saturating_pow(run.failures.min(6));
                 run.failures += 1;
                 run.retry_at = self.clock.elapsed() + pause.min(RETRY_MAX);
@@ -181,12 +173,23 @@ impl Manager {
         })
     }
 
-    fn prune(&self, (_, volume): &RunKey, plan: &Plan) -> Result<(), Fault> {
+    /// Deletes snapshots that no class keeps. After a failure, deletions wait, and new snapshots do not.
+    fn prune(&self, key: &RunKey, plan: &Plan) {
+        let (schedule, volume) = key;
         let mut pruned = Ok(());
         for name in plan.prune.iter().take(PRUNED_MAX) {
             pruned = pruned.and(self.delete_snapshot(volume, name).map(drop));
         }
-        pruned
+        if plan.prune.is_empty() {
+            return;
+        }
+        let mut book = self.state();
+        let run = book.schedules.runs.entry(key.clone()).or_default();
+        run.prune_error = pruned.err().map(|fault| fault.to_string());
+        if let Some(fault) = &run.prune_error {
+            tracing::warn!(%schedule, %volume, error = %fault, "a schedule cannot delete a snapshot now; trying again later");
+            run.prune_at = self.clock.elapsed() + PRUNE_PAUSE;
+        }
     }
 
     /// The name of a snapshot that a schedule makes now, and its labels.
@@ -321,7 +324,8 @@ impl Manager {
             Some(newest) => newest.unix_s,
             None => created.max(record.created_unix_s),
         };
-        let age_s = self.clock.unix_s().saturating_sub(since);
+        // A clock that went back makes no snapshot until it has passed the newest one. That is late, too.
+        let age_s = self.clock.unix_s().abs_diff(since);
         let run = book
             .schedules
             .runs
@@ -340,7 +344,7 @@ impl Manager {
                 false => ScheduleHealth::Ok,
             },
             received: volume.is_some_and(|it| it.received.is_some()),
-            error: run.and_then(|run| run.error.clone()),
+            error: run.and_then(|run| run.error.as_ref().or(run.prune_error.as_ref()).cloned()),
             sent: sent.collect(),
         }
     }
@@ -436,6 +440,7 @@ fn scheduled<'b>(
             classes,
             is_needed: is_start
                 || is_kept(book, volume, it)
+                || target.is_some_and(|target| check_not_needed(target, &it.name).is_err())
                 || schedules.any(|other| other.is_needed_by_target(volume, identity)),
         })
     })

@@ -2,6 +2,7 @@
 
 use crate::fault::Fault;
 use crate::manager::Manager;
+use crate::rollbacks::rollback_tag;
 use crate::snapshot_lists::{live_snapshot, snapshot_info};
 use crate::snapshots::{HOLDS_MAX, HoldTag, SnapshotFault, SnapshotName, SnapshotRecord};
 use crate::store::StoreWrite;
@@ -12,13 +13,19 @@ impl Manager {
     /// Holds a snapshot by a tag. A second hold by the same tag changes nothing.
     ///
     /// # Errors
-    /// When there is no such snapshot, it has the maximum of holds, or the store fails.
+    /// When there is no such snapshot, the tag is that of rollbacks, the snapshot has the maximum of holds, or the store fails.
     pub fn hold_snapshot(
         &self,
         volume: &VolumeName,
         name: &SnapshotName,
         tag: &HoldTag,
     ) -> Result<SnapshotInfo, Fault> {
+        if *tag == rollback_tag()? {
+            return Err(Fault::invalid_field(
+                format!("the tag {tag} is that of rollbacks, which release it at their end"),
+                "choose another tag",
+            ));
+        }
         self.change_holds(volume, name, |record| {
             if record.holds.contains(tag) {
                 return Ok(());

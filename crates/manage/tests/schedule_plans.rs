@@ -94,7 +94,9 @@ impl Model {
         for class in CLASSES {
             let period = days_period(class, self.now);
             let mut of_class = self.snapshots.iter().filter(|it| it.classes.has(class));
-            let is_served = of_class.any(|it| days_period(class, it.unix_s) >= period);
+            let is_served = of_class.any(|it| {
+                days_period(class, it.unix_s) >= period && it.unix_s <= self.now + 7 * DAY
+            });
             let wanted = self.retention.of(class) > 0 && !is_served;
             assert_eq!(plan.create.has(class), wanted, "{class:?} at {}", self.now);
             if wanted {
@@ -126,7 +128,8 @@ impl Model {
         let later = later.filter(|it| it.classes.has(class) && it.epoch > snapshot.epoch);
         let is_recent = (later.count() as u64) < count;
         let period = days_period(class, snapshot.unix_s);
-        is_recent || period + count > days_period(class, self.now)
+        let is_of_wrong_clock = snapshot.unix_s > self.now + 7 * DAY;
+        is_recent || period + count > days_period(class, self.now) && !is_of_wrong_clock
     }
 }
 
@@ -262,6 +265,29 @@ fn clock_that_goes_back_makes_and_deletes_nothing() {
     assert_eq!(later.prune, [all[0].name.clone(), all[1].name.clone()]);
     // A clock that is years ahead deletes none of the newest.
     assert_eq!(at(START + 9999 * DAY).prune.len(), 2);
+}
+
+#[test]
+fn snapshot_of_far_future_serves_no_period() {
+    let retention = Retention {
+        hourly: 2,
+        ..Retention::default()
+    };
+    let hourly = set(&[SnapshotClass::Hourly]);
+    let wrong = START + 9999 * DAY;
+    let mut all: Vec<_> = (0..3)
+        .map(|at| snapshot(2 + at, wrong + u64::from(at) * HOUR, hourly))
+        .collect();
+    let first = plan(&retention, 15, &all, START);
+    assert_eq!(first.create, hourly);
+    assert_eq!(first.prune, [all[0].name.clone()]);
+    for at in 0..2 {
+        all.push(snapshot(5 + at, START + u64::from(at) * HOUR, hourly));
+    }
+    let later = plan(&retention, 15, &all, START + HOUR);
+    assert!(later.create.is_empty());
+    let wrong: Vec<_> = all[..3].iter().map(|it| it.name.clone()).collect();
+    assert_eq!(later.prune, wrong);
 }
 
 #[test]

@@ -15,8 +15,8 @@ pub const VERSION: u32 = 1;
 
 const MAGIC: &[u8; 8] = b"pmstream";
 const CRC_AT: usize = 12;
-/// The feature of a stream from a bookmark.
-const FROM_BOOKMARK: u64 = 1;
+/// The feature of a stream whose summary is that of its pages.
+const PAGE_SUMMARY: u64 = 1;
 
 /// The identity of a snapshot in all clusters: its volume, and its epoch among the epochs of the volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,9 +68,9 @@ pub struct Header {
     pub from_epoch: Option<u32>,
     /// Its name.
     pub from_name: String,
-    /// Whether a bookmark alone was left of the earlier snapshot: the sender did not have its bytes. The stream then has each
-    /// page that may have changed, and its content summary is that of these pages alone.
-    pub from_bookmark: bool,
+    /// The content summary is that of the pages in the stream. Streams of changes have it. In those of earlier builds it is the difference
+    /// between two snapshots.
+    pub has_page_summary: bool,
     /// Bytes of the volume in the snapshot.
     pub size_bytes: u64,
     /// The size that users see: for files, the limit of all files together.
@@ -108,8 +108,8 @@ impl Header {
         {
             return Err("epochs out of order");
         }
-        if self.from_bookmark && self.from_epoch.is_none() {
-            return Err("a bookmark without an epoch");
+        if self.has_page_summary && self.from_epoch.is_none() {
+            return Err("a summary of changes in a stream of all pages");
         }
         if !whole(self.size_bytes) || self.size_bytes > i64::MAX as u64 {
             return Err("a size beyond limits");
@@ -125,7 +125,7 @@ impl Header {
         let mut bytes = [0; HEADER_BYTES];
         put(&mut bytes, 0, MAGIC);
         put(&mut bytes, 8, &VERSION.to_le_bytes());
-        let features = u64::from(self.from_bookmark) * FROM_BOOKMARK;
+        let features = u64::from(self.has_page_summary) * PAGE_SUMMARY;
         put(&mut bytes, 16, &features.to_le_bytes());
         put(&mut bytes, 24, self.stream.as_bytes());
         put(&mut bytes, 40, self.to.volume.as_bytes());
@@ -164,7 +164,7 @@ impl Header {
             return Err(damaged("the checksum of the header is wrong"));
         }
         let features = u64_at(bytes, 16);
-        if features & !FROM_BOOKMARK != 0 {
+        if features & !PAGE_SUMMARY != 0 {
             let found = format!("features {features:#x}");
             return Err(StreamError::UnknownVersion { found });
         }
@@ -185,7 +185,7 @@ impl Header {
             to_name: name_at(bytes, 136)?,
             from_epoch: Some(u32_at(bytes, 56)).filter(|epoch| *epoch != 0),
             from_name: name_at(bytes, 200)?,
-            from_bookmark: features & FROM_BOOKMARK != 0,
+            has_page_summary: features & PAGE_SUMMARY != 0,
             size_bytes: u64_at(bytes, 64),
             limit_bytes: u64_at(bytes, 72),
             content,

@@ -7,8 +7,8 @@ use std::str::FromStr;
 use uuid::Uuid;
 
 const VERSION: &str = "r1";
-/// The version of a token of a stream from a bookmark.
-const BOOKMARK_VERSION: &str = "b1";
+/// The version of a token of a stream with a summary of its pages.
+const PAGE_SUMMARY_VERSION: &str = "b1";
 
 /// The last checkpoint of a stream that was cut, with the snapshots that it is between.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,8 +17,8 @@ pub struct ResumeToken {
     pub to: SnapshotIdentity,
     /// The epoch of the earlier snapshot, if the stream has changes.
     pub from_epoch: Option<u32>,
-    /// Whether the stream began at a bookmark, so that its summary has whole pages.
-    pub from_bookmark: bool,
+    /// Whether the summary is that of the pages in the stream.
+    pub has_page_summary: bool,
     /// Where to go on.
     pub start: StreamStart,
 }
@@ -30,7 +30,7 @@ impl ResumeToken {
         ResumeToken {
             to: header.to.clone(),
             from_epoch: header.from_epoch,
-            from_bookmark: header.from_bookmark,
+            has_page_summary: header.has_page_summary,
             start,
         }
     }
@@ -41,8 +41,8 @@ impl fmt::Display for ResumeToken {
         let start = &self.start;
         let text = format!(
             "{}.{}.{}.{}.{}.{}.{}.{}",
-            match self.from_bookmark {
-                true => BOOKMARK_VERSION,
+            match self.has_page_summary {
+                true => PAGE_SUMMARY_VERSION,
                 false => VERSION,
             },
             self.to.volume.simple(),
@@ -89,9 +89,9 @@ fn parse(text: &str) -> Option<ResumeToken> {
     else {
         return None;
     };
-    let from_bookmark = match version {
+    let has_page_summary = match version {
         VERSION => false,
-        BOOKMARK_VERSION => true,
+        PAGE_SUMMARY_VERSION => true,
         _ => return None,
     };
     let summary = u128::from_str_radix(summary, 16).ok()?;
@@ -101,7 +101,7 @@ fn parse(text: &str) -> Option<ResumeToken> {
             epoch: to.parse().ok()?,
         },
         from_epoch: Some(from.parse().ok()?).filter(|epoch| *epoch != 0),
-        from_bookmark,
+        has_page_summary,
         start: StreamStart {
             position: position.parse().ok()?,
             summary: ContentSummary::from_bytes(summary.to_le_bytes()),

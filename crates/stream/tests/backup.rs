@@ -23,7 +23,7 @@ fn header() -> Header {
         to_name: "monday".into(),
         from_epoch: None,
         from_name: String::new(),
-        from_bookmark: false,
+        has_page_summary: false,
         size_bytes: CHUNKS * CHUNK_BYTES as u64,
         limit_bytes: CHUNKS * CHUNK_BYTES as u64,
         content: StreamContent::Files,

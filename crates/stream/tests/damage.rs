@@ -22,7 +22,7 @@ fn header(from_epoch: Option<u32>) -> Header {
         to_name: "monday".into(),
         from_epoch,
         from_name: from_epoch.map_or_else(String::new, |_| "sunday".into()),
-        from_bookmark: false,
+        has_page_summary: false,
         size_bytes: PAGES * PAGE,
         limit_bytes: PAGES * PAGE,
         content: StreamContent::Blocks,

@@ -5,7 +5,7 @@ mod diff;
 mod file_changes;
 pub mod receive;
 mod rollback;
-mod send;
+pub mod send;
 pub mod source;
 mod space;
 pub mod space_io;

@@ -25,8 +25,8 @@ use std::ops::Range;
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Leaves in the cache, of some KiB each.
-const CACHED_LEAVES_MAX: usize = 4096;
+/// Leaves in the cache, of some KiB each. A listing of changes puts two of each leaf into it, which reads take later.
+const CACHED_LEAVES_MAX: usize = 8192;
 /// Leaves that one listing of extents looks at. A longer range is listed in several requests.
 const LISTED_LEAVES_MAX: u64 = 1024;
 /// Copies without the pool's lock before a read takes it: a pool that moves pages to disks ends generations often.
@@ -53,26 +53,30 @@ pub(super) struct VersionCache {
 #[derive(Default)]
 struct CachedLeaves {
     generation: u64,
-    of: HashMap<LeafKey, Arc<CachedLeaf>>,
+    recent: HashMap<LeafKey, Arc<CachedLeaf>>,
+    /// Those that were recent before the others: they go once these are half of the cache.
+    earlier: HashMap<LeafKey, Arc<CachedLeaf>>,
 }
 
 impl VersionCache {
     fn leaves(&self, generation: u64) -> MutexGuard<'_, CachedLeaves> {
         let mut leaves = lock(&self.leaves);
         if leaves.generation < generation {
-            leaves.generation = generation;
-            leaves.of.clear();
+            *leaves = CachedLeaves {
+                generation,
+                ..CachedLeaves::default()
+            };
         }
         leaves
     }
 
     fn find(&self, generation: u64, key: &LeafKey) -> Option<Arc<CachedLeaf>> {
         let leaves = self.leaves(generation);
-        let found = leaves
-            .of
-            .get(key)
-            .filter(|_| leaves.generation == generation);
-        found.cloned()
+        if leaves.generation != generation {
+            return None;
+        }
+        let found = leaves.recent.get(key);
+        found.or_else(|| leaves.earlier.get(key)).cloned()
     }
 
     fn insert(&self, generation: u64, key: LeafKey, leaf: &Arc<CachedLeaf>) {
@@ -80,10 +84,10 @@ impl VersionCache {
         if leaves.generation != generation {
             return;
         }
-        if leaves.of.len() >= CACHED_LEAVES_MAX {
-            leaves.of.clear();
+        if leaves.recent.len() >= CACHED_LEAVES_MAX / 2 {
+            leaves.earlier = std::mem::take(&mut leaves.recent);
         }
-        leaves.of.insert(key, Arc::clone(leaf));
+        leaves.recent.insert(key, Arc::clone(leaf));
     }
 }
 

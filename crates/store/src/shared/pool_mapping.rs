@@ -366,21 +366,29 @@ impl<M: Media> PoolMapping<M> {
     /// The birth of the page with its slot at byte `at`. It is unknown if the medium damaged the slot
     /// or the word of the frame, and while the page changes.
     pub(crate) fn birth(&self, at: usize, page: PageNo) -> PageBirth {
-        let Ok(slot) = self.slot(at, page) else {
-            return PageBirth::Unknown;
-        };
+        let found = self.slot_with_birth(at, page);
+        found.map_or(PageBirth::Unknown, |(_, birth)| birth)
+    }
+
+    /// The slot at byte `at` and the birth of its page. A known birth is that of this slot.
+    pub(crate) fn slot_with_birth(
+        &self,
+        at: usize,
+        page: PageNo,
+    ) -> Result<(Slot, PageBirth), StoreError> {
+        let slot = self.slot(at, page)?;
         let birth = match slot.frame() {
             Some(frame) => self.frame_word(frame).birth(),
-            None if slot == Slot::EMPTY => return PageBirth::NeverWritten,
+            None if slot == Slot::EMPTY => return Ok((slot, PageBirth::NeverWritten)),
             None => slot.hole_birth(),
         };
         // The frame may have another page by now. Then the slot is another one, too.
         fence(Ordering::Acquire);
         let is_same = !slot.is_changing() && self.meta.load(at) == slot.encode();
-        match birth {
-            Some(birth) if is_same => PageBirth::At(birth),
-            _ => PageBirth::Unknown,
-        }
+        Ok(match birth {
+            Some(birth) if is_same => (slot, PageBirth::At(birth)),
+            _ => (slot, PageBirth::Unknown),
+        })
     }
 
     /// Copies a page out of its frame, and returns its checksum if that is right. The caller loads

@@ -100,7 +100,7 @@ fn header_of(
         to_name: source.info.name.to_string(),
         from_epoch: None,
         from_name: String::new(),
-        from_bookmark: false,
+        has_page_summary: false,
         size_bytes: source.size_bytes(),
         limit_bytes: source.info.size_bytes,
         content,

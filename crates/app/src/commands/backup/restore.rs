@@ -1,13 +1,20 @@
 //! `pagemesh backup restore`.
+//!
+//! Invariant: until all of the backup is written, the volume is one that receives: no other client attaches it, also after a kill.
 
 use super::RestoreArgs;
 use super::directory::BackupDirectory;
-use crate::client::{DetachGuard, attach, cluster_client};
-use crate::commands::snapshot::receive::target::create_request;
+use crate::client::{DetachGuard, attach_to_receive, cluster_client};
+use crate::commands::mount::life_signs::LifeSigns;
+use crate::commands::snapshot::receive::target::{create_request, label};
 use crate::commands::snapshot::space_io::SpaceIo;
 use crate::output::{self, bytes};
+use crate::snapshot_cuts;
 use anyhow::Context;
-use pagemesh_manage::wire::VolumeInfo;
+use pagemesh_base::layout::EpochNumber;
+use pagemesh_manage::ManagerClient;
+use pagemesh_manage::snapshots::SnapshotName;
+use pagemesh_manage::wire::{CreateSnapshot, VolumeInfo};
 use pagemesh_stream::backup::CHUNK_BYTES;
 use serde::Serialize;
 use std::sync::Arc;
@@ -27,9 +34,10 @@ pub fn run(args: &RestoreArgs) -> anyhow::Result<()> {
     let header = directory.manifest(&name)?.header().clone();
     let manager = cluster_client(&args.client)?;
     let shape = (args.copies, args.class.as_deref());
-    let request = create_request(&args.volume, shape, &header, false)?;
-    let made = manager.create(&request)?.volume.info;
-    let data_bytes = match write(args, &directory, &name) {
+    let request = create_request(&args.volume, shape, &header, true)?;
+    manager.create(&request)?;
+    let filled = fill(args, &manager, &directory, &name);
+    let (made, data_bytes) = match filled {
         Ok(written) => written,
         Err(cause) => {
             let deleted = manager.delete(&args.volume, true);
@@ -56,10 +64,37 @@ pub fn run(args: &RestoreArgs) -> anyhow::Result<()> {
     })
 }
 
+/// Fills the volume, and lets clients attach it. Returns it, and the bytes of the chunks.
+fn fill(
+    args: &RestoreArgs,
+    manager: &ManagerClient,
+    directory: &BackupDirectory,
+    name: &str,
+) -> anyhow::Result<(VolumeInfo, u64)> {
+    let written = write(args, manager, directory, name)?;
+    let made = manager.promote_volume(&args.volume)?.info;
+    manager.delete_snapshot(&args.volume, &whole_mark()?)?;
+    Ok((made, written))
+}
+
+/// The snapshot that tells the manager that the content is whole.
+fn whole_mark() -> anyhow::Result<SnapshotName> {
+    Ok("backup-restored".parse()?)
+}
+
 /// Writes the chunks of the backup; each is checked before. Returns their bytes.
-fn write(args: &RestoreArgs, directory: &BackupDirectory, name: &str) -> anyhow::Result<u64> {
-    let volume = Arc::new(attach(&args.client, args.transport, &args.volume)?);
+fn write(
+    args: &RestoreArgs,
+    manager: &ManagerClient,
+    directory: &BackupDirectory,
+    name: &str,
+) -> anyhow::Result<u64> {
+    let new = EpochNumber(0);
+    let volume = attach_to_receive(&args.client, args.transport, &args.volume, new)?;
+    let volume = Arc::new(volume);
     let _guard = DetachGuard(Arc::clone(&volume));
+    let _signs = LifeSigns::start(manager.clone(), &args.volume, &volume)?;
+    snapshot_cuts::serve(manager, &[(args.volume.clone(), Arc::downgrade(&volume))])?;
     let mut io = SpaceIo::open(&*volume)?;
     let mut manifest = directory.manifest(name)?;
     let bar = output::progress("restoring");
@@ -77,5 +112,10 @@ fn write(args: &RestoreArgs, directory: &BackupDirectory, name: &str) -> anyhow:
     }
     io.flush()?;
     bar.finish_and_clear();
+    let request = CreateSnapshot {
+        name: whole_mark()?,
+        labels: vec![label(&manifest.header().to)],
+    };
+    manager.create_snapshot(&args.volume, &request)?;
     Ok(written)
 }

@@ -10,9 +10,9 @@ use crate::output::{self, table};
 use anyhow::{Context, anyhow, ensure};
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
-use pagemesh_base::layout::VolumeName;
+use pagemesh_base::layout::{NAME_BYTES_MAX, VolumeName};
 use pagemesh_manage::ManagerClient;
-use pagemesh_manage::snapshots::SnapshotName;
+use pagemesh_manage::snapshots::{HoldTag, SnapshotName};
 use pagemesh_manage::wire::{ReportSent, ScheduleTarget, ScheduleVolume, SnapshotInfo};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -144,7 +144,14 @@ impl VolumePair<'_> {
             None => (None, "sent"),
         };
         if outcome == "sent" {
-            self.pipe(newest, from.as_deref())?;
+            let hold = self.hold_tag()?;
+            // A first stream may last longer than the retention of the schedule.
+            self.manager.hold_snapshot(self.volume, newest, &hold)?;
+            let piped = self.pipe(newest, from.as_deref());
+            if piped.is_err() {
+                self.release_holds(&hold)?;
+            }
+            piped?;
         }
         let report = ReportSent {
             target: self.target.name.clone(),
@@ -152,7 +159,26 @@ impl VolumePair<'_> {
             snapshot: newest.clone(),
         };
         self.manager.report_sent(&self.args.name, &report)?;
+        self.release_holds(&self.hold_tag()?)?;
         Ok(outcome)
+    }
+
+    /// The tag of the hold of a snapshot that is on its way to the target.
+    fn hold_tag(&self) -> anyhow::Result<HoldTag> {
+        let tag: String = format!("sending-{}", self.target.name);
+        let tag = tag.get(..NAME_BYTES_MAX).unwrap_or(&tag).parse();
+        tag.with_context(|| format!("the name of the target {} makes no tag", self.target.name))
+    }
+
+    /// Releases the hold, and those that killed runs left.
+    fn release_holds(&self, tag: &HoldTag) -> anyhow::Result<()> {
+        for snapshot in self.manager.snapshots(Some(self.volume), None)? {
+            if snapshot.holds.contains(tag) {
+                self.manager
+                    .release_snapshot(self.volume, &snapshot.name, tag)?;
+            }
+        }
+        Ok(())
     }
 
     /// The epoch of the last snapshot of the volume that the target has. None without the volume there, or without a snapshot.

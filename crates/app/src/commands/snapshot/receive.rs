@@ -205,7 +205,7 @@ fn receive(
     let epoch = volume.attachment().0;
     let mut io = SpaceIo::open(&*volume)?;
     received::reset(args, manager, target, &volume, &mut io)?;
-    let before = match (&target.from, header.from_bookmark) {
+    let before = match (&target.from, header.has_page_summary) {
         (Some(from), true) => Some(Before::new(&received::open(args, manager, from)?)?),
         _ => None,
     };

@@ -11,6 +11,7 @@ use clap::Args;
 use pagemesh_base::units::Size;
 use pagemesh_manage::ManagerClient;
 use pagemesh_stream::{Header, PAGE_BYTES, ResumeToken, StreamStart, StreamWriter, Totals};
+use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
 use serde::Serialize;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, IsTerminal, Write};
@@ -60,23 +61,24 @@ pub struct SendArgs {
 
 /// The result, for programs.
 #[derive(Serialize)]
-struct Sent {
+pub struct Sent {
     snapshot: String,
     from: Option<String>,
     /// The byte of the volume at which the stream begins.
     start: u64,
     /// Bytes of the pages that may differ.
-    changed_bytes: u64,
+    pub changed_bytes: u64,
     /// None at a dry run.
     #[serde(skip_serializing_if = "Option::is_none")]
-    stream: Option<SentStream>,
+    pub stream: Option<SentStream>,
 }
 
+/// The bytes of a stream.
 #[derive(Serialize)]
-struct SentStream {
-    stream_bytes: u64,
-    data_bytes: u64,
-    zero_bytes: u64,
+pub struct SentStream {
+    pub stream_bytes: u64,
+    pub data_bytes: u64,
+    pub zero_bytes: u64,
     summary: String,
 }
 
@@ -87,6 +89,24 @@ pub fn run(args: &SendArgs) -> anyhow::Result<()> {
         args.dry_run || !is_piped || !io::stdout().is_terminal(),
         "standard output is a terminal; send to a pipe, or to a file with --to FILE"
     );
+    let sent = send(args)?;
+    match &sent.stream {
+        None => output::print(args.client.output, &sent, || {
+            let changed = bytes(sent.changed_bytes);
+            format!("{} has {changed} of pages to send", args.snapshot)
+        }),
+        Some(done) if is_piped => {
+            eprintln!("sent {}", text(&args.snapshot, done));
+            Ok(())
+        }
+        Some(done) => output::print(args.client.output, &sent, || {
+            format!("sent {}", text(&args.snapshot, done))
+        }),
+    }
+}
+
+/// Sends a snapshot to standard output or a file, or counts the bytes at a dry run.
+pub fn send(args: &SendArgs) -> anyhow::Result<Sent> {
     let manager = manager_client(&args.client)?;
     let open = |path| SnapshotSource::open(&args.client, args.transport, &manager, path);
     let source = open(&args.snapshot)?;
@@ -99,36 +119,26 @@ pub fn run(args: &SendArgs) -> anyhow::Result<()> {
     };
     let header = header_of(&manager, args, &source, &from)?;
     let mut changes = from.changes_of(&source)?;
-    if header.from_bookmark {
-        changes = changes.without_old();
-    }
     let start = header.start.position;
     let changed_bytes = changes.count_bytes(start)?;
-    let mut sent = Sent {
+    let stream = if args.dry_run {
+        None
+    } else if args.to == Path::new("-") {
+        let out = io::stdout().lock();
+        let (_, done) = write_stream(args, out, &header, &mut changes, changed_bytes)?;
+        Some(done)
+    } else {
+        Some(write_file(args, |file| {
+            write_stream(args, file, &header, &mut changes, changed_bytes)
+        })?)
+    };
+    Ok(Sent {
         snapshot: args.snapshot.to_string(),
         from: args.from.as_ref().map(ToString::to_string),
         start,
         changed_bytes,
-        stream: None,
-    };
-    if args.dry_run {
-        return output::print(args.client.output, &sent, || {
-            let changed = bytes(changed_bytes);
-            format!("{} has {changed} of pages to send", args.snapshot)
-        });
-    }
-    if is_piped {
-        let out = io::stdout().lock();
-        let (_, done) = write_stream(args, out, &header, &mut changes, changed_bytes)?;
-        eprintln!("sent {}", text(&args.snapshot, &done));
-        return Ok(());
-    }
-    let done = write_file(args, |file| {
-        write_stream(args, file, &header, &mut changes, changed_bytes)
-    })?;
-    let shown = text(&args.snapshot, &done);
-    sent.stream = Some(done);
-    output::print(args.client.output, &sent, || format!("sent {shown}"))
+        stream,
+    })
 }
 
 /// The start of the changes.
@@ -142,7 +152,8 @@ impl StreamFrom {
     fn changes_of(&self, source: &SnapshotSource) -> anyhow::Result<Changes> {
         match self {
             StreamFrom::Nothing => Changes::new(source, None),
-            StreamFrom::Snapshot(from) => Changes::new(source, Some(from)),
+            // The bytes of before would be read for nothing: the stream has whole pages.
+            StreamFrom::Snapshot(from) => Ok(Changes::new(source, Some(from))?.without_old()),
             StreamFrom::Bookmark(from) => Changes::since_bookmark(source, from),
         }
     }
@@ -192,12 +203,7 @@ fn header_of(
         to_name: source.info.name.to_string(),
         from_epoch,
         from_name,
-        // The summary of a stream stays of one kind, also if its bookmark was taken for the rest.
-        from_bookmark: matches!(from, StreamFrom::Bookmark(_))
-            || args
-                .resume
-                .as_ref()
-                .is_some_and(|token| token.from_bookmark),
+        has_page_summary: from_epoch.is_some(),
         size_bytes: source.size_bytes(),
         limit_bytes: source.info.size_bytes,
         content,
@@ -206,7 +212,7 @@ fn header_of(
     })
 }
 
-/// Writes a file that has its name only once it is whole and durable.
+/// Writes a file that has its name only once it is whole and durable. It replaces what a killed sender left.
 fn write_file(
     args: &SendArgs,
     write: impl FnOnce(File) -> anyhow::Result<(File, SentStream)>,
@@ -218,22 +224,27 @@ fn write_file(
     if path.exists() {
         bail!("{} exists; name another file with --to", path.display());
     }
-    let file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .open(&partial);
-    let file = file.with_context(|| {
-        format!(
-            "cannot make {}; remove it if it is a rest of another stream",
-            partial.display()
-        )
+    let mut options = OpenOptions::new();
+    let file = options.write(true).create(true).truncate(false);
+    let file = file
+        .open(&partial)
+        .with_context(|| format!("cannot make {}", partial.display()))?;
+    flock(&file, FlockOperation::NonBlockingLockExclusive).with_context(|| {
+        let partial = partial.display();
+        format!("another process writes {partial}; name another file with --to")
     })?;
+    file.set_len(0)
+        .with_context(|| format!("cannot empty {}", partial.display()))?;
     let (file, sent) =
         write(file).with_context(|| format!("{} has a stream that was cut", partial.display()))?;
     file.sync_all()
         .with_context(|| format!("cannot store {}", partial.display()))?;
-    std::fs::rename(&partial, path)
+    renameat_with(CWD, &partial, CWD, path, RenameFlags::NOREPLACE)
         .with_context(|| format!("cannot rename {}", partial.display()))?;
+    let parent = path.parent().filter(|it| !it.as_os_str().is_empty());
+    let parent = parent.unwrap_or(Path::new("."));
+    let stored = File::open(parent).and_then(|dir| dir.sync_all());
+    stored.with_context(|| format!("cannot make the name {} durable", path.display()))?;
     Ok(sent)
 }
 

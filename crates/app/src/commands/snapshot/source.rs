@@ -19,6 +19,8 @@ use pagemesh_volume::{SnapshotSpace, Transport, Transports};
 use serde::Serialize;
 use std::sync::Arc;
 
+/// Ranges that a count keeps for the visit after it.
+const KNOWN_RANGES_MAX: usize = 1 << 20;
 /// Bytes of one read, or of several small ones at once. Bricks get it in pieces.
 const READ_BYTES: u64 = 4 << 20;
 
@@ -105,6 +107,8 @@ pub struct Changes {
     /// Whether the bytes of before are known. After a bookmark they are not.
     is_old_known: bool,
     size_bytes: u64,
+    /// The changed ranges from a byte on, if a count has found them.
+    known: Option<(u64, Vec<ByteRange>)>,
 }
 
 /// A range of a volume.
@@ -150,6 +154,7 @@ impl Changes {
                 old: None,
                 is_old_known: true,
                 size_bytes: source.size_bytes(),
+                known: None,
             });
         };
         check_order(source, from)?;
@@ -187,6 +192,7 @@ impl Changes {
             old: Some((SpaceIo::open(&from.space)?, from.size_bytes())),
             is_old_known: true,
             size_bytes: source.size_bytes(),
+            known: None,
         })
     }
 
@@ -206,6 +212,7 @@ impl Changes {
             old: None,
             is_old_known: false,
             size_bytes: source.size_bytes(),
+            known: None,
         })
     }
 
@@ -221,6 +228,11 @@ impl Changes {
         start: u64,
         mut visit: impl FnMut(&mut Changes, u64, u64) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
+        if let Some((_, known)) = self.known.take_if(|(from, _)| *from == start) {
+            return known
+                .iter()
+                .try_for_each(|range| visit(self, range.offset, range.bytes));
+        }
         let mut at = start;
         while at < self.size_bytes {
             for extent in self.list(at)? {
@@ -259,13 +271,18 @@ impl Changes {
         Ok(ranges)
     }
 
-    /// Bytes of the changed pages from this byte on. It reads none of them.
+    /// Bytes of the changed pages from this byte on. It reads none of them. A visit from the same byte on lists them no second time,
+    /// unless they are many.
     pub fn count_bytes(&mut self, start: u64) -> anyhow::Result<u64> {
-        let mut count = 0;
-        self.visit_ranges(start, |_, _, len| {
-            count += len;
+        let (mut count, mut known) = (0, Vec::new());
+        self.visit_ranges(start, |_, offset, bytes| {
+            count += bytes;
+            if known.len() <= KNOWN_RANGES_MAX {
+                known.push(ByteRange { offset, bytes });
+            }
             Ok(())
         })?;
+        self.known = (known.len() <= KNOWN_RANGES_MAX).then_some((start, known));
         Ok(count)
     }
 

@@ -3,6 +3,7 @@
 //! Rules:
 //! - A class is due if no snapshot of it is in the present period, or in a later one. One snapshot serves all classes that are due. So
 //!   after a downtime one is made, and after a step of the clock back none, until the clock has passed the newest.
+//! - A snapshot more than [`FUTURE_MAX_S`] ahead of the clock was made by a wrong clock. It serves no period, and no age keeps it.
 //! - A class keeps its newest snapshots, as many as its retention, and all of that many last periods. So neither a downtime nor a
 //!   wrong clock empties it. A snapshot goes once no class keeps it.
 //! - A hold, a clone, or a target of replication keeps a snapshot in any case.
@@ -16,6 +17,9 @@ use utoipa::ToSchema;
 
 /// Snapshots of one volume that schedules may keep: the rest is for people and replication.
 pub const RETAINED_MAX: u32 = VOLUME_SNAPSHOTS_MAX as u32 / 2;
+
+/// Seconds that a step of the clock back may last.
+pub const FUTURE_MAX_S: u64 = 7 * 24 * 3600;
 
 /// How many snapshots of each class stay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -108,8 +112,9 @@ pub fn plan(
                 continue;
             }
             let period = class.period(snapshot.unix_s, frequent_minutes);
-            is_due &= period < now;
-            is_kept[at] |= before < count || period + count > now;
+            let is_of_wrong_clock = snapshot.unix_s > now_unix_s.saturating_add(FUTURE_MAX_S);
+            is_due &= period < now || is_of_wrong_clock;
+            is_kept[at] |= before < count || period + count > now && !is_of_wrong_clock;
             before += 1;
         }
         if is_due {

@@ -15,6 +15,9 @@ pub(crate) struct RunState {
     pub failures: u32,
     pub retry_at: Duration,
     pub error: Option<String>,
+    /// Deletions wait until then.
+    pub prune_at: Duration,
+    pub prune_error: Option<String>,
     pub reported: ScheduleHealth,
 }
 

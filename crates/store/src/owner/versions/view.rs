@@ -150,21 +150,18 @@ impl<M: Media> Pool<M> {
         let mut has_later = false;
         for index in 0..LEAF_PAGES as usize {
             let (at, page) = (at + index * 8, PageNo(first.0 + index as u64));
-            let before = self.mapping.meta.load(at);
-            let birth = match self.mapping.birth(at, page) {
+            let (slot, birth) = self.mapping.slot_with_birth(at, page)?;
+            let (birth, is_same) = match birth {
                 PageBirth::NeverWritten => continue,
                 PageBirth::At(birth) if birth >= snapshot => {
                     frames.set_birth(index, None);
                     has_later = true;
                     continue;
                 }
-                PageBirth::At(birth) => Some(birth),
-                // A page of unknown birth is older than each snapshot, as for the checkpoint.
-                PageBirth::Unknown => None,
+                PageBirth::At(birth) => (Some(birth), true),
+                // A page of unknown birth is older than each snapshot, as for the checkpoint, unless it changes.
+                PageBirth::Unknown => (None, self.is_still(at, slot)),
             };
-            let slot = self.mapping.slot(at, page)?;
-            // The birth is of this slot only if no session replaced the slot meanwhile.
-            let is_same = slot.encode() == before && self.is_still(at, slot);
             match slot.frame().filter(|_| is_same) {
                 Some(frame) => frames.set(index, frame, birth),
                 None => {

@@ -42,13 +42,18 @@ pub(super) fn run(args: &SnapshotsArgs) -> anyhow::Result<Report> {
     kill_bricks(&one)?;
     kill_bricks(&many)?;
     let mut recoveries = [Vec::new(), Vec::new()];
+    let mut records = [0, 0];
     for _ in 0..args.measure.rounds {
-        for (measured, times) in [&one, &many].into_iter().zip(&mut recoveries) {
-            times.push(recover_copy(&pool_path(measured.scratch.pools.path(), 1))?);
+        for (number, measured) in [&one, &many].into_iter().enumerate() {
+            let (took_ms, replayed) = recover_copy(&pool_path(measured.scratch.pools.path(), 1))?;
+            recoveries[number].push(took_ms);
+            records[number] = replayed;
         }
     }
+    let [of_one, of_many] = records;
     report.add_note(format!(
-        "recovery after the bricks were killed: {:.1} ms with one snapshot, {:.2} × as long with many",
+        "recovery after the bricks were killed: {:.1} ms and {of_one} records with one snapshot, {:.2} × as long and {of_many} records \
+         with many",
         median(&recoveries[0]).unwrap_or_default(),
         median_ratio(&recoveries[1], &recoveries[0]).unwrap_or_default()
     ));
@@ -101,11 +106,11 @@ fn kill_bricks(measured: &MeasuredVolume) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Recovers a copy of a pool, so that each round finds the same. Returns the milliseconds.
-fn recover_copy(pool: &Path) -> anyhow::Result<f64> {
+/// Recovers a copy of a pool, so that each round finds the same. Returns the milliseconds, and the records that it replayed.
+fn recover_copy(pool: &Path) -> anyhow::Result<(f64, u64)> {
     let copy = pool.with_extension("copy");
     std::fs::copy(pool, &copy).with_context(|| format!("cannot copy {}", pool.display()))?;
-    let (took, _) = recovery::recover(&copy)?;
+    let (took, (_, summary)) = recovery::recover(&copy)?;
     std::fs::remove_file(&copy).context("cannot remove the copy of a pool")?;
-    Ok(took.as_secs_f64() * 1e3)
+    Ok((took.as_secs_f64() * 1e3, summary.records))
 }

@@ -2,35 +2,21 @@
 
 use super::taker::step_error;
 use super::{MeasuredVolume, SnapshotsArgs, write_percent};
+use crate::args::{ManagerArgs, Output, Transport};
+use crate::commands::snapshot::send::{SendArgs, send};
 use crate::commands::snapshot::space_io::SpaceIo;
 use anyhow::{Context, ensure};
 use pagemesh_base::space::Space;
 use pagemesh_bench::report::Report;
 use pagemesh_bench::snapshots::{CaseSample, ComparedCase, compare};
-use serde::Deserialize;
 use std::cell::Cell;
 use std::fs::File;
-use std::io::Write;
+use std::io::{IntoInnerError, Write};
 use std::path::Path;
-use std::process::Command;
 use std::time::Instant;
 
 /// Bytes of a read of the copy. Random pages cost a program a read each, too.
 const COPY_BLOCK_BYTES: u32 = 4096;
-
-/// The result of `snapshot send`, as far as this needs it.
-#[derive(Deserialize)]
-struct Sent {
-    changed_bytes: u64,
-    stream: SentStream,
-}
-
-#[derive(Deserialize)]
-struct SentStream {
-    data_bytes: u64,
-    zero_bytes: u64,
-    stream_bytes: u64,
-}
 
 pub(super) fn run(args: &SnapshotsArgs) -> anyhow::Result<Report> {
     let measured = MeasuredVolume::start(args, 0, args.size.0 / 4)?;
@@ -43,12 +29,13 @@ pub(super) fn run(args: &SnapshotsArgs) -> anyhow::Result<Report> {
     let send = || -> anyhow::Result<CaseSample> {
         let path = files.path().join("stream");
         let began = Instant::now();
-        let sent = send(&measured, (&from, &to), &path)?;
+        let sent = send(&send_args(&measured, (&from, &to), &path)?)?;
         let took = began.elapsed();
         std::fs::remove_file(&path).context("cannot remove the stream")?;
         changed.set(sent.changed_bytes);
-        sent_bytes.set(sent.stream.stream_bytes);
-        let whole = sent.stream.data_bytes + sent.stream.zero_bytes;
+        let stream = sent.stream.context("nothing was sent")?;
+        sent_bytes.set(stream.stream_bytes);
+        let whole = stream.data_bytes + stream.zero_bytes;
         ensure!(whole == sent.changed_bytes, "the stream lacks changes");
         Ok(CaseSample::of_time(sent.changed_bytes >> 10, took))
     };
@@ -70,27 +57,35 @@ pub(super) fn run(args: &SnapshotsArgs) -> anyhow::Result<Report> {
     drop(cases);
     report.add_note(format!(
         "{written} bytes were written between the snapshots, some pages twice; {} bytes were sent as changed, in a stream \
-         of {}; the time of `snapshot send` has the start of its process",
+         of {}; both files are synced",
         changed.get(),
         sent_bytes.get()
     ));
     Ok(report)
 }
 
-fn send(measured: &MeasuredVolume, (from, to): (&str, &str), path: &Path) -> anyhow::Result<Sent> {
+fn send_args(
+    measured: &MeasuredVolume,
+    (from, to): (&str, &str),
+    path: &Path,
+) -> anyhow::Result<SendArgs> {
     let (name, scratch) = (&measured.taker.name, &measured.scratch);
-    let output = Command::new(std::env::current_exe()?)
-        .args(["snapshot", "send", &format!("{name}@{to}")])
-        .args(["--from", &format!("{name}@{from}"), "--to"])
-        .arg(path)
-        .args(["--output", "json", "--manager", &scratch.cluster.url])
-        .arg("--key")
-        .arg(scratch.dir.path().join("key"))
-        .output()
-        .context("cannot start `snapshot send`")?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "`snapshot send` failed: {said}");
-    serde_json::from_slice(&output.stdout).context("`snapshot send` printed no result")
+    Ok(SendArgs {
+        snapshot: format!("{name}@{to}").parse()?,
+        from: Some(format!("{name}@{from}").parse()?),
+        to: path.to_owned(),
+        compress: false,
+        rate: None,
+        resume: None,
+        dry_run: false,
+        transport: Transport::Auto,
+        client: ManagerArgs {
+            manager: scratch.cluster.url.clone(),
+            key: Some(scratch.dir.path().join("key")),
+            token_file: None,
+            output: Output::Json,
+        },
+    })
 }
 
 /// Reads so many bytes, spread over the volume, and writes them to a file.
@@ -103,6 +98,7 @@ fn copy(volume: &dyn Space, bytes: u64, path: &Path) -> anyhow::Result<()> {
     for number in 0..blocks {
         file.write_all(&reader.read(number * stride, COPY_BLOCK_BYTES)?)?;
     }
-    file.flush()?;
+    let file = file.into_inner().map_err(IntoInnerError::into_error)?;
+    file.sync_all()?;
     Ok(())
 }

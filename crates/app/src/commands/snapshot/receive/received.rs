@@ -143,7 +143,7 @@ pub struct Applied {
     pub expected: (u64, ContentSummary),
 }
 
-/// The reader of the bytes before the changes of a stream from a bookmark, which has no summary of them.
+/// The reader of the bytes before the changes of a stream whose summary is that of its pages.
 pub struct Before {
     io: SpaceIo,
     size_bytes: u64,
@@ -186,7 +186,7 @@ struct Apply<'a, F> {
     io: &'a mut SpaceIo,
     before: Option<Before>,
     last: Checkpoint,
-    /// The summary of the pages of the stream, if it is from a bookmark.
+    /// The summary of the pages of the stream, if the stream has it.
     sent: ContentSummary,
     /// The difference that these pages make.
     difference: ContentSummary,
