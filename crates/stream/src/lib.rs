@@ -26,3 +26,12 @@ pub use writer::StreamWriter;
 
 /// Bytes of a page. Offsets and lengths in a stream are whole pages.
 pub const PAGE_BYTES: usize = 4096;
+
+/// Whether all of these bytes are zero.
+#[must_use]
+pub fn is_zero(data: &[u8]) -> bool {
+    // The compiler makes vector instructions of the fold, and none of a loop that ends at each byte.
+    let (chunks, rest) = data.as_chunks::<64>();
+    let has_none = |bytes: &[u8]| bytes.iter().fold(0, |all, byte| all | byte) == 0;
+    chunks.iter().all(|chunk| has_none(chunk)) && has_none(rest)
+}

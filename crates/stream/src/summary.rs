@@ -54,7 +54,7 @@ impl fmt::Display for ContentSummary {
 
 fn hashes(offset: u64, data: &[u8]) -> impl Iterator<Item = u128> {
     data.chunks(PAGE_BYTES).enumerate().map(move |(at, page)| {
-        if page.iter().all(|byte| *byte == 0) {
+        if crate::is_zero(page) {
             return 0;
         }
         let offset = offset + (at * PAGE_BYTES) as u64;

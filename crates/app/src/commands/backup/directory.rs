@@ -13,10 +13,10 @@
 
 use crate::snapshot_path::SnapshotPath;
 use anyhow::{Context, bail, ensure};
-use pagemesh_stream::Header;
 use pagemesh_stream::backup::{
     CHUNK_BYTES, ChunkId, ManifestEntry, ManifestReader, ManifestWriter, decode_chunk, encode_chunk,
 };
+use pagemesh_stream::{Header, is_zero};
 use rustix::fs::{FlockOperation, flock, syncfs};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -430,7 +430,7 @@ impl NewBackup<'_> {
 
     /// Adds a chunk, and stores it if the directory does not have it. A chunk of zeroes is left out.
     pub fn push(&mut self, index: u64, data: &[u8]) -> anyhow::Result<()> {
-        if data.iter().all(|byte| *byte == 0) {
+        if is_zero(data) {
             return Ok(());
         }
         let id = ChunkId::of(data);

@@ -26,7 +26,7 @@ use pagemesh_manage::snapshots::SnapshotName;
 use pagemesh_manage::wire::{
     Attachment, BeginRollback, CreateSnapshot, FinishRollback, Rollback, RollbackPhase,
 };
-use pagemesh_stream::PAGE_BYTES;
+use pagemesh_stream::{PAGE_BYTES, is_zero};
 use pagemesh_volume::Volume;
 use serde::Serialize;
 use std::io::{BufRead, IsTerminal, Write};
@@ -484,7 +484,7 @@ impl PageCopier {
         let kinds: Vec<PageChange> = pages
             .map(|(wanted, present)| match wanted == present {
                 true => PageChange::None,
-                false if wanted.iter().all(|byte| *byte == 0) => PageChange::Clear,
+                false if is_zero(wanted) => PageChange::Clear,
                 false => PageChange::Write,
             })
             .collect();

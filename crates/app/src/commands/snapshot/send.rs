@@ -6,16 +6,22 @@ use crate::args::{ManagerArgs, Transport};
 use crate::client::manager_client;
 use crate::output::{self, bytes};
 use crate::snapshot_path::ChangeStart;
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use clap::Args;
+use indicatif::ProgressBar;
 use pagemesh_base::units::Size;
 use pagemesh_manage::ManagerClient;
-use pagemesh_stream::{Header, PAGE_BYTES, ResumeToken, StreamStart, StreamWriter, Totals};
+use pagemesh_stream::{
+    ContentSummary, Header, PAGE_BYTES, ResumeToken, StreamStart, StreamWriter, is_zero,
+};
 use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
 use serde::Serialize;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, IsTerminal, Write};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::thread;
 use std::time::{Duration, Instant};
 use uuid::Uuid;
 
@@ -124,7 +130,7 @@ pub fn send(args: &SendArgs) -> anyhow::Result<Sent> {
     let stream = if args.dry_run {
         None
     } else if args.to == Path::new("-") {
-        let out = io::stdout().lock();
+        let out = File::from(io::stdout().as_fd().try_clone_to_owned()?);
         let (_, done) = write_stream(args, out, &header, &mut changes, changed_bytes)?;
         Some(done)
     } else {
@@ -248,48 +254,82 @@ fn write_file(
     Ok(sent)
 }
 
-fn write_stream<W: Write>(
+/// Writes a stream. This thread reads the changes, and another one writes them.
+fn write_stream(
     args: &SendArgs,
-    out: W,
+    out: File,
     header: &Header,
     changes: &mut Changes,
     changed_bytes: u64,
-) -> anyhow::Result<(W, SentStream)> {
-    let out = BufWriter::with_capacity(1 << 20, PacedWriter::new(out, args.rate));
-    let level = args.compress.then_some(LEVEL);
-    let mut stream = StreamWriter::new(out, header, level)?;
-    let mut summary = header.start.summary;
+) -> anyhow::Result<(File, SentStream)> {
     let bar = output::progress("sending");
     bar.set_length(changed_bytes);
-    let mut unchecked = 0;
-    changes.visit(header.start.position, |part| {
-        part.add_to(&mut summary);
-        write_part(&mut stream, &part)?;
-        let len = part.new.len() as u64;
-        bar.inc(len);
-        unchecked += len;
-        if unchecked >= CHECKPOINT_BYTES {
-            unchecked = 0;
-            stream.checkpoint(part.offset + len, summary)?;
-        }
-        Ok(())
-    })?;
+    let (batches, read) = sync_channel::<Vec<ChangedPart>>(1);
+    let written = thread::scope(|scope| {
+        let writer = scope.spawn(|| StreamOutput::start(args, out, header)?.write(read, &bar));
+        let visited = changes.visit_batches(header.start.position, |batch| {
+            // The writer has ended, and returns the cause.
+            batches.send(batch).context("the stream was cut")
+        });
+        drop(batches);
+        let output = writer
+            .join()
+            .map_err(|_| anyhow!("the writer of the stream has panicked"))??;
+        visited.and(Ok(output))
+    });
     bar.finish_and_clear();
-    let before_end = stream.stored_bytes();
-    let (out, totals) = stream.end(summary)?;
-    let out = out.into_inner().map_err(io::IntoInnerError::into_error)?;
-    let Totals {
-        data_bytes,
-        zero_bytes,
-        ..
-    } = totals;
-    let sent = SentStream {
-        stream_bytes: out.written.max(before_end),
-        data_bytes,
-        zero_bytes,
-        summary: summary.to_string(),
-    };
-    Ok((out.out, sent))
+    written?.end()
+}
+
+/// A stream that is written.
+struct StreamOutput {
+    stream: StreamWriter<BufWriter<PacedWriter<File>>>,
+    summary: ContentSummary,
+    unchecked_bytes: u64,
+}
+
+impl StreamOutput {
+    fn start(args: &SendArgs, out: File, header: &Header) -> anyhow::Result<StreamOutput> {
+        let out = BufWriter::with_capacity(1 << 20, PacedWriter::new(out, args.rate));
+        let level = args.compress.then_some(LEVEL);
+        Ok(StreamOutput {
+            stream: StreamWriter::new(out, header, level)?,
+            summary: header.start.summary,
+            unchecked_bytes: 0,
+        })
+    }
+
+    fn write(
+        mut self,
+        batches: Receiver<Vec<ChangedPart>>,
+        bar: &ProgressBar,
+    ) -> anyhow::Result<StreamOutput> {
+        for part in batches.into_iter().flatten() {
+            part.add_to(&mut self.summary);
+            write_part(&mut self.stream, &part)?;
+            let len = part.new.len() as u64;
+            bar.inc(len);
+            self.unchecked_bytes += len;
+            if self.unchecked_bytes >= CHECKPOINT_BYTES {
+                self.unchecked_bytes = 0;
+                self.stream.checkpoint(part.offset + len, self.summary)?;
+            }
+        }
+        Ok(self)
+    }
+
+    fn end(self) -> anyhow::Result<(File, SentStream)> {
+        let before_end = self.stream.stored_bytes();
+        let (out, totals) = self.stream.end(self.summary)?;
+        let out = out.into_inner().map_err(io::IntoInnerError::into_error)?;
+        let sent = SentStream {
+            stream_bytes: out.written.max(before_end),
+            data_bytes: totals.data_bytes,
+            zero_bytes: totals.zero_bytes,
+            summary: self.summary.to_string(),
+        };
+        Ok((out.out, sent))
+    }
 }
 
 /// Writes the pages that differ, as runs of data and of zeroes.
@@ -306,7 +346,7 @@ fn write_part<W: Write>(stream: &mut StreamWriter<W>, part: &ChangedPart) -> any
         .zip(part.old.chunks(PAGE_BYTES))
         .map(|(new, old)| match new == old && part.is_old_known {
             true => Page::Same,
-            false if new.iter().all(|byte| *byte == 0) => Page::Zero,
+            false if is_zero(new) => Page::Zero,
             false => Page::Data,
         })
         .collect();

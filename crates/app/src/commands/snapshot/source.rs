@@ -292,6 +292,15 @@ impl Changes {
         start: u64,
         mut visit: impl FnMut(ChangedPart) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
+        self.visit_batches(start, |parts| parts.into_iter().try_for_each(&mut visit))
+    }
+
+    /// The same, with all parts of one look at the bricks.
+    pub fn visit_batches(
+        &mut self,
+        start: u64,
+        mut visit: impl FnMut(Vec<ChangedPart>) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
         let mut batch = Vec::new();
         let mut batch_bytes = 0;
         self.visit_ranges(start, |changes, offset, len| {
@@ -301,7 +310,7 @@ impl Changes {
                 let len = READ_BYTES.min(end - offset);
                 if batch_bytes + len > READ_BYTES {
                     batch_bytes = 0;
-                    changes.read(&std::mem::take(&mut batch), &mut visit)?;
+                    visit(changes.read(&std::mem::take(&mut batch))?)?;
                 }
                 batch.push((offset, len as u32));
                 batch_bytes += len;
@@ -309,7 +318,7 @@ impl Changes {
             }
             Ok(())
         })?;
-        self.read(&batch, &mut visit)
+        visit(self.read(&batch)?)
     }
 
     /// Bytes of the snapshot, changed or not.
@@ -317,12 +326,8 @@ impl Changes {
         self.new.read(offset, len)
     }
 
-    /// Reads parts, several at once, and visits them in order.
-    fn read(
-        &mut self,
-        parts: &[(u64, u32)],
-        visit: &mut impl FnMut(ChangedPart) -> anyhow::Result<()>,
-    ) -> anyhow::Result<()> {
+    /// Reads parts, several at once.
+    fn read(&mut self, parts: &[(u64, u32)]) -> anyhow::Result<Vec<ChangedPart>> {
         let new = self.new.read_all(parts)?;
         let mut before = Vec::new();
         if let Some((earlier, size_bytes)) = &mut self.old {
@@ -333,18 +338,18 @@ impl Changes {
             before = earlier.read_all(&within)?;
         }
         let mut before = before.into_iter();
-        for (&(offset, _), new) in parts.iter().zip(new) {
+        let parts = parts.iter().zip(new).map(|(&(offset, _), new)| {
             let mut old = before.next().unwrap_or_default();
             // Behind its end, the volume had zeroes.
             old.resize(new.len(), 0);
-            visit(ChangedPart {
+            ChangedPart {
                 offset,
                 new,
                 old,
                 is_old_known: self.is_old_known,
-            })?;
-        }
-        Ok(())
+            }
+        });
+        Ok(parts.collect())
     }
 }
 

@@ -51,11 +51,12 @@ pub(super) fn run(args: &SnapshotsArgs) -> anyhow::Result<Report> {
         }
     }
     let [of_one, of_many] = records;
+    let ratio = median_ratio(&recoveries[1], &recoveries[0]).unwrap_or_default();
     report.add_note(format!(
-        "recovery after the bricks were killed: {:.1} ms and {of_one} records with one snapshot, {:.2} × as long and {of_many} records \
-         with many",
+        "recovery after the bricks were killed: {:.1} ms and {of_one} records with one snapshot, {ratio:.2} × as long and {of_many} \
+         records with many: {:.2} × for each record",
         median(&recoveries[0]).unwrap_or_default(),
-        median_ratio(&recoveries[1], &recoveries[0]).unwrap_or_default()
+        ratio * of_one as f64 / of_many.max(1) as f64
     ));
     Ok(report)
 }

@@ -14,7 +14,7 @@ use pagemesh_base::space::Space;
 use pagemesh_manage::ManagerClient;
 use pagemesh_manage::snapshots::SnapshotName;
 use pagemesh_manage::wire::{Attachment, CreateSnapshot, VolumeInfo};
-use pagemesh_stream::{ContentSummary, PAGE_BYTES, Record, StreamReader, Totals};
+use pagemesh_stream::{ContentSummary, PAGE_BYTES, Record, StreamReader, Totals, is_zero};
 use pagemesh_volume::Volume;
 use std::io::Read;
 
@@ -122,7 +122,7 @@ fn restore(
         for (new, old) in pages {
             let len = PAGE_BYTES as u64;
             if new == old {
-            } else if old.iter().all(|byte| *byte == 0) {
+            } else if is_zero(old) {
                 io.clear(offset, len)?;
             } else {
                 io.write(offset, old.to_vec())?;
