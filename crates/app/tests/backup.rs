@@ -150,7 +150,7 @@ fn volume_of_a_killed_restore_is_attached_by_no_client() {
     until("the volume is attached", || {
         let shown = cluster.run(&["volume", "show", "w", "--output", "json"]);
         let shown = serde_json::from_slice::<Value>(&shown.stdout);
-        shown.is_ok_and(|it| !it["info"]["attachment"].is_null())
+        shown.is_ok_and(|it| !it["info"]["attached"].is_null())
     });
     restore.kill().unwrap();
     restore.wait().unwrap();

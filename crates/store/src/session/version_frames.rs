@@ -90,7 +90,8 @@ impl VersionFrames {
         if end > mapping.size_bytes(handle) || mapping.is_owner_gone() {
             return None;
         }
-        let mut data = Vec::with_capacity(len as usize);
+        let mut data = vec![0; len as usize];
+        let mut rest = &mut data[..];
         let mut known: Option<(u64, &Leaf)> = None;
         let mut at = offset;
         while at < end {
@@ -102,13 +103,18 @@ impl VersionFrames {
             };
             known = Some((leaf, frames));
             let count = (PAGE_BYTES - within).min((end - at) as usize);
-            let mut whole = [0; PAGE_BYTES];
-            match frames[(page % NODE_SLOTS) as usize] {
-                VERSION_LOST => return None,
-                0 => {}
-                frame => self.copy(mapping, FrameNo(frame - 1), &mut whole)?,
+            let (part, after) = rest.split_at_mut(count);
+            match (frames[(page % NODE_SLOTS) as usize], part.as_mut_array()) {
+                (VERSION_LOST, _) => return None,
+                (0, _) => {}
+                (frame, Some(whole)) => self.copy(mapping, FrameNo(frame - 1), whole)?,
+                (frame, None) => {
+                    let mut whole = [0; PAGE_BYTES];
+                    self.copy(mapping, FrameNo(frame - 1), &mut whole)?;
+                    part.copy_from_slice(&whole[within..within + count]);
+                }
             }
-            data.extend_from_slice(&whole[within..within + count]);
+            rest = after;
             at += count as u64;
         }
         Some(data)
