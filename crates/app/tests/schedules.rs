@@ -208,12 +208,12 @@ fn snapshot_on_its_way_is_held() {
     from.refused(&args, &["1 of 1 volumes were not sent"]);
     assert_eq!(holds(), json!([]), "a failed run leaves no hold");
     // A killed run leaves one, and the next run releases it.
-    from.ok(&["snapshot", "hold", &path, "sending-backup"]);
-    to.ok(&["volume", "delete", "copy-db-1", "--yes"]);
+    from.ok(&["snapshot", "hold", "sending-backup", &path]);
+    to.ok(&["volume", "delete", "copy-db-1"]);
     assert_eq!(replicate(&from, &to)[0]["outcome"], "sent");
     assert_eq!(holds(), json!([]));
     from.refused(
-        &["snapshot", "hold", &path, "rollback"],
+        &["snapshot", "hold", "rollback", &path],
         &["the tag rollback", "choose another"],
     );
 }
