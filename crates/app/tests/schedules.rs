@@ -5,6 +5,7 @@
 mod support;
 
 use serde_json::{Value, json};
+use std::path::Path;
 use support::{Cluster, Pools, until};
 
 fn write(cluster: &Cluster, volume: &str, commands: &[&str]) {
@@ -129,14 +130,12 @@ fn pair() -> (Cluster, Cluster) {
 
 fn replicate(from: &Cluster, to: &Cluster) -> Value {
     let key = to.key();
-    let args = [
-        "schedule",
-        "replicate",
-        "auto",
-        "--target-key",
-        key.to_str().unwrap(),
-    ];
-    from.json(&args)
+    from.json(&replicate_args(&key))
+}
+
+fn replicate_args(key: &Path) -> [&str; 5] {
+    let key = key.to_str().unwrap();
+    ["schedule", "replicate", "auto", "--target-key", key]
 }
 
 #[test]
@@ -172,16 +171,7 @@ fn schedule_is_replicated_as_changes() {
         from.run(&["schedule", "run", "auto"]).status.success()
     });
     let key = to.key();
-    from.refused(
-        &[
-            "schedule",
-            "replicate",
-            "auto",
-            "--target-key",
-            key.to_str().unwrap(),
-        ],
-        &["1 of 1 volumes were not sent"],
-    );
+    from.refused(&replicate_args(&key), &["1 of 1 volumes were not sent"]);
     from.refused(
         &["schedule", "replicate", "auto", "--target", "no"],
         &["no such target"],
@@ -198,14 +188,7 @@ fn snapshot_on_its_way_is_held() {
     // That volume does not receive.
     let key = to.key();
     to.ok(&["volume", "create", "copy-db-1", "--size", "16M"]);
-    let args = [
-        "schedule",
-        "replicate",
-        "auto",
-        "--target-key",
-        key.to_str().unwrap(),
-    ];
-    from.refused(&args, &["1 of 1 volumes were not sent"]);
+    from.refused(&replicate_args(&key), &["1 of 1 volumes were not sent"]);
     assert_eq!(holds(), json!([]), "a failed run leaves no hold");
     // A killed run leaves one, and the next run releases it.
     from.ok(&["snapshot", "hold", "sending-auto-backup", &path]);

@@ -13,7 +13,7 @@ impl Manager {
     /// Holds a snapshot by a tag. A second hold by the same tag changes nothing.
     ///
     /// # Errors
-    /// When there is no such snapshot, the tag is that of rollbacks, the snapshot has the maximum of holds, or the store fails.
+    /// When there is no such snapshot, the tag belongs to rollbacks, the snapshot has the maximum of holds, or the store fails.
     pub fn hold_snapshot(
         &self,
         volume: &VolumeName,
@@ -22,7 +22,7 @@ impl Manager {
     ) -> Result<SnapshotInfo, Fault> {
         if *tag == rollback_tag()? {
             return Err(Fault::invalid_field(
-                format!("the tag {tag} is that of rollbacks, which release it at their end"),
+                format!("the tag {tag} belongs to rollbacks, which release it at their end"),
                 "choose another tag",
             ));
         }

@@ -15,7 +15,7 @@ pub const VERSION: u32 = 1;
 
 const MAGIC: &[u8; 8] = b"pmstream";
 const CRC_AT: usize = 12;
-/// The feature of a stream whose summary is that of its pages.
+/// The feature of a stream with a summary of its pages.
 const PAGE_SUMMARY: u64 = 1;
 
 /// The identity of a snapshot in all clusters: its volume, and its epoch among the epochs of the volume.
@@ -68,7 +68,7 @@ pub struct Header {
     pub from_epoch: Option<u32>,
     /// Its name.
     pub from_name: String,
-    /// The content summary is that of the pages in the stream. Streams of changes have it. In those of earlier builds it is the difference
+    /// Whether the content summary sums the pages in the stream. Streams of changes have such a summary. Earlier builds wrote the difference
     /// between two snapshots.
     pub has_page_summary: bool,
     /// Bytes of the volume in the snapshot.

@@ -17,7 +17,7 @@ pub struct ResumeToken {
     pub to: SnapshotIdentity,
     /// The epoch of the earlier snapshot, if the stream has changes.
     pub from_epoch: Option<u32>,
-    /// Whether the summary is that of the pages in the stream.
+    /// Whether the summary sums the pages in the stream.
     pub has_page_summary: bool,
     /// Where to go on.
     pub start: StreamStart,

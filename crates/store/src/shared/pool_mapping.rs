@@ -370,7 +370,7 @@ impl<M: Media> PoolMapping<M> {
         found.map_or(PageBirth::Unknown, |(_, birth)| birth)
     }
 
-    /// The slot at byte `at` and the birth of its page. A known birth is that of this slot.
+    /// The slot at byte `at` and the birth of its page. A known birth belongs to this slot.
     pub(crate) fn slot_with_birth(
         &self,
         at: usize,

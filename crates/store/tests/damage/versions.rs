@@ -79,7 +79,7 @@ enum Versions {
     Logged,
     /// Linked, and the log is empty.
     Merged,
-    /// The records that replace those of the last snapshot are not applied, and the log has room for so many lines.
+    /// The records that replace pages of the last snapshot are not applied, and the log has room for so many lines.
     Unapplied(u64),
 }
 

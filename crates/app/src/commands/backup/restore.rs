@@ -1,6 +1,6 @@
 //! `pagemesh backup restore`.
 //!
-//! Invariant: until all of the backup is written, the volume is one that receives: no other client attaches it, also after a kill.
+//! Invariant: until all of the backup is written, the volume receives: no other client attaches it, also after a kill.
 
 use super::RestoreArgs;
 use super::directory::BackupDirectory;
@@ -34,7 +34,7 @@ pub fn run(args: &RestoreArgs) -> anyhow::Result<()> {
     let header = directory.manifest(&name)?.header().clone();
     let manager = cluster_client(&args.client)?;
     let shape = (args.copies, args.class.as_deref());
-    let request = create_request(&args.volume, shape, &header, true)?;
+    let request = create_request(&args.volume, shape, &header)?;
     manager.create(&request)?;
     let data_bytes = match write(args, &manager, &directory, &name) {
         Ok(written) => written,

@@ -144,9 +144,9 @@ impl VolumePair<'_> {
             Some(epoch) => (Some(self.start_at(&snapshots, epoch)?), "sent"),
             None => (None, "sent"),
         };
+        let hold = self.hold_tag()?;
         if outcome == "sent" {
-            let hold = self.hold_tag()?;
-            // A first stream may last longer than the retention of the schedule. An earlier hold may be that of another run.
+            // A first stream may last longer than the retention of the schedule. Another run may hold the snapshot already.
             let was_held = named.holds.contains(&hold);
             self.manager.hold_snapshot(self.volume, newest, &hold)?;
             if let Err(cause) = self.pipe(newest, from.as_deref()) {
@@ -163,7 +163,7 @@ impl VolumePair<'_> {
             snapshot: newest.clone(),
         };
         self.manager.report_sent(&self.args.name, &report)?;
-        self.release_holds(&self.hold_tag()?)?;
+        self.release_holds(&hold)?;
         Ok(outcome)
     }
 

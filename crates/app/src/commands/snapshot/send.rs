@@ -91,9 +91,16 @@ pub struct SentStream {
     summary: String,
 }
 
+impl SendArgs {
+    /// Whether the stream goes to standard output.
+    fn is_piped(&self) -> bool {
+        self.to == Path::new("-")
+    }
+}
+
 /// Sends a snapshot.
 pub fn run(args: &SendArgs) -> anyhow::Result<()> {
-    let is_piped = args.to == Path::new("-");
+    let is_piped = args.is_piped();
     ensure!(
         args.dry_run || !is_piped || !io::stdout().is_terminal(),
         "standard output is a terminal; send to a pipe, or to a file with --to FILE"
@@ -132,7 +139,7 @@ pub fn send(args: &SendArgs) -> anyhow::Result<Sent> {
     let changed_bytes = changes.count_bytes(start)?;
     let stream = if args.dry_run {
         None
-    } else if args.to == Path::new("-") {
+    } else if args.is_piped() {
         let out = File::from(io::stdout().as_fd().try_clone_to_owned()?);
         let (_, done) = write_stream(args, out, &header, &mut changes, changed_bytes)?;
         Some(done)

@@ -104,6 +104,7 @@ pub fn plan(
 ) -> Plan {
     let mut newest_first: Vec<&ScheduledSnapshot> = snapshots.iter().collect();
     newest_first.sort_unstable_by_key(|it| std::cmp::Reverse(it.epoch));
+    let latest = now_unix_s.saturating_add(FUTURE_MAX_S);
     let mut plan = Plan::default();
     let mut is_kept = vec![false; newest_first.len()];
     for class in CLASSES {
@@ -115,8 +116,7 @@ pub fn plan(
                 continue;
             }
             let period = class.period(snapshot.unix_s, frequent_minutes);
-            let is_of_wrong_clock = snapshot.unix_s > now_unix_s.saturating_add(FUTURE_MAX_S);
-            is_due &= period < now || is_of_wrong_clock;
+            is_due &= period < now || snapshot.unix_s > latest;
             is_kept[at] |= before < count || period + count > now;
             before += 1;
         }
@@ -131,7 +131,6 @@ pub fn plan(
             (false, false) => plan.prune.push(snapshot.name.clone()),
         }
     }
-    let latest = now_unix_s.saturating_add(FUTURE_MAX_S);
     let far_ahead = newest_first.iter().find(|it| it.unix_s > latest);
     if let Some(far_ahead) = far_ahead {
         plan.prune.clear();

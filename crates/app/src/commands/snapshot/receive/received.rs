@@ -143,7 +143,7 @@ pub struct Applied {
     pub expected: (u64, ContentSummary),
 }
 
-/// The reader of the bytes before the changes of a stream whose summary is that of its pages.
+/// The reader of the bytes before the changes of a stream with a summary of its pages.
 pub struct Before {
     io: SpaceIo,
     size_bytes: u64,

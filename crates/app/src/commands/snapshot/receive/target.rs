@@ -69,7 +69,6 @@ impl Target {
                 &args.volume,
                 (args.copies, args.class.as_deref()),
                 header,
-                true,
             )?)?;
             return Ok(Target {
                 id: created.volume.info.id,
@@ -115,7 +114,6 @@ pub fn create_request(
     volume: &VolumeName,
     (copies, class): (usize, Option<&str>),
     header: &Header,
-    received: bool,
 ) -> anyhow::Result<CreateVolume> {
     Ok(CreateVolume {
         name: volume.clone(),
@@ -129,7 +127,7 @@ pub fn create_request(
         durability: class.map(str::parse).transpose()?,
         content: content_of(header),
         tier: TierPolicy::Auto,
-        received,
+        received: true,
     })
 }
 
