@@ -1,7 +1,8 @@
 //! The NFS server: the wire of NFSv3 (RFC 1813) and MOUNT v3 over ONC RPC (RFC 5531).
 //!
 //! ```text
-//! stream ── RecordAssembler ── rpc::Call ── mount3::MountCall ── rpc::Reply ── stream
+//! stream ── RecordAssembler ── rpc::Call ── mount3::MountCall ── Answer ── rpc::Reply ── stream
+//!                                   └────── nfs3::Nfs3Call ─────┘
 //!                                                └─ HandleBytes ── HandleKey ── FileHandle
 //! ```
 //!
@@ -18,6 +19,9 @@
 pub mod handle;
 pub mod limits;
 pub mod mount3;
+pub mod nfs3;
 pub mod record;
 pub mod rpc;
+#[cfg(test)]
+mod testing;
 pub mod xdr;

@@ -176,14 +176,8 @@ impl Encode for ExportList<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::handle::{FileHandle, HandleKey};
     use crate::rpc::Refusal;
-
-    fn encoded(value: &impl Encode) -> Vec<u8> {
-        let mut writer = Writer::new();
-        writer.value(value);
-        writer.into_bytes()
-    }
+    use crate::testing::{encoded, handle, handle_on_wire};
 
     fn decode(procedure: u32, bytes: &[u8]) -> Result<MountCall<'_>, ArgumentsError> {
         MountCall::decode(procedure, Reader::new(bytes))
@@ -217,21 +211,13 @@ mod tests {
 
     #[test]
     fn root_is_encoded_with_its_flavors() {
-        let handle = HandleKey::new([1; 16]).encode(&FileHandle {
-            volume: [2; 16],
-            snapshot_epoch: 0,
-            inode: 1,
-            generation: 0,
-            birth_fold: 3,
-        });
         let reply = MountReply::Mounted(MountedRoot {
-            handle,
+            handle: handle(),
             flavors: &[FLAVOR_SYSTEM, FLAVOR_NONE],
         });
         let wanted = [
-            &[0, 0, 0, 0, 0, 0, 0, 45][..],
-            handle.bytes(),
-            &[0; 3],
+            &[0; 4][..],
+            &handle_on_wire(),
             &[0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0],
         ];
         assert_eq!(encoded(&reply), wanted.concat());

@@ -1,9 +1,5 @@
 use super::*;
-
-/// Concatenates the big-endian form of words.
-fn words(words: &[u32]) -> Vec<u8> {
-    words.iter().flat_map(|word| word.to_be_bytes()).collect()
-}
+use crate::testing::words;
 
 /// A call of NFSv3 GETATTR as Linux sends it: AUTH_SYS of `host`, user 1000, groups 1000, 4 and 27.
 #[rustfmt::skip]
