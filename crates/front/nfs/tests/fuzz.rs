@@ -1,0 +1,274 @@
+//! Fuzz targets: calls and streams of clients.
+//!
+//! `pagemesh_fuzz` describes how they run, `docs/rfd/004-fuzzing.md` why.
+
+use client::Fields;
+use pagemesh_fuzz::{FuzzTarget, measure_allocation};
+use pagemesh_nfs::handle::{FileHandle, HandleBytes, HandleKey};
+use pagemesh_nfs::limits::{FRAGMENT_RESERVED_BYTES_MAX, RECORD_BYTES_MAX};
+use pagemesh_nfs::mount3::{self, MountCall};
+use pagemesh_nfs::nfs3::attributes::{SetAttributes, SetTime, Time};
+use pagemesh_nfs::nfs3::{self, Nfs3Call};
+use pagemesh_nfs::record::{RecordAssembler, RecordError};
+use pagemesh_nfs::rpc::{ArgumentsError, Call, CallError, Refusal, Reply};
+use pagemesh_nfs::xdr::{Decode, Reader, XdrError};
+use proptest::prelude::*;
+use std::hash::Hash;
+use std::mem::discriminant;
+
+#[path = "support/client.rs"]
+mod client;
+
+const KEY: [u8; 16] = [7; 16];
+
+fn target(name: &'static str) -> FuzzTarget {
+    FuzzTarget::new(name, env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Calls of each procedure, as clients send them.
+fn call_seeds() -> Vec<Vec<u8>> {
+    let file = FileHandle {
+        volume: [1; 16],
+        snapshot_epoch: 0,
+        inode: 77,
+        generation: 1,
+        birth_fold: 2,
+    };
+    let time = Time {
+        seconds: 10,
+        nanoseconds: 20,
+    };
+    let handle = HandleKey::new(KEY).encode(&file).bytes().to_vec();
+    let mut fields = Fields {
+        other_handle: handle.clone(),
+        handle,
+        name: b"file".to_vec(),
+        other_name: b"a longer name of a file".to_vec(),
+        data: b"data of a file".to_vec(),
+        verifier: *b"verifier",
+        attributes: SetAttributes {
+            mode: Some(0o644),
+            uid: Some(1000),
+            gid: None,
+            size_bytes: Some(1 << 33),
+            accessed: SetTime::ToServerTime,
+            modified: SetTime::To(time),
+        },
+        guard: Some(time),
+        offset: 1 << 34,
+        count: 4096,
+        other_count: 512,
+        choice: 0,
+    };
+    let mut seeds = Vec::new();
+    for choice in 0..4 {
+        fields.choice = choice;
+        for procedure in 0..client::PROCEDURES {
+            let arguments = client::arguments(&client::call(procedure, &fields));
+            seeds.push(client::record(nfs3::PROGRAM, procedure, &arguments));
+        }
+    }
+    let mut path = client::Encoder::default();
+    path.opaque(b"/data");
+    for procedure in 0..6 {
+        seeds.push(client::record(mount3::PROGRAM, procedure, &path.0));
+    }
+    seeds.sort();
+    seeds.dedup();
+    seeds
+}
+
+/// The kind of a decoder's result, without numbers.
+#[derive(Debug, PartialEq, Eq, Hash)]
+enum Outcome {
+    Header(&'static str),
+    Arguments(u32, Option<&'static str>),
+    UnknownProcedure,
+    UnknownProgram,
+}
+
+fn kind(error: &XdrError) -> &'static str {
+    match error {
+        XdrError::Short { .. } => "short",
+        XdrError::TooLong { what, .. }
+        | XdrError::Enumeration { what, .. }
+        | XdrError::Contradiction { what, .. }
+        | XdrError::Extra { what, .. } => what,
+        XdrError::Boolean(_) => "boolean",
+    }
+}
+
+fn outcome<T>(procedure: u32, decoded: &Result<T, ArgumentsError>) -> Outcome {
+    match decoded {
+        Ok(_) => Outcome::Arguments(procedure, None),
+        Err(ArgumentsError::Procedure(_)) => Outcome::UnknownProcedure,
+        Err(ArgumentsError::Malformed(error)) => Outcome::Arguments(procedure, Some(kind(error))),
+    }
+}
+
+fn decode_record(record: &[u8]) -> Outcome {
+    match Call::decode(record) {
+        Ok((call, arguments)) => match call.program {
+            nfs3::PROGRAM => {
+                let decoded = Nfs3Call::decode(call.procedure, arguments);
+                decoded.iter().for_each(check_values);
+                outcome(call.procedure, &decoded)
+            }
+            mount3::PROGRAM => {
+                let decoded = MountCall::decode(call.procedure, arguments);
+                outcome(100 + call.procedure, &decoded)
+            }
+            _ => Outcome::UnknownProgram,
+        },
+        Err(CallError::Header(error)) => Outcome::Header(kind(&error)),
+        Err(CallError::NotACall(_)) => Outcome::Header("no call"),
+        Err(CallError::Denied { .. }) => Outcome::Header("denied"),
+    }
+}
+
+/// The checks that a procedure makes first.
+fn check_values(call: &Nfs3Call<'_>) {
+    let handle = match call {
+        Nfs3Call::GetAttributes(file) => *file,
+        Nfs3Call::Lookup(at) => {
+            if let Ok(name) = at.name.check() {
+                assert!((1..=255).contains(&name.len()));
+            }
+            at.directory
+        }
+        Nfs3Call::MakeSymlink(it) => {
+            if let Ok(target) = it.target.check() {
+                assert!((1..=4095).contains(&target.len()));
+            }
+            it.at.directory
+        }
+        Nfs3Call::SetAttributes(it) => {
+            let _ = it.change.check();
+            it.file
+        }
+        Nfs3Call::Read(it) => {
+            assert!(it.count <= 1 << 20);
+            it.file
+        }
+        _ => return,
+    };
+    assert!(handle.0.len() <= 64);
+    if let Ok(file) = HandleKey::new(KEY).decode(handle) {
+        assert_eq!(handle.claimed_volume(), Some(file.volume));
+    }
+}
+
+/// Decodes the bytes as a record, and as the arguments of each procedure. Nothing takes memory.
+fn check_call(bytes: &[u8]) -> impl Hash + use<> {
+    let (found, took) = measure_allocation(|| decode_record(bytes));
+    assert_eq!(took, 0, "{found:?}");
+    let ((), took) = measure_allocation(|| {
+        for procedure in 0..=client::PROCEDURES {
+            let arguments = Reader::new(bytes);
+            let decoded = Nfs3Call::decode(procedure, arguments.clone());
+            decoded.iter().for_each(check_values);
+            let _ = MountCall::decode(procedure, arguments);
+        }
+        let _ = HandleKey::new(KEY).decode(HandleBytes(bytes));
+        let _ = HandleBytes::decode(&mut Reader::new(bytes));
+    });
+    assert_eq!(took, 0);
+    if let Err(CallError::Denied { xid, denial }) = Call::decode(bytes) {
+        assert_eq!(bytes[..4], xid.to_be_bytes());
+        assert!(Reply::denied(xid, denial).parts().concat().len() >= 24);
+    }
+    found
+}
+
+#[test]
+fn fuzz_nfs_calls() {
+    let seeds = call_seeds();
+    assert!(seeds.len() > 28, "{} seeds", seeds.len());
+    for seed in &seeds {
+        let found = decode_record(seed);
+        assert!(matches!(found, Outcome::Arguments(_, None)), "{found:?}");
+    }
+    target("nfs_calls")
+        .seeds(seeds)
+        .cases(20_000)
+        .run(check_call);
+}
+
+#[test]
+fn other_programs_and_procedures_are_refused() {
+    let record = client::record(100_000, 0, &[]);
+    assert_eq!(decode_record(&record), Outcome::UnknownProgram);
+    let record = client::record(nfs3::PROGRAM, 22, &[]);
+    assert_eq!(decode_record(&record), Outcome::UnknownProcedure);
+    let error = Nfs3Call::decode(22, Reader::new(&[])).unwrap_err();
+    assert_eq!(error.refusal(), Refusal::ProcedureUnavailable);
+}
+
+/// The lengths of the records of a stream that arrives in pieces, and its error.
+fn assemble(stream: &[u8], piece_bytes: usize) -> (Vec<usize>, Option<RecordError>) {
+    let mut assembler = RecordAssembler::new();
+    let mut lengths = Vec::with_capacity(stream.len() / 4);
+    for piece in stream.chunks(piece_bytes) {
+        let mut rest = piece;
+        while !rest.is_empty() {
+            match assembler.push(rest) {
+                Ok(pushed) => {
+                    assert!(pushed.consumed > 0, "no progress");
+                    rest = &rest[pushed.consumed..];
+                    lengths.extend(pushed.record.map(|record| record.len()));
+                }
+                Err(error) => return (lengths, Some(error)),
+            }
+        }
+    }
+    (lengths, None)
+}
+
+fn check_stream(stream: &[u8]) -> impl Hash + use<> {
+    let list_bytes = 8 * (stream.len() as u64 / 4);
+    let (whole, took) = measure_allocation(|| assemble(stream, stream.len().max(1)));
+    let most = list_bytes + 3 * stream.len() as u64 + 2 * FRAGMENT_RESERVED_BYTES_MAX as u64;
+    assert!(took <= most, "{took} bytes for {}", stream.len());
+    assert_eq!(assemble(stream, 1), whole, "byte by byte");
+    assert_eq!(assemble(stream, 7), whole, "in pieces");
+    assert!(
+        whole
+            .0
+            .iter()
+            .all(|len| (1..=RECORD_BYTES_MAX).contains(len))
+    );
+    assert!(whole.0.iter().sum::<usize>() <= stream.len());
+    (
+        whole.0.len().min(8),
+        whole.1.map(|error| discriminant(&error)),
+    )
+}
+
+#[test]
+fn fuzz_nfs_records() {
+    let fragment = |len: u32, is_last: bool| {
+        let mark = len | u32::from(is_last) << 31;
+        [&mark.to_be_bytes()[..], &vec![7; len as usize]].concat()
+    };
+    let one = fragment(40, true);
+    let two = [fragment(3, false), fragment(0, false), fragment(9, true)].concat();
+    let endless = fragment(0, false).repeat(60);
+    let seeds = [one.clone(), two.clone(), [two, one].concat(), endless];
+    target("nfs_records")
+        .seeds(seeds)
+        .cases(5_000)
+        .run(check_stream);
+}
+
+proptest! {
+    #[test]
+    fn random_bytes_are_decoded_without_memory(
+        bytes in prop::collection::vec(any::<u8>(), 0..2000),
+        small in prop::collection::vec(0u8..3, 0..200),
+    ) {
+        check_call(&bytes);
+        check_call(&small);
+        check_stream(&bytes);
+        check_stream(&small);
+    }
+}
