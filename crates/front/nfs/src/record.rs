@@ -6,6 +6,7 @@
 //! client that sends only marks holds little.
 
 use crate::limits::{FRAGMENT_RESERVED_BYTES_MAX, FRAGMENTS_MAX, RECORD_BYTES_MAX};
+use std::io::{self, Read};
 
 /// Bytes of a mark.
 pub const MARK_BYTES: usize = 4;
@@ -96,6 +97,38 @@ impl RecordAssembler {
         pushed
     }
 
+    /// Bytes that the current fragment still needs; 0 between fragments.
+    #[must_use]
+    pub fn fragment_left(&self) -> usize {
+        self.fragment_left
+    }
+
+    /// Reads bytes of the current fragment from `stream` into the record, without the copy that
+    /// [`push`](Self::push) makes. It reads nothing beyond the fragment, and takes memory only as
+    /// the record grows. Call it only if [`fragment_left`](Self::fragment_left) is not 0; then no
+    /// consumed bytes mean the end of the stream.
+    ///
+    /// # Errors
+    /// If the stream fails before a byte arrives; also with `WouldBlock`.
+    pub fn receive(&mut self, stream: &mut impl Read) -> io::Result<PushedBytes> {
+        let before = self.record.len();
+        let step = before.max(FRAGMENT_RESERVED_BYTES_MAX);
+        let count_max = self.fragment_left.min(step);
+        self.record.reserve(count_max);
+        let mut part = stream.take(count_max as u64);
+        let failure = part.read_to_end(&mut self.record).err();
+        let consumed = self.record.len() - before;
+        self.fragment_left -= consumed;
+        match failure {
+            Some(failure) if consumed == 0 => return Err(failure),
+            // A later call fails again, or finds the end of the stream.
+            Some(_) | None => {}
+        }
+        let is_whole = consumed > 0 && self.fragment_left == 0 && self.is_last;
+        let record = is_whole.then(|| self.take_record());
+        Ok(PushedBytes { consumed, record })
+    }
+
     fn push_up_to_record(&mut self, input: &[u8]) -> Result<PushedBytes, RecordError> {
         let mut rest = input;
         loop {
@@ -111,9 +144,12 @@ impl RecordAssembler {
                 break;
             }
             if self.is_last {
+                if self.record.is_empty() {
+                    return Err(RecordError::Empty);
+                }
                 return Ok(PushedBytes {
                     consumed: input.len() - rest.len(),
-                    record: Some(self.take_record()?),
+                    record: Some(self.take_record()),
                 });
             }
         }
@@ -156,13 +192,10 @@ impl RecordAssembler {
         Ok(())
     }
 
-    fn take_record(&mut self) -> Result<Vec<u8>, RecordError> {
+    fn take_record(&mut self) -> Vec<u8> {
         self.fragments = 0;
         self.is_last = false;
-        match self.record.is_empty() {
-            true => Err(RecordError::Empty),
-            false => Ok(std::mem::take(&mut self.record)),
-        }
+        std::mem::take(&mut self.record)
     }
 }
 
@@ -265,6 +298,72 @@ mod tests {
         let most = fragment(b"x", false).repeat(FRAGMENTS_MAX as usize - 1);
         let most = [most, fragment(b"x", true)].concat();
         assert_eq!(assemble(&most.repeat(2), 7).unwrap().len(), 2);
+    }
+
+    /// A stream that gives at most this many bytes at once, and then has none for now.
+    struct SlowStream<'a> {
+        bytes: &'a [u8],
+        at_once: usize,
+        is_ready: bool,
+    }
+
+    impl Read for SlowStream<'_> {
+        fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+            self.is_ready = !self.is_ready;
+            if self.is_ready {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            let at_once = self.at_once.min(out.len());
+            self.bytes.read(&mut out[..at_once])
+        }
+    }
+
+    #[test]
+    fn fragment_is_received_into_its_record() {
+        let body: Vec<u8> = (0..100_000u32).map(|at| at as u8).collect();
+        let stream = [fragment(&body, false), fragment(b"end", true)].concat();
+        for at_once in [1000, 70_000, 200_000] {
+            let mut assembler = RecordAssembler::new();
+            let pushed = assembler.push(&stream[..10]).unwrap();
+            assert_eq!((pushed.consumed, pushed.record), (10, None));
+            let mut slow = SlowStream {
+                bytes: &stream[10..],
+                at_once,
+                is_ready: true,
+            };
+            while assembler.fragment_left() > 0 {
+                match assembler.receive(&mut slow) {
+                    Ok(pushed) => assert_eq!(pushed.record, None),
+                    Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+                }
+            }
+            assert_eq!(slow.bytes.len(), 4 + 3, "it read beyond the fragment");
+            let pushed = assembler.push(&slow.bytes[..5]).unwrap();
+            assert_eq!(pushed.record, None);
+            let pushed = assembler.receive(&mut &slow.bytes[5..]).unwrap();
+            assert_eq!(pushed.consumed, 2);
+            assert_eq!(pushed.record, Some([&body[..], b"end"].concat()));
+        }
+    }
+
+    #[test]
+    fn end_of_a_stream_within_a_fragment_is_no_progress() {
+        let mut assembler = RecordAssembler::new();
+        assembler.push(&[0x80, 0, 0, 4, 1]).unwrap();
+        let pushed = assembler.receive(&mut io::empty()).unwrap();
+        assert_eq!((pushed.consumed, pushed.record), (0, None));
+        assert!(assembler.is_within_record());
+    }
+
+    #[test]
+    fn received_bytes_bound_the_memory() {
+        let mut assembler = RecordAssembler::new();
+        let mark = RECORD_BYTES_MAX as u32 | LAST_FRAGMENT;
+        assembler.push(&mark.to_be_bytes()).unwrap();
+        let mut short = &[1; 20_000][..];
+        let (received, took) = measure_allocation(|| assembler.receive(&mut short));
+        assert_eq!(received.unwrap().consumed, FRAGMENT_RESERVED_BYTES_MAX);
+        assert!(took <= 2 * FRAGMENT_RESERVED_BYTES_MAX as u64, "{took}");
     }
 
     #[test]
