@@ -82,7 +82,8 @@ fn call_seeds() -> Vec<Vec<u8>> {
 #[derive(Debug, PartialEq, Eq, Hash)]
 enum Outcome {
     Header(&'static str),
-    Arguments(u32, Option<&'static str>),
+    /// The program, the procedure, and the field that is malformed.
+    Arguments(u32, u32, Option<&'static str>),
     UnknownProcedure,
     UnknownProgram,
 }
@@ -98,12 +99,13 @@ fn kind(error: &XdrError) -> &'static str {
     }
 }
 
-fn outcome<T>(procedure: u32, decoded: &Result<T, ArgumentsError>) -> Outcome {
-    match decoded {
-        Ok(_) => Outcome::Arguments(procedure, None),
-        Err(ArgumentsError::Procedure(_)) => Outcome::UnknownProcedure,
-        Err(ArgumentsError::Malformed(error)) => Outcome::Arguments(procedure, Some(kind(error))),
-    }
+fn outcome<T>(call: &Call<'_>, decoded: &Result<T, ArgumentsError>) -> Outcome {
+    let malformed = match decoded {
+        Ok(_) => None,
+        Err(ArgumentsError::Procedure(_)) => return Outcome::UnknownProcedure,
+        Err(ArgumentsError::Malformed(error)) => Some(kind(error)),
+    };
+    Outcome::Arguments(call.program, call.procedure, malformed)
 }
 
 fn decode_record(record: &[u8]) -> Outcome {
@@ -112,11 +114,11 @@ fn decode_record(record: &[u8]) -> Outcome {
             nfs3::PROGRAM => {
                 let decoded = Nfs3Call::decode(call.procedure, arguments);
                 decoded.iter().for_each(check_values);
-                outcome(call.procedure, &decoded)
+                outcome(&call, &decoded)
             }
             mount3::PROGRAM => {
                 let decoded = MountCall::decode(call.procedure, arguments);
-                outcome(100 + call.procedure, &decoded)
+                outcome(&call, &decoded)
             }
             _ => Outcome::UnknownProgram,
         },
@@ -186,7 +188,7 @@ fn fuzz_nfs_calls() {
     assert!(seeds.len() > 28, "{} seeds", seeds.len());
     for seed in &seeds {
         let found = decode_record(seed);
-        assert!(matches!(found, Outcome::Arguments(_, None)), "{found:?}");
+        assert!(matches!(found, Outcome::Arguments(_, _, None)), "{found:?}");
     }
     target("nfs_calls")
         .seeds(seeds)

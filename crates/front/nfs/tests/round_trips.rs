@@ -1,4 +1,4 @@
-//! Calls that a client encodes are decoded, and replies are what a client decodes.
+//! The server decodes the calls that a client encodes, and a client decodes the replies of the server.
 
 use bytes::Bytes;
 use client::Fields;

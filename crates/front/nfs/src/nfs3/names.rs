@@ -107,7 +107,7 @@ impl Encode for LookedUpFile {
 /// The result of LOOKUP. A failure has the attributes of the directory.
 pub type LookupReply = Answer<LookedUpFile, Option<Attributes>>;
 
-/// The effect of a CREATE whose name exists (`createhow3`).
+/// The effect of CREATE on an existing name (`createhow3`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CreateMode<'a> {
     /// Use the existing file, and change its attributes.
