@@ -10,11 +10,12 @@
 //! | fold of the birth time | 4 | 33 |
 //! | checksum of all before | 8 | 37 |
 //!
-//! Numbers are big endian. The checksum is SipHash-2-4 with a key of the file system: a client cannot
-//! make the handle of an inode that no lookup gave to it. RFD 031 has the reason of each field.
+//! Numbers are big endian. The checksum is SipHash-2-4 with a key of the file system: a client
+//! cannot make the handle of an inode that no lookup gave to it. RFD 031 has the reason of each
+//! field.
 //!
-//! The checksum is compared as one 64-bit number, in one instruction: the time of the comparison does not
-//! depend on the number of equal bytes, so a comparison in constant time would add nothing.
+//! Checksums are compared as 64-bit numbers, by one instruction. Its time does not depend on the
+//! number of equal bytes, so a comparison in constant time would add nothing.
 
 use crate::limits::HANDLE_BYTES_MAX;
 use crate::xdr::{Decode, Encode, Reader, Writer, XdrError};
@@ -33,8 +34,8 @@ const VERSION: u8 = 1;
 
 const _: () = assert!(HANDLE_BYTES <= HANDLE_BYTES_MAX);
 
-/// The handle has a wrong length, version or checksum: NFS3ERR_BADHANDLE. One error for all, since a
-/// forger learns nothing from it.
+/// The handle has a wrong length, version or checksum: NFS3ERR_BADHANDLE. All have one error, so
+/// that a forger learns nothing from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a file handle was not made by this server, or not with its present key")]
 pub struct BadHandle;
@@ -44,8 +45,8 @@ pub struct BadHandle;
 pub struct HandleBytes<'a>(pub &'a [u8]);
 
 impl HandleBytes<'_> {
-    /// The volume that the handle claims, to find the key that checks the claim; none if it is no handle
-    /// of this server.
+    /// The volume that the handle claims, to find the key that checks the claim; none if it is no
+    /// handle of this server.
     #[must_use]
     pub fn claimed_volume(self) -> Option<[u8; 16]> {
         let bytes: &[u8; HANDLE_BYTES] = self.0.try_into().ok()?;
@@ -153,7 +154,8 @@ impl HandleKey {
     pub fn decode(&self, bytes: HandleBytes<'_>) -> Result<FileHandle, BadHandle> {
         let volume = bytes.claimed_volume().ok_or(BadHandle)?;
         let (checked, checksum) = bytes.0.split_at_checked(CHECKED_BYTES).ok_or(BadHandle)?;
-        if checksum != self.checksum(checked).to_be_bytes() {
+        let claimed = checksum.first_chunk().ok_or(BadHandle)?;
+        if u64::from_be_bytes(*claimed) != self.checksum(checked) {
             return Err(BadHandle);
         }
         let numbers = checked.get(NUMBERS_AT..).ok_or(BadHandle)?;

@@ -10,8 +10,8 @@ pub const RECORD_BYTES_MAX: usize = TRANSFER_BYTES_MAX as usize + RECORD_OVERHEA
 /// Fragments of one record. Kernels send one; libraries with small buffers send a fragment for each
 /// 16 KiB or more of a WRITE.
 pub const FRAGMENTS_MAX: u32 = 64;
-/// Bytes that a record reserves for a fragment before any of them arrives: all calls but large WRITEs
-/// fit. A larger record takes memory as its bytes arrive.
+/// Bytes that a record reserves for a fragment before any of them arrives: all calls but large
+/// WRITEs fit. A larger record takes memory as its bytes arrive.
 pub const FRAGMENT_RESERVED_BYTES_MAX: usize = 16 << 10;
 /// Bytes of the body of a credential or verifier (RFC 5531).
 pub const AUTH_BODY_BYTES_MAX: usize = 400;

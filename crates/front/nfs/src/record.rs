@@ -1,9 +1,9 @@
 //! Record marking (RFC 5531, section 11): calls and replies in a byte stream.
 //!
-//! A record is a sequence of fragments. Each has a mark of four bytes: the highest bit tells the last
-//! fragment, the others are its length. A [`RecordAssembler`] compares the length with the room that
-//! is left before it takes memory. It reserves little for bytes that have not arrived, so that a
-//! client that sends only marks holds little.
+//! A record is a sequence of fragments. Each has a mark of four bytes: the highest bit tells the
+//! last fragment, the lower bits are its length. A [`RecordAssembler`] compares the length with the
+//! room in the record before it takes memory. It reserves little for bytes that have not arrived,
+//! so that a client that sends only marks holds little.
 
 use crate::limits::{FRAGMENT_RESERVED_BYTES_MAX, FRAGMENTS_MAX, RECORD_BYTES_MAX};
 use std::io::{self, Read};
@@ -13,8 +13,8 @@ pub const MARK_BYTES: usize = 4;
 /// The bit of the last fragment.
 const LAST_FRAGMENT: u32 = 1 << 31;
 
-/// The reason that a stream has no further record. The connection cannot go on: the start of the next
-/// record is unknown.
+/// The reason that a stream has no further record. The connection cannot go on: the start of the
+/// next record is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
     /// A fragment makes its record too long.

@@ -79,9 +79,9 @@ pub trait Encode {
     /// Appends the value, without its [`tail`](Encode::tail).
     fn encode(&self, writer: &mut Writer);
 
-    /// The bytes that follow the encoded fields. The reply sends them without a copy, and pads them.
-    /// Only the result of a procedure may have a tail: [`rpc::Reply`](crate::rpc::Reply) asks no
-    /// inner field for one.
+    /// The bytes that follow the encoded fields. The reply sends them without a copy, and pads
+    /// them. Only the result of a procedure may have a tail: [`rpc::Reply`](crate::rpc::Reply) asks
+    /// no inner field for one.
     fn tail(&self) -> Bytes {
         Bytes::new()
     }

@@ -1,4 +1,5 @@
-//! The server decodes the calls that a client encodes, and a client decodes the replies of the server.
+//! The server decodes the calls that a client encodes, and a client decodes the replies of the
+//! server.
 
 use bytes::Bytes;
 use client::Fields;

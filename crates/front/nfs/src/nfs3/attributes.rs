@@ -5,8 +5,8 @@ use crate::handle::HandleBytes;
 use crate::nfs3::status::{Answer, Status};
 use crate::xdr::{Decode, Encode, Reader, Writer, XdrError, wire_enum};
 
-/// The mode bits that a client may set: permissions, set-id and sticky. Some clients send the type of
-/// the file, too, which a change cannot have.
+/// The mode bits that a client may set: permissions, set-id and sticky. Some clients also send the
+/// type of the file, which a change cannot have.
 pub const MODE_BITS: u32 = 0o7777;
 /// Nanoseconds of a second.
 const NANOSECONDS: u32 = 1_000_000_000;
@@ -36,8 +36,26 @@ wire_enum! {
 pub struct Time {
     /// Seconds.
     pub seconds: u32,
-    /// Nanoseconds. Those of a client may be more than a second: see [`SetAttributes::check`].
+    /// Nanoseconds. A client may send a second or more: see [`SetAttributes::check`].
     pub nanoseconds: u32,
+}
+
+impl Time {
+    /// The time on the wire that is nearest to this one: the wire has the years 1970 to 2106.
+    #[must_use]
+    pub fn nearest(seconds: i64, nanoseconds: u32) -> Self {
+        match u32::try_from(seconds) {
+            Ok(seconds) => Self {
+                seconds,
+                nanoseconds,
+            },
+            Err(_) if seconds < 0 => Self::default(),
+            Err(_) => Self {
+                seconds: u32::MAX,
+                nanoseconds: NANOSECONDS - 1,
+            },
+        }
+    }
 }
 
 impl Decode<'_> for Time {
@@ -163,8 +181,9 @@ impl Encode for EarlierAttributes {
     }
 }
 
-/// The attributes before and after a change (`wcc_data`). A client keeps its cache if the earlier ones
-/// are those that it knows. Leave them out unless one transaction read them and made the change.
+/// The attributes before and after a change (`wcc_data`). A client keeps its cached data if it
+/// knows the file with the earlier attributes. Leave them out unless the transaction of the change
+/// read them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChangeAttributes {
     /// Before the change.
@@ -427,6 +446,20 @@ mod tests {
         assert_eq!(change(999_999_999).check(), Ok(()));
         assert_eq!(change(1_000_000_000).check(), Err(Status::Invalid));
         assert_eq!(SetAttributes::default().check(), Ok(()));
+    }
+
+    #[test]
+    fn time_beyond_the_wire_becomes_the_nearest_one() {
+        let check = |seconds, wanted| {
+            let time = Time::nearest(seconds, 5);
+            assert_eq!((time.seconds, time.nanoseconds), wanted, "{seconds}");
+        };
+        check(0, (0, 5));
+        check(u32::MAX.into(), (u32::MAX, 5));
+        check(-1, (0, 0));
+        check(i64::MIN, (0, 0));
+        check(1 << 32, (u32::MAX, 999_999_999));
+        check(i64::MAX, (u32::MAX, 999_999_999));
     }
 
     #[test]

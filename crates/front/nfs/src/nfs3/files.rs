@@ -33,8 +33,8 @@ pub struct ReadArguments<'a> {
     pub file: HandleBytes<'a>,
     /// The first byte.
     pub offset: u64,
-    /// The number of bytes; at most [`TRANSFER_BYTES_MAX`], also if the client asks for more: a reply
-    /// may have fewer bytes than the client wants.
+    /// The number of bytes; at most [`TRANSFER_BYTES_MAX`], also if the client asks for more. A
+    /// reply may have fewer bytes than the client wants.
     pub count: u32,
 }
 

@@ -21,7 +21,7 @@ pub struct SpaceUsage {
     pub free_files: u64,
     /// The number of further files for the caller.
     pub available_files: u64,
-    /// Seconds for which the numbers do not change; 0 if others write.
+    /// Seconds for which the numbers do not change; 0 if they may change at any time.
     pub unchanged_seconds: u32,
 }
 

@@ -1,11 +1,11 @@
 //! Listings of directories: READDIR and READDIRPLUS.
 //!
-//! A [`Listing`] encodes entries while the file system visits them, and counts their bytes against the
-//! limits of the client. Its entries become the tail of the reply, so that they are not copied.
+//! A [`Listing`] encodes entries while the file system visits them, and counts their bytes against
+//! the limits of the client. Its entries become the tail of the reply, so that they are not copied.
 //!
 //! A limit of a client (`count`, `maxcount`) covers the whole result without its status. The limit
-//! `dircount` covers only the numbers, names and cookies of entries. It is a hint about the work of the
-//! server: the first entry may exceed it, or else a client with a low one could not go on.
+//! `dircount` covers only the numbers, names and cookies of entries. It is a hint about the work of
+//! the server: the first entry may exceed it, or else a client with a low one could not go on.
 
 use crate::handle::{EncodedHandle, HandleBytes};
 use crate::limits::LISTING_BYTES_MAX;
@@ -203,8 +203,8 @@ impl Listing {
         Room::Left
     }
 
-    /// The result with these entries. `is_end` tells that the directory has no entries after them; a
-    /// listing with an entry that did not fit never has the end.
+    /// The result with these entries. `is_end` tells that the directory has no entries after them;
+    /// a listing with an entry that did not fit never has the end.
     ///
     /// # Errors
     /// [`Status::TooSmall`] if the result has no room for the first entry, or for none at all.

@@ -1,7 +1,7 @@
 //! NFS version 3 (RFC 1813): the arguments and results of all procedures.
 //!
-//! [`Nfs3Call::decode`] makes a call of its arguments. The server answers it with the result type that
-//! the variant names. [`FailedCall`] is the result of a failure without attributes, for any
+//! [`Nfs3Call::decode`] makes a call of its arguments. The server answers it with the result type
+//! that the variant names. [`FailedCall`] is the result of a failure without attributes, for any
 //! procedure.
 
 pub mod attributes;
@@ -79,8 +79,8 @@ wire_enum! {
 }
 
 impl Procedure {
-    /// The number of optional attributes in the result of a failure: of one file, before and after a
-    /// change, or both.
+    /// The number of optional attributes in the result of a failure: of one file, before and after
+    /// a change, or both.
     const fn failure_attributes(self) -> usize {
         match self {
             Self::Null | Self::GetAttributes => 0,

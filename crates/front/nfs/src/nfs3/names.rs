@@ -1,8 +1,8 @@
 //! Names: LOOKUP, CREATE, MKDIR, SYMLINK, MKNOD, REMOVE, RMDIR, RENAME and LINK.
 //!
-//! A decoder accepts a name or target of any length that fits into a record, since it takes no memory.
-//! The procedure checks it, so that the reply to a long one is NFS3ERR_NAMETOOLONG instead of
-//! GARBAGE_ARGS, which a Linux program sees as an I/O error.
+//! A decoder accepts a name or target of any length that fits into a record, since it takes no
+//! memory. The procedure checks it, so that the reply to a long one is NFS3ERR_NAMETOOLONG instead
+//! of GARBAGE_ARGS, which a Linux program sees as an I/O error.
 
 use crate::handle::{EncodedHandle, HandleBytes};
 use crate::limits::{NAME_BYTES_MAX, RECORD_BYTES_MAX, SYMLINK_BYTES_MAX};
@@ -17,12 +17,12 @@ use crate::xdr::{Decode, Encode, Reader, Writer, XdrError};
 pub struct FileName<'a>(pub &'a [u8]);
 
 impl<'a> FileName<'a> {
-    /// The name, if a directory entry may have it. `.` and `..` are valid names here: each procedure
-    /// has its own rule for them.
+    /// The name, if a directory entry may have it. `.` and `..` are valid names here: each
+    /// procedure has its own rule for them.
     ///
     /// # Errors
-    /// [`Status::NameTooLong`], or [`Status::Invalid`] for an empty name and for one with a slash or
-    /// zero byte.
+    /// [`Status::NameTooLong`], or [`Status::Invalid`] for an empty name and for one with a slash
+    /// or zero byte.
     pub fn check(self) -> Result<&'a [u8], Status> {
         if self.0.len() > NAME_BYTES_MAX {
             return Err(Status::NameTooLong);

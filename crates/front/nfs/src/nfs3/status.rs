@@ -4,7 +4,7 @@ use crate::xdr::{Encode, Writer, wire_enum};
 use bytes::Bytes;
 
 wire_enum! {
-    /// The reason that a procedure fails; the numbers are those of RFC 1813.
+    /// The reason that a procedure fails; RFC 1813 has the numbers.
     pub enum Status, "NFS status" {
         /// NFS3ERR_PERM: only the owner or a privileged caller may do this.
         Permission = 1,
