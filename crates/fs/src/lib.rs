@@ -47,10 +47,12 @@ pub use file::extents::ATOMIC_PAGES_MAX;
 pub use file::seek::SeekTarget;
 pub use file::sync::LostWriteCursor;
 pub use format::append_footer::{APPEND_PAGES_MAX, FOOTER_BYTES, TailWrite, footer_page};
+pub use format::file_id::FileId;
 pub use format::inode::{
     AppendExtent, FILE_BYTES_MAX, Ino, InodeKind, LINKS_MAX, NAME_MAX, TARGET_MAX, Time,
 };
 pub use format::page_map::{span_index, span_pages};
+pub use fs::stateless::Pin;
 pub use fs::{Fs, Usage};
 pub use io::channel::{IoChannel, Wait};
 pub use io::channel_pool::PooledChannel;

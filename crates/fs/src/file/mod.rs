@@ -8,6 +8,7 @@ pub(crate) mod creation;
 pub(crate) mod deferred_free;
 pub(crate) mod extend;
 pub(crate) mod extents;
+pub(crate) mod forget;
 pub(crate) mod free;
 pub(crate) mod kernel_pages;
 pub(crate) mod lifetime;

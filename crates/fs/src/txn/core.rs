@@ -20,6 +20,7 @@ use crate::alloc::inos::InoAllocator;
 use crate::alloc::share_counts::ShareCounts;
 use crate::alloc::spans::SpanAllocator;
 use crate::error::{Corruption, FsError, Result};
+use crate::format::file_id::FileId;
 use crate::format::inode::{Ino, Inode, InodeKind, Time, damaged_inode};
 use crate::format::page_map::FileSpan;
 use crate::format::superblock::Head;
@@ -177,6 +178,11 @@ impl Core {
     /// An inode in use, with the times that are not in it yet.
     pub(crate) fn inode(&mut self, ino: Ino) -> Result<Inode> {
         self.begin().inode(ino)
+    }
+
+    /// See [`Tx::inode_of`].
+    pub(crate) fn inode_of(&mut self, id: FileId) -> Result<Inode> {
+        self.begin().inode_of(id)
     }
 
     /// An inode that is not being freed.
