@@ -41,11 +41,14 @@ mod txn;
 
 pub use direct::unseen_writes::EndLock;
 pub use error::{FsError, Result};
+pub use file::access::{AccessMask, CALLER_GROUPS_MAX, Caller};
 pub use file::allocate::AllocateMode;
 pub use file::attr::Attr;
 pub use file::extents::ATOMIC_PAGES_MAX;
+pub use file::read::{IO_BYTES_MAX, ReadReply};
 pub use file::seek::SeekTarget;
 pub use file::sync::LostWriteCursor;
+pub use file::wcc::{Wcc, WccAttr, WccReply};
 pub use format::append_footer::{APPEND_PAGES_MAX, FOOTER_BYTES, TailWrite, footer_page};
 pub use format::file_id::FileId;
 pub use format::inode::{

@@ -25,12 +25,7 @@ pub(crate) fn forget_without_times(txs: &TxManager, ino: Ino) {
 }
 
 /// Direct clients are blocked without the core's lock, so another thread may use the inode again meanwhile.
-fn forget_if(
-    txs: &TxManager,
-    ino: Ino,
-    data: &FileLock,
-    is_over: impl FnOnce(&LiveInode) -> bool,
-) {
+fn forget_if(txs: &TxManager, ino: Ino, data: &FileLock, is_over: impl FnOnce(&LiveInode) -> bool) {
     let ended = data.block_direct_permanently();
     let mut core = txs.lock_core();
     if core.live_inodes.get(&ino).is_some_and(is_over) {

@@ -1,5 +1,6 @@
 //! Content of files, and the use of inodes.
 
+pub(crate) mod access;
 pub(crate) mod allocate;
 pub(crate) mod atomic;
 pub(crate) mod attr;
@@ -22,4 +23,7 @@ pub(crate) mod share;
 pub(crate) mod stored_pages;
 pub(crate) mod sync;
 pub(crate) mod times;
+pub(crate) mod wcc;
 pub(crate) mod write;
+pub(crate) mod write_at;
+pub(crate) mod write_hook;

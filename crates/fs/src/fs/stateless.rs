@@ -4,10 +4,16 @@
 
 use super::Fs;
 use crate::error::Result;
+use crate::file::access::{self, AccessMask, Caller};
 use crate::file::attr::Attr;
-use crate::file::{attr, lifetime};
+use crate::file::read::ReadReply;
+use crate::file::wcc::WccReply;
+use crate::file::{attr, lifetime, read, sync, write_at};
 use crate::format::file_id::FileId;
 use crate::io::channel::IoChannel;
+use crate::names::list::DirEntry;
+use crate::names::{list, lookup};
+use bytes::Bytes;
 use std::sync::Arc;
 
 /// Keeps an inode from being freed, also without a name. Content is read and written through a pin.
@@ -70,5 +76,112 @@ impl Fs {
             let inode = core.inode_of(id)?;
             attr::attr(core, id.ino, &inode)
         })
+    }
+
+    /// The rights among `wanted` that a caller has, by the mode. The owner's right to read and write always is not among them. Returns
+    /// the attributes of the same lock.
+    ///
+    /// # Errors
+    /// As [`Fs::pin`].
+    pub fn access_mask(
+        &self,
+        id: FileId,
+        caller: &Caller,
+        wanted: AccessMask,
+    ) -> Result<(AccessMask, Attr)> {
+        self.txs.inspect(|core| {
+            let inode = core.inode_of(id)?;
+            let granted = access::access_mask(&inode, caller, wanted);
+            Ok((granted, attr::attr(core, id.ino, &inode)?))
+        })
+    }
+
+    /// Attributes of the inode that a directory names so; "." and ".." are names. [`Attr::file_id`] is its identity. The reply
+    /// has the attributes of the directory.
+    ///
+    /// # Errors
+    /// `ENOENT`, `ENOTDIR`, `EACCES`, `ENAMETOOLONG`, and as [`Fs::pin`].
+    pub fn lookup_at(&self, directory: FileId, name: &[u8], caller: &Caller) -> WccReply<Attr> {
+        lookup::lookup_at(&self.txs, directory, name, caller)
+    }
+
+    /// The target of a symbolic link. Every caller may read it.
+    ///
+    /// # Errors
+    /// `EINVAL` if the inode is not a symbolic link, and as [`Fs::pin`].
+    pub fn read_link_at(&self, id: FileId) -> WccReply<Vec<u8>> {
+        lookup::read_link_at(&self.txs, id)
+    }
+
+    /// Lists entries behind a cookie with their attributes, as [`Fs::list`], under one lock: entries and attributes belong
+    /// together. Ends when `visit` returns false, and after 256 entries at most. Returns whether no entry follows. Cookies survive
+    /// changes of the directory and restarts. Attributes are absent if the caller may not look names up, or if they are damaged.
+    /// `visit` must not call the file system.
+    ///
+    /// # Errors
+    /// `ENOTDIR`, `EACCES`, and as [`Fs::pin`].
+    pub fn list_with_attributes(
+        &self,
+        directory: FileId,
+        after: u64,
+        caller: &Caller,
+        visit: impl FnMut(&DirEntry, Option<&Attr>) -> bool,
+    ) -> WccReply<bool> {
+        list::list_with_attributes(&self.txs, directory, after, caller, visit)
+    }
+
+    /// Reads at most [`IO_BYTES_MAX`](crate::IO_BYTES_MAX) bytes of a file; fewer at its end. The attributes and the end are those of the lock
+    /// that planned the read. The owner may read always, and every caller that may execute the file.
+    ///
+    /// # Errors
+    /// `EACCES`, `EISDIR`, `EINVAL` for other types; errors of the volume.
+    pub fn read_at(
+        &self,
+        channel: &mut IoChannel,
+        pin: &Pin,
+        offset: u64,
+        len: u32,
+        caller: &Caller,
+    ) -> WccReply<ReadReply> {
+        read::read_at(&self.txs, channel, pin.id, offset, len, caller)
+    }
+
+    /// Writes at most [`IO_BYTES_MAX`](crate::IO_BYTES_MAX) bytes of a file. Returns their number; fewer than `data` if a later piece
+    /// failed. `is_stable`: they survive the failures of the pool's class when the call returns. Else they do after [`Fs::commit`], and
+    /// without one on pools without a write cache ([`Fs::has_write_cache`]). A write by a user other than root clears set-id bits in
+    /// the same transaction. The kernel of this machine drops its pages of the range.
+    ///
+    /// **Lost update:** a server reads [`Fs::lost_writes`] before an unstable write, and again after the commit. If it differs, the
+    /// client must write again.
+    ///
+    /// # Errors
+    /// `EACCES`, `EISDIR`, `EINVAL` for other types, `EFBIG`, `ENOSPC`; errors of the volume. Existing bytes before the page
+    /// that failed may be overwritten.
+    pub fn write_at(
+        &self,
+        channel: &mut IoChannel,
+        pin: &Pin,
+        offset: u64,
+        data: &Bytes,
+        is_stable: bool,
+        caller: &Caller,
+    ) -> WccReply<u32> {
+        let what = (offset, data, is_stable);
+        write_at::write_at(&self.txs, &self.hooks, channel, pin.id, what, caller)
+    }
+
+    /// Makes completed changes of a file durable, as [`Fs::sync`] does, with its times and mmap-dirty pages. Returns the write losses of
+    /// the volume so far, counted after the flush. A loss is no error here, and programs of this machine still get it from their syncs.
+    ///
+    /// # Errors
+    /// Errors of the volume: then nothing is known to be durable.
+    pub fn commit(&self, channel: &mut IoChannel, pin: &Pin) -> WccReply<u64> {
+        sync::commit(&self.txs, channel, pin.id)
+    }
+
+    /// Write losses of the volume so far. A loss may have hit each write that no flush followed.
+    #[must_use]
+    pub fn lost_writes(&self) -> u64 {
+        self.txs.channels.space().lost_writes()
     }
 }

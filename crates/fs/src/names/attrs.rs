@@ -3,22 +3,10 @@
 use crate::error::Result;
 use crate::file::attr;
 use crate::file::attr::Attr;
+use crate::file::privileges::without_setid;
 use crate::format::inode::{Ino, SET_ID, Time, check_ino};
-use crate::tree::new_inode::SET_GID;
 use crate::tree::xattr_list::remove_capabilities;
 use crate::txn::manager::TxManager;
-
-const SET_UID: u16 = 0o4000;
-const GROUP_EXECUTE: u16 = 0o0010;
-
-/// The mode without the bits that raise privileges. The set-group-id bit of a file that the group
-/// may not execute has another meaning and stays.
-fn without_setid(mode: u16) -> u16 {
-    match mode & GROUP_EXECUTE {
-        0 => mode & !SET_UID,
-        _ => mode & !(SET_UID | SET_GID),
-    }
-}
 
 /// Attributes to change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
