@@ -5,8 +5,9 @@
 //! of class `file-sync` they survive power loss after [`Fs::sync`], or if they were written with
 //! `durable_pages`.
 //!
-//! The kernel of the mounting machine checks permissions. This crate applies them to new inodes
-//! only: owner, group, set-group-id directories.
+//! The kernel of the mounting machine checks permissions for the calls of FUSE. The crate applies them
+//! to new inodes: owner, group, set-group-id directories. It checks the callers of stateless servers
+//! itself ([`Caller`]).
 //!
 //! This crate opens no files and knows no kernel; fronts do.
 //!
@@ -66,8 +67,10 @@ pub use live::mmap_dirty::{
 pub use live::shared_file_map::SharedFileMap;
 pub use mkfs::{MkfsOptions, mkfs};
 pub use names::attrs::AttrChanges;
+pub use names::by_id::{CreateMode, Created, LinkReply, RenameReply};
 pub use names::list::DirEntry;
 pub use names::rename::RenameMode;
+pub use names::set_attributes::{SetAttributes, SetTime};
 pub use names::xattrs::SetXattrMode;
 pub use tree::new_inode::{CreateKind, Credentials};
 pub use txn::deferred_commit::{CommitHook, UncommittedChanges};

@@ -7,6 +7,7 @@ use crate::format::file_id::FileId;
 use crate::format::inode::{Inode, Time};
 use crate::txn::core::Core;
 use crate::txn::manager::TxManager;
+use crate::txn::tx::Tx;
 
 /// The attributes by which a client recognizes changes of others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,4 +74,59 @@ pub struct WccReply<T> {
     pub wcc: Wcc,
     /// The result.
     pub result: Result<T>,
+}
+
+/// Collects the attributes of one inode around a transaction. The transaction may run again: each run begins anew.
+pub(crate) struct WccTracker {
+    id: FileId,
+    /// As the last run found the inode.
+    found: Option<(WccAttr, Wcc)>,
+    /// As the last run left it.
+    left: Option<Attr>,
+}
+
+impl WccTracker {
+    pub(crate) fn new(id: FileId) -> WccTracker {
+        WccTracker {
+            id,
+            found: None,
+            left: None,
+        }
+    }
+
+    /// The inode, before the transaction changes anything.
+    pub(crate) fn begin(&mut self, tx: &mut Tx<'_>) -> Result<Inode> {
+        self.left = None;
+        let inode = tx.inode_of(self.id)?;
+        let unchanged = Wcc::unchanged(tx.core, self.id, &inode)?;
+        self.found = Some((WccAttr::of(&inode), unchanged));
+        Ok(inode)
+    }
+
+    /// The transaction has changed the inode for the last time.
+    pub(crate) fn end(&mut self, tx: &mut Tx<'_>) -> Result<()> {
+        let inode = tx.inode(self.id.ino)?;
+        self.left = Some(attr(tx.core, self.id.ino, &inode)?);
+        Ok(())
+    }
+
+    /// Later steps have freed pages.
+    pub(crate) fn set_pages(&mut self, pages: u64) {
+        if let Some(left) = &mut self.left {
+            left.pages = pages;
+        }
+    }
+
+    /// The attributes, for the result of the transaction.
+    pub(crate) fn wcc<T>(self, txs: &TxManager, result: &Result<T>) -> Wcc {
+        match (self.left, self.found) {
+            (Some(left), Some((before, _))) if result.is_ok() => Wcc {
+                before: Some(before),
+                after: Some(left),
+            },
+            (None, Some((_, unchanged))) => unchanged,
+            // The outcome may be unknown, or the transaction has not begun.
+            _ => Wcc::now(txs, self.id),
+        }
+    }
 }

@@ -53,7 +53,12 @@ fn check_empty(txs: &TxManager, id: FileId, hook: &mut CheckedWrite<'_>) -> Resu
 }
 
 /// The kernel of this machine drops its pages of the written bytes, and its attributes within a second.
-fn notify_kernel(txs: &TxManager, hooks: &KernelHooks, id: FileId, written: &Range<u64>) {
+pub(crate) fn notify_kernel(
+    txs: &TxManager,
+    hooks: &KernelHooks,
+    id: FileId,
+    written: &Range<u64>,
+) {
     if !hooks.has_callbacks() || written.is_empty() {
         return;
     }

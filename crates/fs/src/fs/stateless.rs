@@ -10,9 +10,14 @@ use crate::file::read::ReadReply;
 use crate::file::wcc::WccReply;
 use crate::file::{attr, lifetime, read, sync, write_at};
 use crate::format::file_id::FileId;
+use crate::format::inode::Time;
 use crate::io::channel::IoChannel;
+use crate::names::by_id::{CreateMode, Created, LinkReply, RenameReply};
 use crate::names::list::DirEntry;
-use crate::names::{list, lookup};
+use crate::names::remove::Removal;
+use crate::names::set_attributes::SetAttributes;
+use crate::names::{by_id, list, lookup, set_attributes};
+use crate::tree::new_inode::CreateKind;
 use bytes::Bytes;
 use std::sync::Arc;
 
@@ -183,5 +188,135 @@ impl Fs {
     #[must_use]
     pub fn lost_writes(&self) -> u64 {
         self.txs.channels.space().lost_writes()
+    }
+
+    /// Creates a file, or finds it, in one transaction. A new file has `attrs`: an absent mode is 0600, a size makes a hole. An
+    /// existing file that [`CreateMode::Unchecked`] returns gets the size, in a second transaction with checks of its own. Set-group-id
+    /// is left out for a group without the caller. The reply has the attributes of the directory around the create.
+    ///
+    /// # Errors
+    /// `EEXIST`, `EACCES`, `EPERM` for an owner or a group that the caller may not give, `ENOENT` if the directory has no
+    /// name, `ENOTDIR`, `EINVAL`, `ENAMETOOLONG`, `EFBIG`, `ENOSPC`, and as [`Fs::pin`].
+    pub fn create_at(
+        &self,
+        channel: &mut IoChannel,
+        directory: FileId,
+        name: &[u8],
+        how: CreateMode,
+        attrs: &SetAttributes,
+        caller: &Caller,
+    ) -> WccReply<Created> {
+        let how = (how, attrs);
+        by_id::create_at(
+            &self.txs,
+            &self.hooks,
+            channel,
+            directory,
+            name,
+            how,
+            caller,
+        )
+    }
+
+    /// Creates a directory with these attributes, in one transaction. A size is ignored.
+    ///
+    /// # Errors
+    /// As [`Fs::create_at`], and `EMLINK`.
+    pub fn make_directory_at(
+        &self,
+        directory: FileId,
+        name: &[u8],
+        attrs: &SetAttributes,
+        caller: &Caller,
+    ) -> WccReply<Attr> {
+        let make = CreateKind::Directory;
+        by_id::make_at(&self.txs, directory, name, make, attrs, caller)
+    }
+
+    /// Creates a symbolic link with these attributes, in one transaction. Mode and size are ignored.
+    ///
+    /// # Errors
+    /// As [`Fs::create_at`]; `ENAMETOOLONG` also for a target that is empty or too long.
+    pub fn symlink_at(
+        &self,
+        directory: FileId,
+        name: &[u8],
+        target: &[u8],
+        attrs: &SetAttributes,
+        caller: &Caller,
+    ) -> WccReply<Attr> {
+        let make = CreateKind::Symlink(target);
+        by_id::make_at(&self.txs, directory, name, make, attrs, caller)
+    }
+
+    /// Removes a name of an inode that is not a directory, in one transaction. Returns the inode: drop its pins. Without a use
+    /// and another name it is freed before the call returns.
+    ///
+    /// # Errors
+    /// `ENOENT`, `EISDIR`, `ENOTDIR`, `EACCES`, `EPERM` in a sticky directory, and as [`Fs::pin`].
+    pub fn remove_at(&self, directory: FileId, name: &[u8], caller: &Caller) -> WccReply<FileId> {
+        by_id::remove_at(&self.txs, directory, name, Removal::Name, caller)
+    }
+
+    /// Removes an empty directory, as [`Fs::remove_at`] removes other inodes.
+    ///
+    /// # Errors
+    /// `ENOTEMPTY`, and as [`Fs::remove_at`] without `EISDIR`.
+    pub fn remove_directory_at(
+        &self,
+        directory: FileId,
+        name: &[u8],
+        caller: &Caller,
+    ) -> WccReply<FileId> {
+        let what = Removal::EmptyDirectory;
+        by_id::remove_at(&self.txs, directory, name, what, caller)
+    }
+
+    /// Renames an entry in one transaction, and replaces the new name. Returns the inode that lost the new name.
+    ///
+    /// # Errors
+    /// `EINVAL` when a directory would go below itself, `ENOTEMPTY`, `EISDIR`, `ENOTDIR`, `ENOENT`, `EACCES`, `EPERM` in a
+    /// sticky directory, and as [`Fs::pin`].
+    pub fn rename_at(
+        &self,
+        from: (FileId, &[u8]),
+        to: (FileId, &[u8]),
+        caller: &Caller,
+    ) -> RenameReply {
+        by_id::rename_at(&self.txs, from, to, caller)
+    }
+
+    /// Gives a file another name, in one transaction.
+    ///
+    /// # Errors
+    /// `EPERM` for a directory, `EMLINK`, `EEXIST`, `ENOENT` if the file or the directory has no name, `ENOTDIR`, `EACCES`, `ENOSPC`,
+    /// and as [`Fs::pin`].
+    pub fn link_at(
+        &self,
+        file: FileId,
+        directory: FileId,
+        name: &[u8],
+        caller: &Caller,
+    ) -> LinkReply {
+        by_id::link_at(&self.txs, file, directory, name, caller)
+    }
+
+    /// Changes attributes in one transaction, if the ctime is `guard`. The transaction of a new size has all other attributes,
+    /// too; the pages behind the size are freed after it. A new owner or group clears set-id bits and capabilities; so does a new size
+    /// by a user other than root. Without attributes only the guard is checked.
+    ///
+    /// # Errors
+    /// `EAGAIN` if the ctime differs from `guard`, also if the file had capabilities and gets a size: they are removed
+    /// before. `EPERM` for changes of the owner only, `EACCES`, `EFBIG`; `EISDIR` and `EINVAL` for a size of another type; `ENOSPC`, and
+    /// as [`Fs::pin`].
+    pub fn set_attributes(
+        &self,
+        channel: &mut IoChannel,
+        id: FileId,
+        wanted: &SetAttributes,
+        guard: Option<Time>,
+        caller: &Caller,
+    ) -> WccReply<()> {
+        set_attributes::set_attributes(&self.txs, &self.hooks, channel, id, wanted, guard, caller)
     }
 }

@@ -232,6 +232,11 @@ impl Core {
         (ino, self.creations)
     }
 
+    /// Records a new inode that no kernel has looked up. A failed create may have left state of its number.
+    pub(crate) fn record_unused_creation(&mut self, ino: Ino) {
+        self.live_inodes.remove(&ino);
+    }
+
     /// Undoes [`Core::record_creation`], unless another inode has got the number since.
     pub(crate) fn undo_creation(&mut self, (ino, made): (Ino, u64)) {
         if self
