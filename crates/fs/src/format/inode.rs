@@ -43,6 +43,8 @@ pub(crate) const TIER_MEMORY: u16 = 32;
 pub(crate) const TIER_FLASH: u16 = 64;
 /// The flags of the tier. None of them: pages move by their use.
 pub(crate) const TIER: u16 = TIER_MEMORY | TIER_FLASH;
+/// Byte of the inode at which the verifier of an exclusive create lies.
+const CREATE_VERIFIER_AT: usize = 216;
 const KIND_MASK: u16 = 0o170_000;
 /// Bits that a write through the kernel clears. Direct clients do not clear them.
 pub(crate) const SET_ID: u16 = 0o6000;
@@ -164,6 +166,9 @@ pub(crate) struct Inode {
     pub(crate) append_extent: Option<AppendExtent>,
     /// A file without a name that holds pages to be written to this one ([`crate::file::redo_log`]).
     pub(crate) redo_log: Option<Ino>,
+    /// The number by which an NFS client recognizes a file that it has created; 0: none. An earlier release clears it. Then the
+    /// repeated create fails.
+    pub(crate) create_verifier: u64,
     /// The target of a link of at most `INLINE_MAX` bytes.
     pub(crate) target: Vec<u8>,
 }
@@ -203,6 +208,7 @@ impl Inode {
             spare_span: None,
             append_extent: None,
             redo_log: None,
+            create_verifier: 0,
             target: Vec::new(),
         }
     }
@@ -297,6 +303,8 @@ impl Inode {
                 flags |= HAS_REDO_LOG;
                 put(&mut bytes, REDO_LOG_AT, log.0.to_le_bytes());
             }
+            let verifier = self.create_verifier.to_le_bytes();
+            put(&mut bytes, CREATE_VERIFIER_AT, verifier);
             put(&mut bytes, 2, flags.to_le_bytes());
         } else {
             bytes[INLINE_AT..][..self.target.len()].copy_from_slice(&self.target);
@@ -373,6 +381,7 @@ impl Inode {
                 inode.flags &= !HAS_REDO_LOG;
                 inode.redo_log = Some(Ino(get_u64(bytes, REDO_LOG_AT)));
             }
+            inode.create_verifier = get_u64(bytes, CREATE_VERIFIER_AT);
         }
         inode.check(pages)?;
         Ok(inode)

@@ -4,6 +4,7 @@
 mod files;
 mod kernel;
 mod names;
+pub(crate) mod stateless;
 
 use crate::error::{FsError, Result};
 use crate::file::sync::LostWriteCursor;
