@@ -39,6 +39,7 @@ mod names;
 mod recovery;
 mod tree;
 mod txn;
+mod upkeep;
 
 pub use direct::unseen_writes::EndLock;
 pub use error::{FsError, Result};
@@ -75,3 +76,4 @@ pub use names::xattrs::SetXattrMode;
 pub use tree::new_inode::{CreateKind, Credentials};
 pub use txn::deferred_commit::{CommitHook, UncommittedChanges};
 pub use txn::manager::Clock;
+pub use upkeep::UpkeepThread;
