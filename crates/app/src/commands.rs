@@ -18,7 +18,6 @@ pub mod pool;
 pub mod replica;
 pub mod schedule;
 pub mod serve;
-pub mod serve;
 pub mod snapshot;
 pub mod status;
 pub mod support_bundle;
