@@ -1,5 +1,7 @@
 //! Connections: their bounds, their ends, and clients that break the protocol.
 
+#![allow(clippy::unwrap_used)] // Tests.
+
 mod support;
 
 use pagemesh_nfs::handle::HandleBytes;
@@ -160,7 +162,9 @@ fn call_in_progress_is_answered_before_the_stop() {
         stop.join().expect("no panic")
     });
     assert_eq!(stopped, StopReport::default());
-    let reply = session.receive().expect("the reply of the call in progress");
+    let reply = session
+        .receive()
+        .expect("the reply of the call in progress");
     assert_eq!(reply[reply.len() - 8192..], [7; 8192]);
     assert_closed(&mut session);
 }

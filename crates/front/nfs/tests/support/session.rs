@@ -5,13 +5,15 @@ use super::decoder::Decoder;
 use super::world::{OWNER, World};
 use pagemesh_nfs::handle::HandleBytes;
 use pagemesh_nfs::nfs3::Nfs3Call;
-use pagemesh_nfs::nfs3::attributes::{Attributes, ChangeAttributes, SetAttributes};
+use pagemesh_nfs::nfs3::attributes::{
+    Attributes, ChangeAttributes, SetAttributes, SetAttributesArguments, Time,
+};
 use pagemesh_nfs::nfs3::files::{Durability, ReadArguments, WriteArguments};
 use pagemesh_nfs::nfs3::listing::{
     CookieVerifier, ListArguments, ListPlusArguments, ListingBudget,
 };
 use pagemesh_nfs::nfs3::names::{
-    CreateArguments, CreateMode, DirectoryName, FileName, MakeDirectoryArguments,
+    CreateArguments, CreateMode, DirectoryName, FileName, MakeDirectoryArguments, RenameArguments,
 };
 use pagemesh_nfs::nfs3::status::Status;
 use std::io::{Read, Write};
@@ -308,6 +310,37 @@ impl Session {
     #[track_caller]
     pub fn remove(&mut self, directory: &[u8], name: &str) -> Result<ChangeAttributes, Status> {
         self.change(&Nfs3Call::Remove(at(directory, name)))
+    }
+
+    #[track_caller]
+    pub fn rename(
+        &mut self,
+        from: (&[u8], &str),
+        to: (&[u8], &str),
+    ) -> Result<(ChangeAttributes, ChangeAttributes), Status> {
+        let result = self.call(&Nfs3Call::Rename(RenameArguments {
+            from: at(from.0, from.1),
+            to: at(to.0, to.1),
+        }));
+        let mut client = Decoder(&result);
+        check(&mut client)?;
+        let changes = (client.change(), client.change());
+        client.end();
+        Ok(changes)
+    }
+
+    #[track_caller]
+    pub fn set_attributes(
+        &mut self,
+        file: &[u8],
+        change: SetAttributes,
+        guard: Option<Time>,
+    ) -> Result<ChangeAttributes, Status> {
+        self.change(&Nfs3Call::SetAttributes(SetAttributesArguments {
+            file: HandleBytes(file),
+            change,
+            guard,
+        }))
     }
 
     #[track_caller]
