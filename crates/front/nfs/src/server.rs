@@ -257,7 +257,12 @@ impl ServerState {
         let own = Arc::clone(&socket);
         self.spawn(format!("nfs-{}", peer.port()), Some(socket), move |state| {
             tracing::info!(%peer, "NFS client connected");
-            let connection = Connection::new(&own, &state.signal, &state.service, state.limits);
+            let connection = Connection::new(
+                (&own, peer.ip()),
+                &state.signal,
+                &state.service,
+                state.limits,
+            );
             state.record_end(peer, &connection.serve());
         })
     }
