@@ -52,10 +52,16 @@ fn forged_handles_are_refused() {
     assert_eq!(other_key, Err(Status::BadHandle));
     let no_such_birth = session.attributes(&encoded(KEY, &file));
     assert_eq!(no_such_birth, Err(Status::Stale));
-    let snapshot_epoch = 1;
-    let snapshot = FileHandle {
-        snapshot_epoch,
+    let id = world.fs.attr(Ino::ROOT).expect("there").file_id();
+    let of_root = FileHandle {
+        generation: id.generation,
+        birth_fold: id.birth,
         ..file
+    };
+    assert_eq!(encoded(KEY, &of_root), root);
+    let snapshot = FileHandle {
+        snapshot_epoch: 1,
+        ..of_root
     };
     let snapshot = session.attributes(&encoded(KEY, &snapshot));
     assert_eq!(snapshot, Err(Status::Stale));

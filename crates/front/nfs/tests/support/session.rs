@@ -16,7 +16,7 @@ use pagemesh_nfs::nfs3::names::{
     CreateArguments, CreateMode, DirectoryName, FileName, MakeDirectoryArguments, RenameArguments,
 };
 use pagemesh_nfs::nfs3::status::Status;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
@@ -118,7 +118,7 @@ impl Session {
 
     pub fn of(world: &World, user: Option<(u32, u32, Vec<u32>)>) -> Session {
         let stream = TcpStream::connect(world.server.local_addrs()[0]).expect("connected");
-        let limit = Some(Duration::from_secs(60));
+        let limit = Some(Duration::from_secs(30));
         stream.set_read_timeout(limit).expect("a limit");
         stream.set_write_timeout(limit).expect("a limit");
         Session {
@@ -156,9 +156,11 @@ impl Session {
     /// The next reply; none at the end of the stream.
     pub fn receive(&mut self) -> Option<Vec<u8>> {
         let mut mark = [0; 4];
-        let count = self.stream.read(&mut mark[..1]).unwrap_or(0);
-        if count == 0 {
-            return None;
+        match self.stream.read(&mut mark[..1]) {
+            Ok(0) => return None,
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => panic!("no reply in time"),
+            Err(_) => return None,
         }
         self.stream.read_exact(&mut mark[1..]).ok()?;
         let mark = u32::from_be_bytes(mark);

@@ -167,7 +167,7 @@ impl World {
     /// Waits until a number of the server has reached a value.
     #[track_caller]
     pub fn wait_until(&self, what: &str, is_reached: impl Fn(&pagemesh_nfs::Counters) -> bool) {
-        let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(30);
         while !is_reached(&self.server.counters()) {
             let counters = self.server.counters();
             assert!(std::time::Instant::now() < until, "{what}: {counters:?}");
