@@ -45,6 +45,8 @@ mod testing;
 pub mod xdr;
 
 pub use counters::{Counters, PROCEDURES};
-pub use export::{ANONYMOUS_ID, Export, ExportError, ExportOptions, Exports, FreeSpaceFn, Squash};
-pub use server::{ErrorHook, Server, ServerError, StopReport};
+pub use export::{
+    ANONYMOUS_ID, ErrorHook, Export, ExportError, ExportOptions, Exports, FreeSpaceFn, Squash,
+};
+pub use server::{Server, ServerError, StopReport};
 pub use service::is_fenced;

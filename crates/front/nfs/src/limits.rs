@@ -50,7 +50,7 @@ pub(crate) const RECEIVE_BYTES: usize = 16 << 10;
 /// Replies that the server keeps for repeated calls, of all clients. A client repeats a call within
 /// minutes; 16 384 are a second of creates at the highest rate, and minutes of ordinary work.
 pub const REPLIES_MAX: usize = 16 << 10;
-/// Bytes of these replies with their [`REPLY_ENTRY_BYTES`]. A CREATE has about 400.
+/// Bytes of these replies and of the entries that hold them. A CREATE has about 400.
 pub const REPLY_CACHE_BYTES_MAX: usize = 16 << 20;
 /// Bytes that a kept reply takes beside its own.
 pub(crate) const REPLY_ENTRY_BYTES: usize = 256;

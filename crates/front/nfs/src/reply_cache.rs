@@ -130,7 +130,7 @@ pub(crate) struct ReplyCache {
     call_ended: Condvar,
 }
 
-/// What to do with a call.
+/// The decision about a call.
 pub(crate) enum Admission<'a> {
     /// Run it, and finish the execution with its reply.
     Run(Execution<'a>),

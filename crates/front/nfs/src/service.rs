@@ -9,7 +9,7 @@ mod mount;
 mod names;
 
 use crate::counters::{CounterCells, count};
-use crate::export::{Exports, ServedExport};
+use crate::export::{ErrorHook, Exports, ServedExport};
 use crate::handle::HandleBytes;
 use crate::limits::RUNNING_CALL_WAIT;
 use crate::mount3::{self, MountCall};
@@ -17,7 +17,6 @@ use crate::nfs3::status::{Answer, Status};
 use crate::nfs3::{self, Nfs3Call};
 use crate::reply_cache::{Admission, ReplyCache};
 use crate::rpc::{ArgumentsError, Call, CallError, Credential, Refusal, Reply};
-use crate::server::ErrorHook;
 use crate::xdr::{Encode, Reader};
 use bytes::Bytes;
 use pagemesh_base::space::SpaceError;
@@ -90,7 +89,7 @@ impl<F: Default> From<Status> for Failed<F> {
     }
 }
 
-/// The exports, and what the calls of all connections share.
+/// The exports and the state that all connections share.
 pub(crate) struct Service {
     pub(crate) exports: Exports,
     pub(crate) counters: CounterCells,

@@ -1,4 +1,4 @@
-//! Callers and handles: what a client may not do.
+//! Callers, handles and exports: the calls that are refused.
 
 #![allow(clippy::unwrap_used)] // Tests.
 
@@ -10,10 +10,11 @@ use pagemesh_nfs::nfs3::Nfs3Call;
 use pagemesh_nfs::nfs3::attributes::AccessArguments;
 use pagemesh_nfs::nfs3::listing::CookieVerifier;
 use pagemesh_nfs::nfs3::status::Status;
-use pagemesh_nfs::{ExportOptions, Squash, is_fenced};
+use pagemesh_nfs::{Export, ExportError, ExportOptions, Exports, Squash, is_fenced};
 use support::decoder::Decoder;
 use support::session::{Session, check, mode};
 use support::world::{KEY, OWNER, VOLUME, World};
+use uuid::Uuid;
 
 fn access(session: &mut Session, file: &[u8], wanted: u32) -> u32 {
     let file = HandleBytes(file);
@@ -204,4 +205,34 @@ fn fenced_file_system_gets_no_reply() {
     let call = other.bytes_of(&Nfs3Call::GetAttributes(HandleBytes(&file)));
     std::io::Write::write_all(&mut other.stream, &call).expect("sent");
     assert_eq!(other.receive(), None);
+}
+
+#[test]
+fn unusable_exports_are_refused() {
+    let world = World::new();
+    let export = |name: &str, volume| Export {
+        name: name.into(),
+        fs: world.fs.clone(),
+        volume: Uuid::from_u128(volume),
+        key: HandleKey::new(KEY),
+        attachment: 1,
+        options: ExportOptions::default(),
+        free_space: std::sync::Arc::new(|| None),
+    };
+    let error = |exports| Exports::new(exports).err();
+    let long = "x".repeat(256);
+    for name in ["", ".", "..", "a/b", "a\0", &long] {
+        let wanted = ExportError::Name(name.into());
+        assert_eq!(error(vec![export(name, 1)]), Some(wanted));
+    }
+    let same_name = ExportError::SameName("a".into());
+    assert_eq!(error(vec![export("a", 1), export("a", 2)]), Some(same_name));
+    let same_volume = ExportError::SameVolume("a".into(), "b".into());
+    assert_eq!(
+        error(vec![export("a", 1), export("b", 1)]),
+        Some(same_volume)
+    );
+    let many = (0..1001).map(|it| export(&it.to_string(), it)).collect();
+    assert_eq!(error(many), Some(ExportError::TooMany(1001)));
+    assert_eq!(error(vec![export("a", 1), export("b", 2)]), None);
 }
