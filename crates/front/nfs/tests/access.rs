@@ -9,10 +9,11 @@ use pagemesh_nfs::handle::{FileHandle, HandleBytes, HandleKey};
 use pagemesh_nfs::nfs3::Nfs3Call;
 use pagemesh_nfs::nfs3::attributes::AccessArguments;
 use pagemesh_nfs::nfs3::listing::CookieVerifier;
+use pagemesh_nfs::nfs3::names::LinkArguments;
 use pagemesh_nfs::nfs3::status::Status;
-use pagemesh_nfs::{Export, ExportError, ExportOptions, Exports, Squash, is_fenced};
+use pagemesh_nfs::{Export, ExportError, ExportOptions, Exports, Server, Squash, is_fenced};
 use support::decoder::Decoder;
-use support::session::{Session, check, mode};
+use support::session::{Session, at, check, mode};
 use support::world::{KEY, OWNER, VOLUME, World};
 use uuid::Uuid;
 
@@ -235,4 +236,46 @@ fn unusable_exports_are_refused() {
     let many = (0..1001).map(|it| export(&it.to_string(), it)).collect();
     assert_eq!(error(many), Some(ExportError::TooMany(1001)));
     assert_eq!(error(vec![export("a", 1), export("b", 2)]), None);
+}
+
+#[test]
+fn rename_and_link_stay_in_their_volume() {
+    let (first, second) = (World::new(), World::new());
+    let export = |name: &str, of: &World, volume| Export {
+        name: name.into(),
+        fs: of.fs.clone(),
+        volume,
+        key: HandleKey::new(KEY),
+        attachment: 1,
+        options: ExportOptions::default(),
+        free_space: std::sync::Arc::new(|| None),
+    };
+    let other_volume = Uuid::from_u128(2);
+    let exports = vec![
+        export("data", &first, VOLUME),
+        export("other", &second, other_volume),
+    ];
+    let exports = Exports::new(exports).expect("exports");
+    let listen = ["127.0.0.1:0".parse().expect("an address")];
+    let server = Server::start(&listen, exports, Box::new(|_, _| {}));
+    let world = World {
+        server: server.expect("started"),
+        ..first
+    };
+    let mut session = Session::new(&world);
+    let root = session.root();
+    let other = session.mount("/other").expect("mounted");
+    let file = session.create(&root, "f", 0o644).expect("made").handle;
+    let renamed = session.rename((&root, "f"), (&other, "f"));
+    assert_eq!(renamed.unwrap_err(), Status::CrossDevice);
+    let result = session.call(&Nfs3Call::Link(LinkArguments {
+        file: HandleBytes(&file),
+        at: at(&other, "f"),
+    }));
+    let refused = check(&mut Decoder(&result));
+    assert_eq!(refused, Err(Status::CrossDevice));
+    assert_eq!(session.lookup(&other, "f").unwrap_err(), Status::NoEntry);
+    let of_file = session.attributes(&file).expect("there").file_system;
+    let of_other = session.attributes(&other).expect("there").file_system;
+    assert_ne!(of_file, of_other);
 }

@@ -11,11 +11,12 @@ use pagemesh_nfs::nfs3::Nfs3Call;
 use pagemesh_nfs::nfs3::attributes::{
     Attributes, ChangeAttributes, EarlierAttributes, FileType, SetAttributes,
 };
-use pagemesh_nfs::nfs3::files::{CommitArguments, Durability};
+use pagemesh_nfs::nfs3::files::{CommitArguments, Durability, ReadArguments};
 use pagemesh_nfs::nfs3::listing::CookieVerifier;
 use pagemesh_nfs::nfs3::names::{CreateMode, LinkArguments, SymlinkArguments, SymlinkTarget};
 use pagemesh_nfs::nfs3::status::Status;
 use std::collections::BTreeSet;
+use std::io::Write;
 use support::decoder::Decoder;
 use support::session::{Session, at, check, mode};
 use support::world::{ATTACHMENT, FREE_BYTES, OWNER, World};
@@ -474,4 +475,34 @@ fn lost_write_changes_the_verifier() {
     let stable = stable.expect("written");
     let wanted = (Durability::FileSync as u32, first + 1);
     assert_eq!((stable.durability, stable.verifier), wanted);
+}
+
+/// The pin of the read keeps the pages until it has them.
+#[test]
+fn read_in_progress_survives_the_removal_of_its_file() {
+    let world = World::new();
+    let mut reader = Session::new(&world);
+    let root = reader.root();
+    let file = reader.create(&root, "f", 0o644).expect("made").handle;
+    let used = world.fs.usage().used_bytes;
+    reader.write(&file, 0, &[7; 1 << 16]).expect("written");
+    let read = reader.bytes_of(&Nfs3Call::Read(ReadArguments {
+        file: HandleBytes(&file),
+        offset: 0,
+        count: 1 << 16,
+    }));
+    let mut other = Session::new(&world);
+    let remove = other.bytes_of(&Nfs3Call::Remove(at(&root, "f")));
+    world.space.memory.while_stalled(|wait_for_request| {
+        reader.stream.write_all(&read).expect("sent");
+        wait_for_request();
+        other.stream.write_all(&remove).expect("sent");
+        world.wait_until("the removal", |now| now.calls[12] == 1);
+    });
+    let reply = reader.receive().expect("a reply");
+    assert_eq!(reply[reply.len() - (1 << 16)..], [7; 1 << 16]);
+    let removed = other.receive().expect("a reply");
+    assert_eq!(removed[24..28], [0; 4], "the status");
+    assert!(world.fs.usage().used_bytes <= used);
+    assert_eq!(reader.attributes(&file), Err(Status::Stale));
 }
