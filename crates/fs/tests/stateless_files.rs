@@ -379,3 +379,52 @@ fn snapshot_is_read_through_pins() {
     let refused = snapshot.write(&pin, 0, vec![1]).result;
     assert_eq!(refused.unwrap_err(), FsError::Snapshot);
 }
+
+/// The kernel writes a page back that it read before the write. A program has stored into another byte of it.
+#[test]
+fn kernel_page_from_before_write_does_not_undo_it() {
+    let mut server = Server::new();
+    let kind = CreateKind::File;
+    let made = server.fs.create(Ino::ROOT, b"file", kind, 0o600, OWNER);
+    let id = made.unwrap().file_id();
+    server.fs.open(id.ino).unwrap();
+    let pin = server.pin(id);
+    server.write(&pin, 0, vec![1; PAGE]).result.unwrap();
+    server.fs.begin_caching(id.ino).unwrap();
+    server.fs.record_kernel_read(id.ino).unwrap();
+    let mut page = vec![1; PAGE];
+    page[0] = 7;
+    let page = Bytes::from(page);
+    let mount = Arc::downgrade(&server.fs);
+    let write_back = move |ino, _| {
+        let fs = mount.upgrade().unwrap();
+        let mut channel = fs.open_channel().unwrap();
+        fs.buffer_mmap_write(&mut channel, ino, 0, &page).unwrap();
+        true
+    };
+    server
+        .fs
+        .set_kernel_callbacks(Box::new(write_back), Box::new(|_, _, _| {}));
+    server.write(&pin, 100, vec![9; 50]).result.unwrap();
+    let bytes = server.read(&pin);
+    assert_eq!((bytes[0], bytes[99], bytes[150]), (7, 1, 1));
+    assert_eq!(bytes[100..150], [9; 50]);
+    assert_eq!(server.fs.collect_direct_writes(), [id.ino]);
+}
+
+#[test]
+fn write_without_kernel_leaves_no_notification() {
+    let mut server = Server::new();
+    let id = server.file("file", 0o600);
+    let pin = server.pin(id);
+    server.write(&pin, 0, vec![1; PAGE]).result.unwrap();
+    server.write(&pin, 0, vec![2; PAGE]).result.unwrap();
+    assert_eq!(server.fs.collect_direct_writes(), []);
+}
+
+/// A server shares pins among its threads.
+#[test]
+fn pin_is_shared_between_threads() {
+    fn check<T: Send + Sync + 'static>() {}
+    check::<pagemesh_fs::Pin>();
+}

@@ -13,7 +13,7 @@ use rustix::fd::AsFd;
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use std::io::{self, IoSlice, Read};
-use std::net::{Shutdown, TcpStream};
+use std::net::{IpAddr, Shutdown, TcpStream};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -34,6 +34,8 @@ pub(crate) enum EndReason {
     BrokenRecord(#[from] RecordError),
     #[error("the client broke the protocol: {0}")]
     NotACall(CallError),
+    #[error("the client repeated a call that still runs")]
+    RepeatedCall,
     #[error("another host has the volume of the export")]
     Fenced,
     #[error("the socket failed: {0}")]
@@ -47,7 +49,12 @@ impl EndReason {
             Self::CallStalled | Self::ReplyStalled | Self::BrokenRecord(_) | Self::NotACall(_) => {
                 true
             }
-            Self::Closed | Self::Stopped | Self::Idle | Self::Fenced | Self::Socket(_) => false,
+            Self::Closed
+            | Self::Stopped
+            | Self::Idle
+            | Self::RepeatedCall
+            | Self::Fenced
+            | Self::Socket(_) => false,
         }
     }
 
@@ -70,6 +77,7 @@ impl From<NoReply> for EndReason {
         match reason {
             NoReply::Fenced => Self::Fenced,
             NoReply::NotACall(error) => Self::NotACall(error),
+            NoReply::Running => Self::RepeatedCall,
         }
     }
 }
@@ -77,6 +85,8 @@ impl From<NoReply> for EndReason {
 /// See the module.
 pub(crate) struct Connection<'a> {
     socket: &'a TcpStream,
+    /// The address of the client.
+    client: IpAddr,
     signal: &'a StopSignal,
     service: &'a Service,
     limits: Limits,
@@ -90,13 +100,14 @@ pub(crate) struct Connection<'a> {
 
 impl<'a> Connection<'a> {
     pub(crate) fn new(
-        socket: &'a TcpStream,
+        (socket, client): (&'a TcpStream, IpAddr),
         signal: &'a StopSignal,
         service: &'a Service,
         limits: Limits,
     ) -> Self {
         Self {
             socket,
+            client,
             signal,
             service,
             limits,
@@ -118,7 +129,7 @@ impl<'a> Connection<'a> {
     fn serve_calls(&mut self) -> Result<std::convert::Infallible, EndReason> {
         loop {
             let record = self.next_record()?;
-            let reply = self.service.answer(record)?;
+            let reply = self.service.answer(self.client, record)?;
             self.send(&reply)?;
         }
     }

@@ -25,6 +25,9 @@ pub struct Counters {
     /// Calls refused before a procedure saw them: unknown programs and procedures, malformed
     /// arguments and credentials.
     pub refused_calls: u64,
+    /// Calls that the server knew: a client sent them again. Those that change names or attributes
+    /// got the reply of the first one.
+    pub repeated_calls: u64,
     /// Calls of NFSv3 and MOUNT whose status is an error.
     pub errors: u64,
     /// Those among them with a fault of the storage or the server.
@@ -40,6 +43,7 @@ pub(crate) struct CounterCells {
     calls: [AtomicU64; PROCEDURES],
     pub(crate) mount_calls: AtomicU64,
     pub(crate) refused_calls: AtomicU64,
+    pub(crate) repeated_calls: AtomicU64,
     pub(crate) errors: AtomicU64,
     faults: AtomicU64,
 }
@@ -77,6 +81,7 @@ impl CounterCells {
             calls: std::array::from_fn(|number| self.calls.get(number).map_or(0, value)),
             mount_calls: value(&self.mount_calls),
             refused_calls: value(&self.refused_calls),
+            repeated_calls: value(&self.repeated_calls),
             errors: value(&self.errors),
             faults: value(&self.faults),
         }

@@ -6,7 +6,7 @@ use crate::nfs3::files::WriteVerifier;
 use crate::nfs3::listing::CookieVerifier;
 use crate::pin_cache::PinCache;
 use crate::rpc::Credential;
-use pagemesh_fs::{Caller, FileId, Fs};
+use pagemesh_fs::{Caller, FileId, Fs, FsError};
 use siphasher::sip::SipHasher24;
 use std::hash::Hasher;
 use std::sync::Arc;
@@ -20,6 +20,10 @@ const COOKIE_KEY: [u8; 16] = *b"pagemesh cookies";
 
 /// The free bytes of the pools of a volume; none if they are unknown.
 pub type FreeSpaceFn = Arc<dyn Fn() -> Option<u64> + Send + Sync>;
+
+/// Called with the name of an export when its file system fails a call: the volume failed, or its
+/// data is damaged. [`is_fenced`](crate::is_fenced) tells that another host has the volume.
+pub type ErrorHook = Box<dyn Fn(&str, &FsError) + Send + Sync>;
 
 /// The callers that become anonymous.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -12,7 +12,8 @@
 //!
 //! ```text
 //! Server ── connection (thread) ── Service ── procedures ── Fs
-//!                                     └─ Exports ── PinCache
+//!                               │     └─ Exports ── PinCache
+//!                               └─ ReplyCache
 //! ```
 //!
 //! A [`Server`] has a thread for each connection. It answers one call after the other. A procedure
@@ -34,6 +35,7 @@ pub mod mount3;
 pub mod nfs3;
 mod pin_cache;
 pub mod record;
+mod reply_cache;
 pub mod rpc;
 mod server;
 mod service;
@@ -43,6 +45,8 @@ mod testing;
 pub mod xdr;
 
 pub use counters::{Counters, PROCEDURES};
-pub use export::{ANONYMOUS_ID, Export, ExportError, ExportOptions, Exports, FreeSpaceFn, Squash};
-pub use server::{ErrorHook, Server, ServerError, StopReport};
+pub use export::{
+    ANONYMOUS_ID, ErrorHook, Export, ExportError, ExportOptions, Exports, FreeSpaceFn, Squash,
+};
+pub use server::{Server, ServerError, StopReport};
 pub use service::is_fenced;

@@ -47,6 +47,18 @@ pub(crate) const PIN_SWEEP_PAUSE: Duration = Duration::from_secs(1);
 /// Bytes of the receive buffer of a connection. All calls but WRITEs fit; the data of a WRITE goes
 /// past it.
 pub(crate) const RECEIVE_BYTES: usize = 16 << 10;
+/// Replies that the server keeps for repeated calls, of all clients. A client repeats a call within
+/// minutes; 16 384 are a second of creates at the highest rate, and minutes of ordinary work.
+pub const REPLIES_MAX: usize = 16 << 10;
+/// Bytes of these replies and of the entries that hold them. A CREATE has about 400.
+pub const REPLY_CACHE_BYTES_MAX: usize = 16 << 20;
+/// Bytes that a kept reply takes beside its own.
+pub(crate) const REPLY_ENTRY_BYTES: usize = 256;
+/// Bytes of the arguments that identify a repeated call: all of a RENAME with the longest names.
+pub(crate) const REPLY_CHECKSUM_BYTES_MAX: usize = 1024;
+/// The time that a repeated call waits for the end of the first one. Then its connection ends, and
+/// the client asks again. It is shorter than the drain limit.
+pub(crate) const RUNNING_CALL_WAIT: Duration = Duration::from_secs(5);
 /// The pause of accepting after descriptors or memory ran out.
 pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// The time that threads get after their sockets are shut down.

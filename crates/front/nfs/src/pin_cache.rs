@@ -135,3 +135,6 @@ impl PinCache {
         drop(table);
     }
 }
+
+#[cfg(test)]
+mod tests;

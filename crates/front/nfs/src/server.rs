@@ -6,12 +6,11 @@
 
 use crate::connection::{Connection, EndReason, prepare};
 use crate::counters::{Counters, count};
-use crate::export::Exports;
+use crate::export::{ErrorHook, Exports};
 use crate::limits::{ABANDON_LIMIT, ACCEPT_PAUSE, Limits, PIN_SWEEP_PAUSE};
 use crate::service::Service;
 use crate::stop_signal::StopSignal;
 use pagemesh_base::poison;
-use pagemesh_fs::FsError;
 use rustix::fd::AsFd;
 use std::collections::HashMap;
 use std::io;
@@ -20,10 +19,6 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-
-/// Called with the name of an export when its file system fails a call: the volume failed, or its
-/// data is damaged. [`is_fenced`](crate::is_fenced) tells that another host has the volume.
-pub type ErrorHook = Box<dyn Fn(&str, &FsError) + Send + Sync>;
 
 /// Why a server cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -257,7 +252,12 @@ impl ServerState {
         let own = Arc::clone(&socket);
         self.spawn(format!("nfs-{}", peer.port()), Some(socket), move |state| {
             tracing::info!(%peer, "NFS client connected");
-            let connection = Connection::new(&own, &state.signal, &state.service, state.limits);
+            let connection = Connection::new(
+                (&own, peer.ip()),
+                &state.signal,
+                &state.service,
+                state.limits,
+            );
             state.record_end(peer, &connection.serve());
         })
     }

@@ -9,17 +9,20 @@ mod mount;
 mod names;
 
 use crate::counters::{CounterCells, count};
-use crate::export::{Exports, ServedExport};
+use crate::export::{ErrorHook, Exports, ServedExport};
 use crate::handle::HandleBytes;
+use crate::limits::RUNNING_CALL_WAIT;
 use crate::mount3::{self, MountCall};
 use crate::nfs3::status::{Answer, Status};
 use crate::nfs3::{self, Nfs3Call};
+use crate::reply_cache::{Admission, ReplyCache};
 use crate::rpc::{ArgumentsError, Call, CallError, Credential, Refusal, Reply};
-use crate::server::ErrorHook;
 use crate::xdr::{Encode, Reader};
 use bytes::Bytes;
 use pagemesh_base::space::SpaceError;
 use pagemesh_fs::{Caller, FileId, FsError, Ino};
+use std::net::IpAddr;
+use std::time::Instant;
 
 /// Whether another host has the volume of the file system that failed.
 #[must_use]
@@ -37,6 +40,8 @@ pub(crate) enum NoReply {
     Fenced,
     /// The record is no call.
     NotACall(CallError),
+    /// The call is a repetition, and the first one still runs.
+    Running,
 }
 
 /// Why a procedure has no result.
@@ -84,10 +89,11 @@ impl<F: Default> From<Status> for Failed<F> {
     }
 }
 
-/// The exports, and what the calls of all connections share.
+/// The exports and the state that all connections share.
 pub(crate) struct Service {
     pub(crate) exports: Exports,
     pub(crate) counters: CounterCells,
+    replies: ReplyCache,
     on_error: ErrorHook,
 }
 
@@ -104,12 +110,13 @@ impl Service {
         Self {
             exports,
             counters: CounterCells::default(),
+            replies: ReplyCache::default(),
             on_error,
         }
     }
 
-    /// The reply to the call in a record.
-    pub(crate) fn answer(&self, record: Bytes) -> Result<Reply, NoReply> {
+    /// The reply to the call in a record of a client.
+    pub(crate) fn answer(&self, client: IpAddr, record: Bytes) -> Result<Reply, NoReply> {
         let (call, arguments) = match Call::decode(&record) {
             Ok(decoded) => decoded,
             Err(CallError::Denied { xid, denial }) => {
@@ -119,7 +126,7 @@ impl Service {
             Err(error) => return Err(NoReply::NotACall(error)),
         };
         match (call.program, call.version) {
-            (nfs3::PROGRAM, nfs3::VERSION) => self.answer_nfs(&call, arguments, &record),
+            (nfs3::PROGRAM, nfs3::VERSION) => self.answer_once(client, &call, arguments, &record),
             (mount3::PROGRAM, mount3::VERSION) => self.answer_mount(&call, arguments),
             (nfs3::PROGRAM | mount3::PROGRAM, _) => {
                 let (low, high) = (nfs3::VERSION, nfs3::VERSION);
@@ -146,6 +153,27 @@ impl Service {
                 self.mount(call, &decoded)
             }
             Err(error) => Ok(self.refuse_arguments(call, error)),
+        }
+    }
+
+    /// Runs a call, unless it is a repetition of one that must not run again.
+    fn answer_once(
+        &self,
+        client: IpAddr,
+        call: &Call<'_>,
+        arguments: Reader<'_>,
+        record: &Bytes,
+    ) -> Result<Reply, NoReply> {
+        let until = Instant::now() + RUNNING_CALL_WAIT;
+        let repeated = (&self.counters.repeated_calls, until);
+        match self.replies.admit(client, call, arguments.rest(), repeated) {
+            Admission::Run(execution) => {
+                let reply = self.answer_nfs(call, arguments, record)?;
+                execution.finish(&reply);
+                Ok(reply)
+            }
+            Admission::Repeat(reply) => Ok(reply),
+            Admission::Running => Err(NoReply::Running),
         }
     }
 

@@ -45,8 +45,7 @@ impl Extension<'_> {
         }
         write_pages(tx, &mut inode, self.at, self.data, &self.holes)?;
         inode.size = inode.size.max(self.at + self.data.len() as u64);
-        inode.mtime = now;
-        inode.ctime = now;
+        inode.touch_content(now);
         tx.add_data_hint(inode.tier_hint());
         if self.durable {
             tx.make_durable();

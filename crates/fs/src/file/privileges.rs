@@ -33,7 +33,7 @@ pub(crate) fn drop_capabilities(txs: &TxManager, ino: Ino) -> Result<()> {
     txs.change(|tx| {
         let mut inode = tx.inode(ino)?;
         remove_capabilities(tx, ino, &mut inode)?;
-        inode.ctime = now;
+        inode.touch(now);
         tx.put_inode(ino, &inode)
     })
 }

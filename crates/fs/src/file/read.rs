@@ -84,5 +84,8 @@ pub(crate) fn read_at(
         let is_eof = offset.saturating_add(bytes.len() as u64) >= size;
         ReadReply { bytes, is_eof }
     });
+    if wcc.after.is_none() {
+        wcc = Wcc::now(txs, id);
+    }
     WccReply { wcc, result }
 }

@@ -115,8 +115,7 @@ fn set_size_locked(
             write_pages(tx, &mut inode, size, &zeroes[within..], &BTreeSet::new())?;
         }
         inode.size = size;
-        inode.mtime = now;
-        inode.ctime = now;
+        inode.touch_content(now);
         hook.apply(tx, ino, &mut inode)?;
         tx.put_inode(ino, &inode)?;
         hook.end(tx)

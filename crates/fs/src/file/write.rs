@@ -79,7 +79,7 @@ fn plan_overwrite(
         let what = "by its page count it is a file without holes, and it has one";
         return Err(damaged_inode(ino, Corruption(what.into())));
     }
-    core.record_write_time(ino, now);
+    core.record_write_time(ino, inode.change_time(now));
     hook.end(core, ino, &inode)?;
     let requests = runs.into_iter().map(|(at, place, len)| {
         let first = (at - offset) as usize;

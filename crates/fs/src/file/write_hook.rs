@@ -105,3 +105,41 @@ impl WriteHook for CheckedWrite<'_> {
         self.completed = self.ended.take();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::inode::Time;
+
+    fn inode(nsec: u32) -> Inode {
+        let mut inode = Inode::free(1);
+        inode.mode = 0o100_600;
+        inode.mtime.nsec = nsec;
+        inode
+    }
+
+    /// A write of two parts; the second one finds this inode.
+    fn check(second: &Inode, is_connected: bool) {
+        let caller = Caller::trusted(0, 0);
+        let id = FileId::new(Ino(5), 1, Time::default());
+        let mut hook = CheckedWrite::new(id, &caller);
+        hook.begin(&inode(1)).expect("the same file");
+        hook.ended = Some(Attr::of(Ino(5), &inode(2)));
+        hook.complete();
+        hook.begin(second).expect("the same file");
+        hook.ended = Some(Attr::of(Ino(5), &inode(4)));
+        hook.complete();
+        let wcc = hook.wcc().expect("parts are complete");
+        let before = is_connected.then(|| WccAttr::of(&inode(1)));
+        assert_eq!(
+            (wcc.before, wcc.after.map(|it| it.mtime.nsec)),
+            (before, Some(4))
+        );
+    }
+
+    #[test]
+    fn change_between_parts_hides_attributes_before() {
+        check(&inode(2), true);
+        check(&inode(3), false);
+    }
+}

@@ -50,7 +50,7 @@ pub(crate) fn set_attr(txs: &TxManager, ino: Ino, changes: AttrChanges) -> Resul
     txs.change_deferrable(|tx| {
         let mut inode = tx.inode(ino)?;
         apply_changes(tx, ino, &mut inode, changes)?;
-        inode.ctime = now;
+        inode.touch(now);
         tx.put_inode(ino, &inode)?;
         attr::attr(tx.core, ino, &inode)
     })

@@ -82,6 +82,6 @@ pub(crate) fn link_in(
     Tree::new(tx, &mut parent_inode).insert(name, ino, inode.kind())?;
     put_changed_directory(tx, parent, &mut parent_inode, now)?;
     inode.links += 1;
-    inode.ctime = now;
+    inode.touch(now);
     tx.put_inode(ino, inode)
 }

@@ -255,7 +255,7 @@ impl<'t, 'c, 'n> RenameOp<'t, 'c, 'n> {
     /// Updates a moved inode's ctime, and a moved directory's parent.
     fn update_moved(&mut self, ino: Ino, from: Ino, to: Ino) -> Result<()> {
         let mut inode = self.tx.inode(ino)?;
-        inode.ctime = self.now;
+        inode.touch(self.now);
         if inode.is_directory() && from != to {
             inode.parent = to;
             self.adjust_directory_links(from, -1)?;

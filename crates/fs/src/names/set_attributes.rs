@@ -111,7 +111,7 @@ impl AttrChange<'_> {
         if *self.wanted != SetAttributes::default() {
             let changes = self.wanted.changes(&inode, self.caller, self.now);
             apply_changes(tx, self.id.ino, &mut inode, changes)?;
-            inode.ctime = self.now;
+            inode.touch(self.now);
             tx.put_inode(self.id.ino, &inode)?;
         }
         self.tracker.end(tx)

@@ -3,11 +3,36 @@
 use super::memory::MemorySpace;
 use super::new_fs;
 use bytes::Bytes;
-use pagemesh_fs::{Attr, Caller, FileId, Fs, Ino, IoChannel, Pin, Wcc, WccAttr, WccReply};
+use pagemesh_fs::{
+    Attr, Caller, FileId, Fs, Ino, IoChannel, Pin, SetAttributes, Wcc, WccAttr, WccReply,
+};
 use rustix::io::Errno;
 use std::sync::Arc;
 
 pub const SIZE: u64 = 1 << 36;
+
+pub const NOTHING: SetAttributes = SetAttributes {
+    mode: None,
+    uid: None,
+    gid: None,
+    size: None,
+    atime: None,
+    mtime: None,
+};
+
+pub fn mode(mode: u16) -> SetAttributes {
+    SetAttributes {
+        mode: Some(mode),
+        ..NOTHING
+    }
+}
+
+pub fn size(size: u64) -> SetAttributes {
+    SetAttributes {
+        size: Some(size),
+        ..NOTHING
+    }
+}
 
 pub struct Server {
     pub memory: MemorySpace,
