@@ -154,7 +154,9 @@ fn volume_of_a_killed_restore_is_attached_by_no_client() {
     });
     restore.kill().unwrap();
     restore.wait().unwrap();
-    cluster.refused(&["export", "nbd", "w"], &["w", "receives"]);
+    let socket = cluster.dir().join("nbd");
+    let export = ["export", "nbd", "w", "--socket", socket.to_str().unwrap()];
+    cluster.refused(&export, &["w", "receives"]);
     cluster.refused(&["volume", "promote", "w"], &["w"]);
     cluster.ok(&["volume", "detach", "w"]);
     cluster.ok(&["volume", "delete", "w"]);

@@ -194,8 +194,8 @@ fn snapshot_on_its_way_is_held() {
     let (from, to) = pair();
     let first = from.json(&["schedule", "run", "auto"])[0]["name"].clone();
     let path = format!("db-1@{}", first.as_str().unwrap());
-    let holds = || from.json(&["snapshot", "show", &path])["holds"].clone();
-    // A receiver that waits for the volume: another client has it.
+    let holds = || from.json(&["snapshot", "show", &path])["info"]["holds"].clone();
+    // That volume does not receive.
     let key = to.key();
     to.ok(&["volume", "create", "copy-db-1", "--size", "16M"]);
     let args = [
@@ -208,12 +208,13 @@ fn snapshot_on_its_way_is_held() {
     from.refused(&args, &["1 of 1 volumes were not sent"]);
     assert_eq!(holds(), json!([]), "a failed run leaves no hold");
     // A killed run leaves one, and the next run releases it.
-    from.ok(&["snapshot", "hold", &path, "sending-backup"]);
-    to.ok(&["volume", "delete", "copy-db-1", "--yes"]);
+    from.ok(&["snapshot", "hold", "sending-auto-backup", &path]);
+    assert_eq!(holds(), json!(["sending-auto-backup"]));
+    to.ok(&["volume", "delete", "copy-db-1"]);
     assert_eq!(replicate(&from, &to)[0]["outcome"], "sent");
     assert_eq!(holds(), json!([]));
     from.refused(
-        &["snapshot", "hold", &path, "rollback"],
+        &["snapshot", "hold", "rollback", &path],
         &["the tag rollback", "choose another"],
     );
 }

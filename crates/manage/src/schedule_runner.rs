@@ -180,15 +180,21 @@ impl Manager {
         for name in plan.prune.iter().take(PRUNED_MAX) {
             pruned = pruned.and(self.delete_snapshot(volume, name).map(drop));
         }
-        if plan.prune.is_empty() {
+        let mut book = self.state();
+        let now = self.clock.elapsed();
+        let run = book.schedules.runs.entry(key.clone()).or_default();
+        if now < run.prune_at {
             return;
         }
-        let mut book = self.state();
-        let run = book.schedules.runs.entry(key.clone()).or_default();
         run.prune_error = pruned.err().map(|fault| fault.to_string());
+        if let Some(name) = &plan.far_ahead {
+            run.prune_error = Some(format!(
+                "{volume}@{name} is far ahead of the clock, so no snapshot is deleted: set the clock, or delete those with names of the future"
+            ));
+        }
         if let Some(fault) = &run.prune_error {
             tracing::warn!(%schedule, %volume, error = %fault, "a schedule cannot delete a snapshot now; trying again later");
-            run.prune_at = self.clock.elapsed() + PRUNE_PAUSE;
+            run.prune_at = now + PRUNE_PAUSE;
         }
     }
 
@@ -324,7 +330,7 @@ impl Manager {
             Some(newest) => newest.unix_s,
             None => created.max(record.created_unix_s),
         };
-        // A clock that went back makes no snapshot until it has passed the newest one. That is late, too.
+        // After a step of the clock back, a schedule makes no snapshot until the clock has passed the newest one. That is late, too.
         let age_s = self.clock.unix_s().abs_diff(since);
         let run = book
             .schedules

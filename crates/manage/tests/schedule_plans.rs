@@ -116,7 +116,13 @@ impl Model {
         for victim in &self.snapshots {
             let is_wanted = CLASSES.iter().any(|class| self.wants(*class, victim));
             let is_pruned = plan.prune.contains(&victim.name);
-            assert_eq!(is_pruned, !is_wanted && !victim.is_needed, "{victim:?}");
+            let waits = self
+                .snapshots
+                .iter()
+                .any(|it| it.unix_s > self.now + 7 * DAY);
+            assert_eq!(plan.far_ahead.is_some(), waits);
+            let is_spent = !is_wanted && !victim.is_needed && !waits;
+            assert_eq!(is_pruned, is_spent, "{victim:?}");
             let is_listed = plan.needed.contains(&victim.name);
             assert_eq!(is_listed, !is_wanted && victim.is_needed, "{victim:?}");
         }
@@ -132,8 +138,7 @@ impl Model {
         let later = later.filter(|it| it.classes.has(class) && it.epoch > snapshot.epoch);
         let is_recent = (later.count() as u64) < count;
         let period = days_period(class, snapshot.unix_s);
-        let is_of_wrong_clock = snapshot.unix_s > self.now + 7 * DAY;
-        is_recent || period + count > days_period(class, self.now) && !is_of_wrong_clock
+        is_recent || period + count > days_period(class, self.now)
     }
 }
 
@@ -285,15 +290,18 @@ fn snapshot_of_far_future_serves_no_period() {
         .map(|at| snapshot(2 + at, wrong + u64::from(at) * HOUR, hourly))
         .collect();
     let first = plan(&retention, 15, &all, START);
-    assert_eq!(first.create, hourly);
-    assert_eq!(first.prune, [all[0].name.clone()]);
+    assert_eq!((first.create, &first.prune), (hourly, &vec![]));
+    assert_eq!(first.far_ahead, Some(all[2].name.clone()));
     for at in 0..2 {
         all.push(snapshot(5 + at, START + u64::from(at) * HOUR, hourly));
     }
     let later = plan(&retention, 15, &all, START + HOUR);
-    assert!(later.create.is_empty());
-    let wrong: Vec<_> = all[..3].iter().map(|it| it.name.clone()).collect();
-    assert_eq!(later.prune, wrong);
+    assert!(later.create.is_empty() && later.prune.is_empty());
+    // Once the clock is right again, the schedule goes on.
+    let right = plan(&retention, 15, &all, wrong + 3 * HOUR);
+    let before: Vec<_> = all[..3].iter().map(|it| it.name.clone()).collect();
+    assert_eq!((right.create, right.far_ahead), (hourly, None));
+    assert_eq!(right.prune, before[..2]);
 }
 
 #[test]

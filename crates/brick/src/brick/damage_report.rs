@@ -28,7 +28,8 @@ pub(super) fn warn_of_damage(path: &Path, pool: Uuid, found: &RecoverySummary) {
         tracing::error!(
             %pool, %path, versions = found.versions_lost,
             "the log of versions had no room for all pages that snapshots see: snapshots lack pages on this brick; \
-             read them from another copy, and delete snapshots that are not needed"
+             read them from another copy, and delete snapshots that are not needed; \
+             `pagemesh pool check` frees the space of the lost pages"
         );
     }
     if found.damaged > 0 || found.objects_lost > 0 || found.withheld > 0 {

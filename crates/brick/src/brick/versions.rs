@@ -54,7 +54,7 @@ pub(super) struct VersionCache {
 struct CachedLeaves {
     generation: u64,
     recent: HashMap<LeafKey, Arc<CachedLeaf>>,
-    /// Those that were recent before the others: they go once these are half of the cache.
+    /// Leaves that were recent before. The cache forgets them once the recent ones are half of it.
     earlier: HashMap<LeafKey, Arc<CachedLeaf>>,
 }
 

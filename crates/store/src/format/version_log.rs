@@ -16,7 +16,8 @@
 //! A line with one wrong bit is corrected when it is read.
 //!
 //! Invariants: a line decodes at its own position only. A place in the ring is used again only after a superblock with
-//! a head beyond its line is durable.
+//! a head beyond its line is durable. One exception: a recovery that finds the log full replaces its last line by one that does not
+//! decode.
 
 use crate::format::devices::FrameNumbers;
 use crate::format::geometry::frame_at;

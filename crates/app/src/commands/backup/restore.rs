@@ -14,7 +14,7 @@ use anyhow::Context;
 use pagemesh_base::layout::EpochNumber;
 use pagemesh_manage::ManagerClient;
 use pagemesh_manage::snapshots::SnapshotName;
-use pagemesh_manage::wire::{CreateSnapshot, VolumeInfo};
+use pagemesh_manage::wire::{CreateSnapshot, DeleteVolumeParams, VolumeInfo};
 use pagemesh_stream::backup::CHUNK_BYTES;
 use serde::Serialize;
 use std::sync::Arc;
@@ -36,20 +36,11 @@ pub fn run(args: &RestoreArgs) -> anyhow::Result<()> {
     let shape = (args.copies, args.class.as_deref());
     let request = create_request(&args.volume, shape, &header, true)?;
     manager.create(&request)?;
-    let filled = fill(args, &manager, &directory, &name);
-    let (made, data_bytes) = match filled {
+    let data_bytes = match write(args, &manager, &directory, &name) {
         Ok(written) => written,
-        Err(cause) => {
-            let deleted = manager.delete(&args.volume, true);
-            return Err(match deleted {
-                Ok(_) => cause.context(format!("the unfinished volume {} is deleted", args.volume)),
-                Err(why) => cause.context(format!(
-                    "the volume {} is unfinished, and cannot be deleted: {why}",
-                    args.volume
-                )),
-            });
-        }
+        Err(cause) => return Err(delete_unfinished(args, &manager, cause)),
     };
+    let made = promote(args, &manager)?;
     let restored = Restored {
         volume: made,
         backup: name,
@@ -64,17 +55,41 @@ pub fn run(args: &RestoreArgs) -> anyhow::Result<()> {
     })
 }
 
-/// Fills the volume, and lets clients attach it. Returns it, and the bytes of the chunks.
-fn fill(
+/// Deletes the volume of a restore that failed. Returns the error for the user.
+fn delete_unfinished(
     args: &RestoreArgs,
     manager: &ManagerClient,
-    directory: &BackupDirectory,
-    name: &str,
-) -> anyhow::Result<(VolumeInfo, u64)> {
-    let written = write(args, manager, directory, name)?;
-    let made = manager.promote_volume(&args.volume)?.info;
-    manager.delete_snapshot(&args.volume, &whole_mark()?)?;
-    Ok((made, written))
+    cause: anyhow::Error,
+) -> anyhow::Error {
+    let volume = &args.volume;
+    let whole = DeleteVolumeParams {
+        force: true,
+        snapshots: true,
+    };
+    match manager.delete_with(volume, whole) {
+        Ok(_) => cause.context(format!("the unfinished volume {volume} is deleted")),
+        Err(why) => cause.context(format!(
+            "the volume {volume} is unfinished, and cannot be deleted: {why}"
+        )),
+    }
+}
+
+/// Lets clients attach the volume, which is whole. Nothing deletes it any more.
+fn promote(args: &RestoreArgs, manager: &ManagerClient) -> anyhow::Result<VolumeInfo> {
+    let (volume, mark) = (&args.volume, whole_mark()?);
+    let promoted = manager.promote_volume(volume).with_context(|| {
+        format!(
+            "the volume {volume} is whole, but no client can attach it yet: run `pagemesh volume promote {volume}`, and then \
+             `pagemesh snapshot delete {volume}@{mark}`"
+        )
+    })?;
+    if let Err(cause) = manager.delete_snapshot(volume, &mark) {
+        eprintln!(
+            "warning: cannot delete the snapshot {volume}@{mark} of the restore, which keeps space: {cause}; delete it with: \
+             pagemesh snapshot delete {volume}@{mark}"
+        );
+    }
+    Ok(promoted.info)
 }
 
 /// The snapshot that tells the manager that the content is whole.

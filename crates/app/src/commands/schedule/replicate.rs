@@ -10,6 +10,7 @@ use crate::output::{self, table};
 use anyhow::{Context, anyhow, ensure};
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
+use pagemesh_base::checksum::crc32c;
 use pagemesh_base::layout::{NAME_BYTES_MAX, VolumeName};
 use pagemesh_manage::ManagerClient;
 use pagemesh_manage::snapshots::{HoldTag, SnapshotName};
@@ -145,13 +146,16 @@ impl VolumePair<'_> {
         };
         if outcome == "sent" {
             let hold = self.hold_tag()?;
-            // A first stream may last longer than the retention of the schedule.
+            // A first stream may last longer than the retention of the schedule. An earlier hold may be that of another run.
+            let was_held = named.holds.contains(&hold);
             self.manager.hold_snapshot(self.volume, newest, &hold)?;
-            let piped = self.pipe(newest, from.as_deref());
-            if piped.is_err() {
-                self.release_holds(&hold)?;
+            if let Err(cause) = self.pipe(newest, from.as_deref()) {
+                if !was_held {
+                    let released = self.manager.release_snapshot(self.volume, newest, &hold);
+                    released.with_context(|| format!("{cause:#}; and its hold {hold} stays"))?;
+                }
+                return Err(cause);
             }
-            piped?;
         }
         let report = ReportSent {
             target: self.target.name.clone(),
@@ -165,8 +169,13 @@ impl VolumePair<'_> {
 
     /// The tag of the hold of a snapshot that is on its way to the target.
     fn hold_tag(&self) -> anyhow::Result<HoldTag> {
-        let tag: String = format!("sending-{}", self.target.name);
-        let tag = tag.get(..NAME_BYTES_MAX).unwrap_or(&tag).parse();
+        let (schedule, target) = (&self.args.name, &self.target.name);
+        let long = format!("sending-{schedule}-{target}");
+        let tag = match long.len() > NAME_BYTES_MAX {
+            true => format!("sending-{:08x}", crc32c(long.as_bytes())),
+            false => long,
+        };
+        let tag = tag.parse();
         tag.with_context(|| format!("the name of the target {} makes no tag", self.target.name))
     }
 

@@ -15,10 +15,12 @@ use pagemesh_stream::{
     ContentSummary, Header, PAGE_BYTES, ResumeToken, StreamStart, StreamWriter, is_zero,
 };
 use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
+use rustix::io::Errno;
 use serde::Serialize;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
@@ -43,7 +45,8 @@ pub struct SendArgs {
     /// `VOLUME#EARLIER`.
     #[arg(long, value_name = "VOLUME@EARLIER")]
     pub from: Option<ChangeStart>,
-    /// File for the stream, which must not exist; `-` is standard output. The file has the suffix `.partial` until it is whole.
+    /// File for the stream, which must not exist; `-` is standard output. The file has the suffix `.partial` until it is whole; one of an earlier
+    /// sender is overwritten.
     #[arg(long, value_name = "FILE", default_value = "-")]
     pub to: PathBuf,
     /// Compress each record by zstd, if that makes it shorter.
@@ -218,7 +221,7 @@ fn header_of(
     })
 }
 
-/// Writes a file that has its name only once it is whole and durable. It replaces what a killed sender left.
+/// Writes a file that has its name only once it is whole and durable. It overwrites the unfinished file of a killed sender.
 fn write_file(
     args: &SendArgs,
     write: impl FnOnce(File) -> anyhow::Result<(File, SentStream)>,
@@ -230,28 +233,48 @@ fn write_file(
     if path.exists() {
         bail!("{} exists; name another file with --to", path.display());
     }
-    let mut options = OpenOptions::new();
-    let file = options.write(true).create(true).truncate(false);
-    let file = file
-        .open(&partial)
-        .with_context(|| format!("cannot make {}", partial.display()))?;
-    flock(&file, FlockOperation::NonBlockingLockExclusive).with_context(|| {
-        let partial = partial.display();
-        format!("another process writes {partial}; name another file with --to")
-    })?;
-    file.set_len(0)
-        .with_context(|| format!("cannot empty {}", partial.display()))?;
+    let file = open_unfinished(&partial)?;
     let (file, sent) =
         write(file).with_context(|| format!("{} has a stream that was cut", partial.display()))?;
     file.sync_all()
         .with_context(|| format!("cannot store {}", partial.display()))?;
-    renameat_with(CWD, &partial, CWD, path, RenameFlags::NOREPLACE)
-        .with_context(|| format!("cannot rename {}", partial.display()))?;
+    let named = renameat_with(CWD, &partial, CWD, path, RenameFlags::NOREPLACE);
+    match named {
+        // Some file systems cannot refuse to replace a file.
+        Err(Errno::INVAL) => std::fs::hard_link(&partial, path)
+            .and_then(|()| std::fs::remove_file(&partial))
+            .with_context(|| format!("cannot rename {}", partial.display()))?,
+        named => named.with_context(|| format!("cannot rename {}", partial.display()))?,
+    }
     let parent = path.parent().filter(|it| !it.as_os_str().is_empty());
     let parent = parent.unwrap_or(Path::new("."));
     let stored = File::open(parent).and_then(|dir| dir.sync_all());
     stored.with_context(|| format!("cannot make the name {} durable", path.display()))?;
     Ok(sent)
+}
+
+/// Opens the file of an unfinished stream, and empties it. Refuses a file that another process writes or has just renamed.
+fn open_unfinished(partial: &Path) -> anyhow::Result<File> {
+    let shown = partial.display();
+    let mut options = OpenOptions::new();
+    let file = options.write(true).create(true).truncate(false);
+    let file = file
+        .open(partial)
+        .with_context(|| format!("cannot make {shown}"))?;
+    let locked = flock(&file, FlockOperation::NonBlockingLockExclusive);
+    // A file system without locks has one writer at a time by its users' care.
+    let is_busy = locked == Err(Errno::WOULDBLOCK);
+    let is_same = std::fs::metadata(partial).is_ok_and(|named| {
+        let own = file.metadata();
+        own.is_ok_and(|own| (own.dev(), own.ino()) == (named.dev(), named.ino()))
+    });
+    ensure!(
+        is_same && !is_busy,
+        "another process writes {shown}; name another file with --to"
+    );
+    file.set_len(0)
+        .with_context(|| format!("cannot empty {shown}"))?;
+    Ok(file)
 }
 
 /// Writes a stream. This thread reads the changes, and another one writes them.

@@ -206,7 +206,7 @@ async fn snapshot_space(
     params(("name" = document::Name, Path, description = "The volume"),
         ("snapshot" = document::Name, Path, description = "The snapshot"),
         ("tag" = document::Name, Path, description = "The tag of the hold"), IfMatchHeader),
-    responses((status = 200, body = SnapshotInfo), (status = 404, body = ErrorBody),
+    responses((status = 200, body = SnapshotInfo), (status = 400, body = ErrorBody), (status = 404, body = ErrorBody),
         (status = 507, body = ErrorBody)))]
 async fn hold_snapshot(
     CallerApi(api): CallerApi,

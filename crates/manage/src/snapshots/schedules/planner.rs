@@ -2,8 +2,9 @@
 //!
 //! Rules:
 //! - A class is due if no snapshot of it is in the present period, or in a later one. One snapshot serves all classes that are due. So
-//!   after a downtime one is made, and after a step of the clock back none, until the clock has passed the newest.
-//! - A snapshot more than [`FUTURE_MAX_S`] ahead of the clock was made by a wrong clock. It serves no period, and no age keeps it.
+//!   after a downtime one is made, and after a short step of the clock back none, until the clock has passed the newest.
+//! - A snapshot more than [`FUTURE_MAX_S`] ahead of the clock serves no period: the clock was wrong, or is wrong. While there is one, nothing
+//!   is deleted.
 //! - A class keeps its newest snapshots, as many as its retention, and all of that many last periods. So neither a downtime nor a
 //!   wrong clock empties it. A snapshot goes once no class keeps it.
 //! - A hold, a clone, or a target of replication keeps a snapshot in any case.
@@ -89,6 +90,8 @@ pub struct Plan {
     pub prune: Vec<SnapshotName>,
     /// Snapshots that would be deleted, but are needed.
     pub needed: Vec<SnapshotName>,
+    /// A snapshot far ahead of the clock, for which nothing is deleted.
+    pub far_ahead: Option<SnapshotName>,
 }
 
 /// The plan for a volume at this time.
@@ -114,7 +117,7 @@ pub fn plan(
             let period = class.period(snapshot.unix_s, frequent_minutes);
             let is_of_wrong_clock = snapshot.unix_s > now_unix_s.saturating_add(FUTURE_MAX_S);
             is_due &= period < now || is_of_wrong_clock;
-            is_kept[at] |= before < count || period + count > now && !is_of_wrong_clock;
+            is_kept[at] |= before < count || period + count > now;
             before += 1;
         }
         if is_due {
@@ -127,6 +130,12 @@ pub fn plan(
             (false, true) => plan.needed.push(snapshot.name.clone()),
             (false, false) => plan.prune.push(snapshot.name.clone()),
         }
+    }
+    let latest = now_unix_s.saturating_add(FUTURE_MAX_S);
+    let far_ahead = newest_first.iter().find(|it| it.unix_s > latest);
+    if let Some(far_ahead) = far_ahead {
+        plan.prune.clear();
+        plan.far_ahead = Some(far_ahead.name.clone());
     }
     plan
 }
