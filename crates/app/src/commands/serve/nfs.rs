@@ -88,7 +88,7 @@ pub enum SquashArg {
 struct OwnedFs {
     name: VolumeName,
     /// Writes times, and frees space.
-    upkeep: [UpkeepThread; 2],
+    _upkeep: [UpkeepThread; 2],
     fs: Arc<Fs>,
     fenced: FenceFlag,
     /// It reports until the process ends.
@@ -208,7 +208,7 @@ impl OwnedFs {
         let wait = pagemesh_fuse::wait;
         Ok(Some(OwnedFs {
             name: name.clone(),
-            upkeep: [
+            _upkeep: [
                 UpkeepThread::start_maintenance(&fs, wait, |_| {})?,
                 UpkeepThread::start_free_thread(&fs, wait)?,
             ],
