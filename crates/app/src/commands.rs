@@ -17,6 +17,7 @@ pub mod mount;
 pub mod pool;
 pub mod replica;
 pub mod schedule;
+pub mod serve;
 pub mod snapshot;
 pub mod status;
 pub mod support_bundle;
@@ -87,6 +88,9 @@ pub enum Command {
     /// Export volumes to applications.
     #[command(subcommand)]
     Export(export::ExportCommand),
+    /// Serve file systems to other machines.
+    #[command(subcommand)]
+    Serve(serve::ServeCommand),
     /// Create, show, grow and delete file systems.
     #[command(subcommand)]
     Fs(fs::FileSystemCommand),
@@ -150,6 +154,7 @@ pub fn run(command: &Command) -> anyhow::Result<Verdict> {
         Command::Schedule(command) => schedule::run(command)?,
         Command::Tier(command) => tier::run(command)?,
         Command::Export(command) => export::run(command)?,
+        Command::Serve(command) => serve::run(command)?,
         Command::Fs(command) => fs::run(command)?,
         Command::Mount(args) => mount::run(args)?,
         Command::Umount(args) => umount::run(args)?,

@@ -5,8 +5,9 @@
 //! of class `file-sync` they survive power loss after [`Fs::sync`], or if they were written with
 //! `durable_pages`.
 //!
-//! The kernel of the mounting machine checks permissions. This crate applies them to new inodes
-//! only: owner, group, set-group-id directories.
+//! The kernel of the mounting machine checks permissions for the calls of FUSE. The crate applies them
+//! to new inodes: owner, group, set-group-id directories. It checks the callers of stateless servers
+//! itself ([`Caller`]).
 //!
 //! This crate opens no files and knows no kernel; fronts do.
 //!
@@ -38,19 +39,25 @@ mod names;
 mod recovery;
 mod tree;
 mod txn;
+mod upkeep;
 
 pub use direct::unseen_writes::EndLock;
 pub use error::{FsError, Result};
+pub use file::access::{AccessMask, CALLER_GROUPS_MAX, Caller};
 pub use file::allocate::AllocateMode;
 pub use file::attr::Attr;
 pub use file::extents::ATOMIC_PAGES_MAX;
+pub use file::read::{IO_BYTES_MAX, ReadReply};
 pub use file::seek::SeekTarget;
 pub use file::sync::LostWriteCursor;
+pub use file::wcc::{Wcc, WccAttr, WccReply};
 pub use format::append_footer::{APPEND_PAGES_MAX, FOOTER_BYTES, TailWrite, footer_page};
+pub use format::file_id::FileId;
 pub use format::inode::{
     AppendExtent, FILE_BYTES_MAX, Ino, InodeKind, LINKS_MAX, NAME_MAX, TARGET_MAX, Time,
 };
 pub use format::page_map::{span_index, span_pages};
+pub use fs::stateless::Pin;
 pub use fs::{Fs, Usage};
 pub use io::channel::{IoChannel, Wait};
 pub use io::channel_pool::PooledChannel;
@@ -61,9 +68,12 @@ pub use live::mmap_dirty::{
 pub use live::shared_file_map::SharedFileMap;
 pub use mkfs::{MkfsOptions, mkfs};
 pub use names::attrs::AttrChanges;
+pub use names::by_id::{CreateMode, Created, LinkReply, RenameReply};
 pub use names::list::DirEntry;
 pub use names::rename::RenameMode;
+pub use names::set_attributes::{SetAttributes, SetTime};
 pub use names::xattrs::SetXattrMode;
 pub use tree::new_inode::{CreateKind, Credentials};
 pub use txn::deferred_commit::{CommitHook, UncommittedChanges};
 pub use txn::manager::Clock;
+pub use upkeep::UpkeepThread;

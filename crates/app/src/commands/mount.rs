@@ -7,7 +7,7 @@ pub mod serve;
 pub mod waiters;
 
 mod dead;
-mod free_space;
+pub mod free_space;
 pub mod life_signs;
 mod snapshot;
 mod snapshot_views;

@@ -23,7 +23,6 @@
 mod abi;
 mod abort;
 mod attr;
-mod background;
 mod batching;
 mod busy;
 mod caching;
@@ -55,10 +54,9 @@ pub use device::{abort_dir, unmount_dir};
 pub use null::{NullMount, mount_null};
 pub use snapshot_views::{SNAPSHOT_DIR, SnapshotSource};
 
-use background::BackgroundThread;
 use device::Device;
 use events::{EventThread, WriteEvents};
-use pagemesh_fs::{Fs, FsError, Ino};
+use pagemesh_fs::{Fs, FsError, Ino, UpkeepThread};
 use rustix::fd::{OwnedFd, RawFd};
 use rustix::io::Errno;
 use serve::FsHandler;
@@ -150,10 +148,10 @@ pub struct FuseMount {
     session: FuseSession,
     connect_hook: Arc<OnceLock<ConnectHook>>,
     fs: Arc<Fs>,
-    maintenance: BackgroundThread,
-    free_thread: BackgroundThread,
+    maintenance: UpkeepThread,
+    free_thread: UpkeepThread,
     /// With a commit interval.
-    commit_thread: Option<BackgroundThread>,
+    commit_thread: Option<UpkeepThread>,
 }
 
 /// Unmounts from another thread.
@@ -240,12 +238,27 @@ pub fn mount_with_snapshots(
     register_kernel_callbacks(&fs, &session.device.file);
     let events = WriteEvents::start(&fs, &session.device, &event_thread)?;
     Ok(FuseMount {
-        maintenance: BackgroundThread::start_maintenance(&fs, &session.device, events)?,
-        free_thread: BackgroundThread::start_free_thread(&fs)?,
+        maintenance: start_maintenance(&fs, &session.device, events)?,
+        free_thread: UpkeepThread::start_free_thread(&fs, wait)?,
         commit_thread: None,
         session,
         connect_hook: connect,
         fs,
+    })
+}
+
+/// Starts the periodic work of the file system, and of the kernel's view of it: invalidations after direct writes, and events.
+fn start_maintenance(
+    fs: &Arc<Fs>,
+    device: &Arc<Device>,
+    events: WriteEvents,
+) -> io::Result<UpkeepThread> {
+    let device = Arc::clone(&device.file);
+    UpkeepThread::start_maintenance(fs, wait, move |fs| {
+        for ino in fs.collect_direct_writes() {
+            classic::invalidate_inode(&device, ino.0);
+        }
+        events.queue_unseen_writes(fs);
     })
 }
 
@@ -293,7 +306,7 @@ impl FuseMount {
     /// # Errors
     /// When the process or the system has no descriptor or thread left.
     pub fn defer_commits(&mut self, interval: Duration) -> io::Result<()> {
-        self.commit_thread = Some(BackgroundThread::start_commits(&self.fs, interval)?);
+        self.commit_thread = Some(UpkeepThread::start_commits(&self.fs, wait, interval)?);
         Ok(())
     }
 

@@ -849,7 +849,7 @@ fn crash_leftovers_are_freed_in_the_background(transport: Transport) {
     // The name may hold any characters, so fields count from behind it: nice is field 19 of stat,
     // proc(5).
     let priorities = stats.filter_map(|stat| {
-        let (_, rest) = stat.split_once("(fuse-free)")?;
+        let (_, rest) = stat.split_once("(fs-free)")?;
         rest.split_whitespace().nth(16).map(str::to_owned)
     });
     // Threads of other mounts may be about to set their priority.

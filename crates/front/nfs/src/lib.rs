@@ -6,22 +6,47 @@
 //!                                                └─ HandleBytes ── HandleKey ── FileHandle
 //! ```
 //!
-//! All modules are pure: bytes in, values out, and back. A decoder borrows from its record and
+//! These modules are pure: bytes in, values out, and back. A decoder borrows from its record and
 //! takes no memory. It compares each length with a limit and with the bytes that are there before
 //! it goes on. The bytes of a READ, and the entries of a listing, go into a reply without a copy.
 //!
-//! Bytes of a client never make a thread panic, and hold no more memory than the [`limits`] allow.
-//! This crate opens no socket and no file system.
+//! ```text
+//! Server ── connection (thread) ── Service ── procedures ── Fs
+//!                               │     └─ Exports ── PinCache
+//!                               └─ ReplyCache
+//! ```
+//!
+//! A [`Server`] has a thread for each connection. It answers one call after the other. A procedure
+//! is one call of the file-system crate, which checks the permissions and collects the attributes.
+//!
+//! Bytes of a client never make a thread panic, and hold no more memory than the [`limits`] allow:
+//! a connection has one record and one reply. A file system that another host has taken over gets no
+//! reply: its connections are closed, so that clients ask the new owner.
 
 #![deny(unsafe_code)]
 #![warn(missing_docs)]
 
+mod connection;
+mod counters;
+mod export;
 pub mod handle;
 pub mod limits;
 pub mod mount3;
 pub mod nfs3;
+mod pin_cache;
 pub mod record;
+mod reply_cache;
 pub mod rpc;
+mod server;
+mod service;
+mod stop_signal;
 #[cfg(test)]
 mod testing;
 pub mod xdr;
+
+pub use counters::{Counters, PROCEDURES};
+pub use export::{
+    ANONYMOUS_ID, ErrorHook, Export, ExportError, ExportOptions, Exports, FreeSpaceFn, Squash,
+};
+pub use server::{Server, ServerError, StopReport};
+pub use service::is_fenced;

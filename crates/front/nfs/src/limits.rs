@@ -1,4 +1,6 @@
-//! The bounds of the wire: every length and count.
+//! The bounds of the wire and the server: every length, count and wait.
+
+use std::time::Duration;
 
 /// Bytes of the data of one READ or WRITE. Clients learn it from FSINFO. Linux asks for no more.
 pub const TRANSFER_BYTES_MAX: u32 = 1 << 20;
@@ -30,3 +32,61 @@ pub const MOUNT_PATH_BYTES_MAX: usize = 1024;
 /// Bytes of the result of READDIR and READDIRPLUS. The file system holds a lock while it collects a
 /// listing, so the result is shorter than a READ.
 pub const LISTING_BYTES_MAX: u32 = 64 << 10;
+/// Bytes of the name of an export.
+pub const EXPORT_NAME_BYTES_MAX: usize = 255;
+/// Exports of one server; a list of them is below 300 KiB.
+pub const EXPORTS_MAX: usize = 1000;
+/// Pins of one export that the server keeps between requests: the files that its clients use at
+/// once. Each takes about 200 bytes, here and in the file system.
+pub const PINS_MAX: usize = 1024;
+/// The time that an unused pin is kept. A removed file holds its space for as long, if the removal
+/// went another way than this server.
+pub const PIN_IDLE_LIMIT: Duration = Duration::from_secs(5);
+/// The pause between two searches for unused pins.
+pub(crate) const PIN_SWEEP_PAUSE: Duration = Duration::from_secs(1);
+/// Bytes of the receive buffer of a connection. All calls but WRITEs fit; the data of a WRITE goes
+/// past it.
+pub(crate) const RECEIVE_BYTES: usize = 16 << 10;
+/// Replies that the server keeps for repeated calls, of all clients. A client repeats a call within
+/// minutes; 16 384 are a second of creates at the highest rate, and minutes of ordinary work.
+pub const REPLIES_MAX: usize = 16 << 10;
+/// Bytes of these replies and of the entries that hold them. A CREATE has about 400.
+pub const REPLY_CACHE_BYTES_MAX: usize = 16 << 20;
+/// Bytes that a kept reply takes beside its own.
+pub(crate) const REPLY_ENTRY_BYTES: usize = 256;
+/// Bytes of the arguments that identify a repeated call: all of a RENAME with the longest names.
+pub(crate) const REPLY_CHECKSUM_BYTES_MAX: usize = 1024;
+/// The time that a repeated call waits for the end of the first one. Then its connection ends, and
+/// the client asks again. It is shorter than the drain limit.
+pub(crate) const RUNNING_CALL_WAIT: Duration = Duration::from_secs(5);
+/// The pause of accepting after descriptors or memory ran out.
+pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// The time that threads get after their sockets are shut down.
+pub(crate) const ABANDON_LIMIT: Duration = Duration::from_secs(2);
+
+/// The configurable bounds of a server.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Connections in total; more are closed at once. Each is a thread.
+    pub connections_max: usize,
+    /// The time without a call. Clients connect again by themselves; Linux closes after 5 minutes.
+    pub idle: Duration,
+    /// The time from the first byte of a record to its last.
+    pub record: Duration,
+    /// The time for a client to take one reply.
+    pub reply: Duration,
+    /// The time for calls in progress, and their replies, when the server stops.
+    pub drain: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections_max: 1000,
+            idle: Duration::from_secs(360),
+            record: Duration::from_secs(60),
+            reply: Duration::from_secs(60),
+            drain: Duration::from_secs(10),
+        }
+    }
+}

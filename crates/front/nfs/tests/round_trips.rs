@@ -3,6 +3,7 @@
 
 use bytes::Bytes;
 use client::Fields;
+use decoder::Decoder;
 use pagemesh_nfs::handle::{EncodedHandle, FileHandle, HandleKey};
 use pagemesh_nfs::nfs3::Nfs3Call;
 use pagemesh_nfs::nfs3::attributes::{
@@ -26,82 +27,10 @@ use proptest::prelude::*;
 
 #[path = "support/client.rs"]
 mod client;
+#[path = "support/decoder.rs"]
+mod decoder;
 
 const XID: u32 = 0x1234_5678;
-
-/// A client that decodes a reply. It panics on bytes that are not there.
-struct Decoder<'a>(&'a [u8]);
-
-impl<'a> Decoder<'a> {
-    fn word(&mut self) -> u32 {
-        let (first, rest) = self.0.split_at(4);
-        self.0 = rest;
-        u32::from_be_bytes(first.try_into().expect("four bytes"))
-    }
-
-    fn long(&mut self) -> u64 {
-        u64::from(self.word()) << 32 | u64::from(self.word())
-    }
-
-    fn opaque(&mut self) -> &'a [u8] {
-        let len = self.word() as usize;
-        let (field, rest) = self.0.split_at(len.next_multiple_of(4));
-        assert!(field[len..].iter().all(|byte| *byte == 0), "padding");
-        self.0 = rest;
-        &field[..len]
-    }
-
-    fn optional<T>(&mut self, value: impl FnOnce(&mut Self) -> T) -> Option<T> {
-        match self.word() {
-            0 => None,
-            1 => Some(value(self)),
-            other => panic!("the boolean {other}"),
-        }
-    }
-
-    fn time(&mut self) -> Time {
-        let (seconds, nanoseconds) = (self.word(), self.word());
-        Time {
-            seconds,
-            nanoseconds,
-        }
-    }
-
-    fn attributes(&mut self) -> Option<Attributes> {
-        self.optional(|it| Attributes {
-            kind: FileType::from_number(it.word()).expect("a type"),
-            mode: it.word(),
-            links: it.word(),
-            uid: it.word(),
-            gid: it.word(),
-            size_bytes: it.long(),
-            used_bytes: it.long(),
-            device: DeviceNumber {
-                major: it.word(),
-                minor: it.word(),
-            },
-            file_system: it.long(),
-            inode: it.long(),
-            accessed: it.time(),
-            modified: it.time(),
-            changed: it.time(),
-        })
-    }
-
-    fn change(&mut self) -> ChangeAttributes {
-        let before = self.optional(|it| EarlierAttributes {
-            size_bytes: it.long(),
-            modified: it.time(),
-            changed: it.time(),
-        });
-        let after = self.attributes();
-        ChangeAttributes { before, after }
-    }
-
-    fn end(&self) {
-        assert_eq!(self.0, b"", "bytes after the last field");
-    }
-}
 
 /// The bytes of a result after its way over a stream.
 fn sent(result: &impl Encode) -> Vec<u8> {

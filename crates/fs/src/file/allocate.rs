@@ -160,7 +160,7 @@ fn reserve_range(
                 return Ok(());
             }
             inode.size = size;
-            inode.ctime = now;
+            inode.touch(now);
             tx.put_inode(ino, &inode)
         })?;
         page = next;
@@ -202,8 +202,7 @@ fn punch_range(
         if first < last {
             inode.flags |= NEEDS_TRIM;
         }
-        inode.mtime = now;
-        inode.ctime = now;
+        inode.touch_content(now);
         tx.put_inode(ino, &inode)
     })?;
     if first >= last {

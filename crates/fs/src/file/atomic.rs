@@ -59,8 +59,7 @@ fn write_atomic_open(
         for (offset, data) in parts {
             write_pages(tx, &mut inode, *offset, data, &holes)?;
         }
-        inode.mtime = now;
-        inode.ctime = now;
+        inode.touch_content(now);
         tx.make_durable();
         tx.put_inode(ino, &inode)
     })?;

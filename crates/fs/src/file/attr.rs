@@ -2,6 +2,7 @@
 
 use crate::direct::append;
 use crate::error::Result;
+use crate::format::file_id::FileId;
 use crate::format::inode::{Ino, Inode, InodeKind, Time};
 use crate::format::page_count;
 use crate::txn::core::Core;
@@ -42,6 +43,12 @@ pub struct Attr {
 }
 
 impl Attr {
+    /// The identity of the file.
+    #[must_use]
+    pub fn file_id(&self) -> FileId {
+        FileId::new(self.ino, self.generation, self.btime)
+    }
+
     pub(crate) fn of(ino: Ino, inode: &Inode) -> Attr {
         Attr {
             ino,

@@ -190,8 +190,7 @@ fn share_spans(
             tx.count_pages(-mapped.cast_signed());
         }
         inode.size = inode.size.max(target + alike.bytes);
-        inode.mtime = now;
-        inode.ctime = now;
+        inode.touch_content(now);
         tx.put_inode(to, &inode)
     })?;
     let of_second = second_lock.as_ref().filter(|_| to == second);

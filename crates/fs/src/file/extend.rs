@@ -11,6 +11,8 @@
 use crate::error::Result;
 use crate::file::extents;
 use crate::file::extents::{PIECE_PAGES_MAX, file_extents, write_pages};
+use crate::file::privileges::without_setid;
+use crate::file::write_hook::WriteHook;
 use crate::format::inode::{FILE_BYTES_MAX, Ino, Time};
 use crate::format::{PAGE, page_count};
 use crate::io::channel::IoChannel;
@@ -35,17 +37,21 @@ struct Extension<'d> {
 
 impl Extension<'_> {
     /// Adds the piece to a transaction.
-    fn apply(&self, tx: &mut Tx<'_>, ino: Ino, now: Time) -> Result<()> {
+    fn apply(&self, tx: &mut Tx<'_>, ino: Ino, now: Time, hook: &mut impl WriteHook) -> Result<()> {
         let mut inode = tx.inode(ino)?;
+        hook.begin(&inode)?;
+        if hook.clears_setid() {
+            inode.mode = without_setid(inode.mode);
+        }
         write_pages(tx, &mut inode, self.at, self.data, &self.holes)?;
         inode.size = inode.size.max(self.at + self.data.len() as u64);
-        inode.mtime = now;
-        inode.ctime = now;
+        inode.touch_content(now);
         tx.add_data_hint(inode.tier_hint());
         if self.durable {
             tx.make_durable();
         }
-        tx.put_inode(ino, &inode)
+        tx.put_inode(ino, &inode)?;
+        hook.end(tx.core, ino, &inode)
     }
 }
 
@@ -88,6 +94,7 @@ pub(crate) fn extend_dense(
     offset: Option<u64>,
     data: &[u8],
     (durable, path): (bool, WritePath),
+    hook: &mut impl WriteHook,
 ) -> Result<Option<Range<u64>>> {
     let now = txs.now();
     let mut core = txs.lock_core();
@@ -116,9 +123,10 @@ pub(crate) fn extend_dense(
     };
     let last = txs.change_from(core, when, |tx| {
         tx.set_tail_page(tail.clone());
-        extension.apply(tx, ino, now)?;
+        extension.apply(tx, ino, now, hook)?;
         Ok(tx.last_data_page())
     })?;
+    hook.complete();
     let end = at + data.len() as u64;
     if let Some(last) = last.filter(|_| !end.is_multiple_of(PAGE)) {
         txs.lock_core().tail_pages.put(&lock, last);
@@ -134,13 +142,14 @@ pub(crate) fn extend_locked(
     offset: u64,
     data: &Bytes,
     durable: bool,
+    hook: &mut impl WriteHook,
 ) -> Result<Range<u64>> {
     let end = offset + data.len() as u64;
     let mut at = offset;
     while at < end {
         let next = ((at / PAGE + PIECE_PAGES_MAX) * PAGE).min(end);
         let part = &data[(at - offset) as usize..(next - offset) as usize];
-        match extend_piece(txs, channel, ino, at, part, durable) {
+        match extend_piece(txs, channel, ino, at, part, durable, hook) {
             Err(error) if at == offset => return Err(error),
             // The caller's next write of the rest gets the error.
             Err(_) => break,
@@ -158,6 +167,7 @@ fn extend_piece(
     at: u64,
     part: &[u8],
     durable: bool,
+    hook: &mut impl WriteHook,
 ) -> Result<()> {
     let end = at + part.len() as u64;
     let extension = Extension {
@@ -167,5 +177,7 @@ fn extend_piece(
         durable,
     };
     let now = txs.now();
-    txs.change(|tx| extension.apply(tx, ino, now))
+    txs.change(|tx| extension.apply(tx, ino, now, hook))?;
+    hook.complete();
+    Ok(())
 }

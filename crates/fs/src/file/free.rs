@@ -5,7 +5,7 @@
 
 use crate::error::Result;
 use crate::file::extents::{SPANS_FREED_MAX, discard_request};
-use crate::file::{redo_log, share, times};
+use crate::file::{forget, redo_log, share, times};
 use crate::format::inode::{Ino, Inode, InodeKind, NEEDS_TRIM};
 use crate::format::page_count;
 use crate::format::page_map::FileSpan;
@@ -116,8 +116,7 @@ pub(crate) fn release_if_unused_with(
 ) {
     let live = {
         let mut core = txs.lock_core();
-        let is_used = |live: &LiveInode| live.opens > 0 || live.lookups > 0;
-        if core.live_inodes.get(&ino).is_some_and(is_used) {
+        if core.live_inodes.get(&ino).is_some_and(LiveInode::is_used) {
             return;
         }
         let is_orphan = core.inode(ino).is_ok_and(|inode| inode.links == 0);
@@ -161,15 +160,23 @@ fn flush_times_and_forget(txs: &TxManager, ino: Ino) {
         tracing::warn!(ino = ino.0, %cause, "the times of a file are lost");
     }
     if let Some(data) = data {
-        let ended = data.block_direct_permanently();
+        forget::forget_with_times(txs, ino, &data);
+    }
+}
+
+/// Releases an inode after its last pin. Frees it if it has no name. Pending times stay pending
+/// ([`crate::file::times::flush_all_times`]): no request of a stateless server writes them.
+pub(crate) fn release_unpinned(txs: &TxManager, ino: Ino, channel: Option<&mut IoChannel>) {
+    let is_orphan = {
         let mut core = txs.lock_core();
-        let is_over = |live: &LiveInode| live.opens == 0 && live.lookups == 0;
-        if core.live_inodes.get(&ino).is_some_and(is_over) {
-            core.live_inodes.remove(&ino);
-            core.mmap_dirty.set(ino, 0);
-        } else {
-            ended.unblock();
+        if core.live_inodes.get(&ino).is_none_or(LiveInode::is_used) {
+            return;
         }
+        core.inode(ino).is_ok_and(|inode| inode.links == 0)
+    };
+    match is_orphan {
+        true => release_if_unused_with(txs, ino, channel),
+        false => forget::forget_without_times(txs, ino),
     }
 }
 

@@ -1,10 +1,11 @@
-//! The use of an inode: it is created with its first lookup, looked up, opened and released. An inode
-//! without a name is freed after its last use.
+//! The use of an inode: it is created with its first lookup, looked up, opened, pinned and released. An
+//! inode without a name is freed after its last use.
 
 use crate::direct::append;
 use crate::error::Result;
 use crate::file::attr::Attr;
 use crate::file::{attr, free, mmap_dirty};
+use crate::format::file_id::FileId;
 use crate::format::inode::Ino;
 use crate::io::channel::IoChannel;
 use crate::txn::manager::TxManager;
@@ -72,4 +73,31 @@ pub(crate) fn release_with(txs: &TxManager, ino: Ino, mut channel: Option<&mut I
     }
     drop(core);
     free::release_if_unused_with(txs, ino, channel);
+}
+
+/// See [`crate::Fs::pin`].
+pub(crate) fn pin(txs: &TxManager, id: FileId) -> Result<()> {
+    txs.inspect(|core| {
+        core.inode_of(id)?;
+        core.live_inode(id.ino).pins += 1;
+        Ok(())
+    })
+}
+
+/// Takes back one [`pin`]. Frees an inode without a name after its last use. Other inodes keep their pending
+/// times. An error of the volume leaves an orphan for the next mount.
+pub(crate) fn unpin(txs: &TxManager, id: FileId, channel: Option<&mut IoChannel>) {
+    {
+        let mut core = txs.lock_core();
+        // A create may fail after another thread has pinned its inode. Then the number may have another file.
+        let is_other = match core.inode(id.ino) {
+            Ok(inode) => FileId::of(id.ino, &inode) != id,
+            Err(_) => false,
+        };
+        let live = core.live_inodes.get_mut(&id.ino);
+        if let Some(live) = live.filter(|_| !is_other) {
+            live.pins = live.pins.saturating_sub(1);
+        }
+    }
+    free::release_unpinned(txs, id.ino, channel);
 }

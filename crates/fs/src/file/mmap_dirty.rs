@@ -80,7 +80,7 @@ fn buffer_write_locked(
     let size = txs.inspect(|core| {
         core.check_running()?;
         let inode = core.regular_file(ino)?;
-        core.record_write_time(ino, now);
+        core.record_write_time(ino, inode.change_time(now));
         Ok(inode.size)
     })?;
     let end = (offset + data.len() as u64).min(size);

@@ -1,5 +1,6 @@
 //! Content of files, and the use of inodes.
 
+pub(crate) mod access;
 pub(crate) mod allocate;
 pub(crate) mod atomic;
 pub(crate) mod attr;
@@ -8,6 +9,7 @@ pub(crate) mod creation;
 pub(crate) mod deferred_free;
 pub(crate) mod extend;
 pub(crate) mod extents;
+pub(crate) mod forget;
 pub(crate) mod free;
 pub(crate) mod kernel_pages;
 pub(crate) mod lifetime;
@@ -21,4 +23,7 @@ pub(crate) mod share;
 pub(crate) mod stored_pages;
 pub(crate) mod sync;
 pub(crate) mod times;
+pub(crate) mod wcc;
 pub(crate) mod write;
+pub(crate) mod write_at;
+pub(crate) mod write_hook;

@@ -2,8 +2,21 @@
 
 use crate::error::Result;
 use crate::format::inode::Ino;
+use crate::tree::new_inode::SET_GID;
 use crate::tree::xattr_list::{has_capabilities, remove_capabilities};
 use crate::txn::manager::TxManager;
+
+const SET_UID: u16 = 0o4000;
+const GROUP_EXECUTE: u16 = 0o0010;
+
+/// The mode without the bits that raise privileges. The set-group-id bit of a file that the group
+/// may not execute has another meaning and stays.
+pub(crate) fn without_setid(mode: u16) -> u16 {
+    match mode & GROUP_EXECUTE {
+        0 => mode & !SET_UID,
+        _ => mode & !(SET_UID | SET_GID),
+    }
+}
 
 /// Removes the capabilities of a file, as every change of its bytes does, also by root
 /// (capabilities(7)). The caller holds the file exclusively.
@@ -20,7 +33,7 @@ pub(crate) fn drop_capabilities(txs: &TxManager, ino: Ino) -> Result<()> {
     txs.change(|tx| {
         let mut inode = tx.inode(ino)?;
         remove_capabilities(tx, ino, &mut inode)?;
-        inode.ctime = now;
+        inode.touch(now);
         tx.put_inode(ino, &inode)
     })
 }

@@ -1,11 +1,28 @@
 //! Reads of files.
 
 use crate::error::Result;
+use crate::file::access::{self, Caller};
 use crate::file::redo_log;
-use crate::file::stored_pages::{read_unlocked, read_with_mmap_dirty};
-use crate::format::inode::Ino;
+use crate::file::stored_pages::{look_and_read, read_unlocked};
+use crate::file::wcc::{Wcc, WccReply};
+use crate::format::file_id::FileId;
+use crate::format::inode::{Ino, Inode};
 use crate::io::channel::IoChannel;
+use crate::txn::core::Core;
 use crate::txn::manager::TxManager;
+
+/// Most bytes of one [`crate::Fs::read_at`] or [`crate::Fs::write_at`]: more are left out, so that the memory of a
+/// request has a bound.
+pub const IO_BYTES_MAX: u32 = 1 << 20;
+
+/// Bytes of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReadReply {
+    /// The bytes.
+    pub bytes: Vec<u8>,
+    /// Whether the file has no byte behind them.
+    pub is_eof: bool,
+}
 
 /// See [`crate::Fs::read`].
 pub(crate) fn read(
@@ -15,17 +32,60 @@ pub(crate) fn read(
     offset: u64,
     len: u32,
 ) -> Result<Vec<u8>> {
-    if let Some(bytes) = read_unlocked(txs, channel, ino, offset, len)? {
-        return Ok(bytes);
+    let read = read_with(txs, channel, ino, offset, len, &mut |_, _| Ok(()))?;
+    Ok(read.map(|(bytes, ())| bytes).unwrap_or_default())
+}
+
+/// As [`read`]. `look` sees the inode in the core lock that plans the read. It may run again; its last result counts, and its error
+/// ends the read. `None` if a redo log appears although the caller has the file exclusively; this does not happen.
+fn read_with<T>(
+    txs: &TxManager,
+    channel: &mut IoChannel,
+    ino: Ino,
+    offset: u64,
+    len: u32,
+    look: &mut impl FnMut(&mut Core, &Inode) -> Result<T>,
+) -> Result<Option<(Vec<u8>, T)>> {
+    let read = read_unlocked(txs, channel, ino, offset, len, look)?;
+    if read.is_some() {
+        return Ok(read);
     }
     let lock = txs.file_lock(ino)?;
     let shared = txs.lock_shared(ino, &lock)?;
-    if let Some(bytes) = read_with_mmap_dirty(txs, channel, ino, &lock, offset, len)? {
-        return Ok(bytes);
+    let read = look_and_read(txs, channel, ino, &lock, (offset, len), look)?;
+    if read.is_some() {
+        return Ok(read);
     }
     drop(shared);
     let _alone = txs.lock_exclusive(ino, &lock)?;
     redo_log::apply(txs, channel, ino)?;
-    let bytes = read_with_mmap_dirty(txs, channel, ino, &lock, offset, len)?;
-    Ok(bytes.unwrap_or_default())
+    look_and_read(txs, channel, ino, &lock, (offset, len), look)
+}
+
+/// See [`crate::Fs::read_at`].
+pub(crate) fn read_at(
+    txs: &TxManager,
+    channel: &mut IoChannel,
+    id: FileId,
+    offset: u64,
+    len: u32,
+    caller: &Caller,
+) -> WccReply<ReadReply> {
+    let mut wcc = Wcc::default();
+    let len = len.min(IO_BYTES_MAX);
+    let read = read_with(txs, channel, id.ino, offset, len, &mut |core, _| {
+        let inode = core.inode_of(id)?;
+        wcc = Wcc::unchanged(core, id, &inode)?;
+        access::check_read(&inode, caller)?;
+        Ok(wcc.after.as_ref().map_or(0, |attr| attr.size))
+    });
+    let result = read.map(|read| {
+        let (bytes, size) = read.unwrap_or_default();
+        let is_eof = offset.saturating_add(bytes.len() as u64) >= size;
+        ReadReply { bytes, is_eof }
+    });
+    if wcc.after.is_none() {
+        wcc = Wcc::now(txs, id);
+    }
+    WccReply { wcc, result }
 }

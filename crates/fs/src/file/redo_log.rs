@@ -105,7 +105,7 @@ fn write_log(
     let mut write = |bytes: &mut Vec<u8>| {
         let data = Bytes::from(std::mem::take(bytes));
         let _alone = txs.lock_exclusive(log, &lock)?;
-        let written = extend::extend_locked(txs, channel, log, at, &data, false)?;
+        let written = extend::extend_locked(txs, channel, log, at, &data, false, &mut ())?;
         at += data.len() as u64;
         if written.end == at {
             Ok(())

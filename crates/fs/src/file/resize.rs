@@ -4,13 +4,41 @@ use crate::error::Result;
 use crate::file::attr::{Attr, attr};
 use crate::file::extents::write_pages;
 use crate::file::{deferred_free, extents, free, mmap_dirty, privileges, redo_log, share};
-use crate::format::inode::{FILE_BYTES_MAX, HAS_RESERVED_PAGES, Ino, NEEDS_TRIM};
+use crate::format::inode::{FILE_BYTES_MAX, HAS_RESERVED_PAGES, Ino, Inode, NEEDS_TRIM};
 use crate::format::{PAGE, page_count};
 use crate::io::channel::IoChannel;
 use crate::txn::manager::TxManager;
+use crate::txn::tx::Tx;
 use pagemesh_base::units::PAGE_BYTES;
 use rustix::io::Errno;
 use std::collections::BTreeSet;
+
+/// Work of a caller in the transaction that changes a size. The transaction may run again.
+pub(crate) trait ResizeHook {
+    /// Before the change. An error ends it.
+    fn begin(&mut self, tx: &mut Tx<'_>) -> Result<()>;
+
+    /// The inode with its new size and times, before it is stored.
+    fn apply(&mut self, tx: &mut Tx<'_>, ino: Ino, inode: &mut Inode) -> Result<()>;
+
+    /// The inode is stored.
+    fn end(&mut self, tx: &mut Tx<'_>) -> Result<()>;
+}
+
+/// The kernel has checked the caller, and changes other attributes by other calls.
+impl ResizeHook for () {
+    fn begin(&mut self, _: &mut Tx<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    fn apply(&mut self, _: &mut Tx<'_>, _: Ino, _: &mut Inode) -> Result<()> {
+        Ok(())
+    }
+
+    fn end(&mut self, _: &mut Tx<'_>) -> Result<()> {
+        Ok(())
+    }
+}
 
 /// See [`crate::Fs::set_size`].
 pub(crate) fn set_size(
@@ -18,6 +46,17 @@ pub(crate) fn set_size(
     channel: &mut IoChannel,
     ino: Ino,
     size: u64,
+) -> Result<Attr> {
+    set_size_with(txs, channel, ino, size, &mut ())
+}
+
+/// As [`set_size`], with a hook.
+pub(crate) fn set_size_with(
+    txs: &TxManager,
+    channel: &mut IoChannel,
+    ino: Ino,
+    size: u64,
+    hook: &mut impl ResizeHook,
 ) -> Result<Attr> {
     if size > FILE_BYTES_MAX {
         return Err(Errno::FBIG.into());
@@ -28,9 +67,9 @@ pub(crate) fn set_size(
     txs.with_reserve_fallback(|| redo_log::complete_pending(txs, channel, ino))?;
     privileges::drop_capabilities(txs, ino)?;
     let set = if size < txs.inspect(|core| core.regular_file(ino))?.size {
-        txs.with_reserve_fallback(|| set_size_locked(txs, channel, ino, size))
+        txs.with_reserve_fallback(|| set_size_locked(txs, channel, ino, size, hook))
     } else {
-        set_size_locked(txs, channel, ino, size)
+        set_size_locked(txs, channel, ino, size, hook)
     };
     // The file may have been truncated although an error is returned.
     let size = txs.inspect(|core| core.regular_file(ino))?.size;
@@ -39,7 +78,13 @@ pub(crate) fn set_size(
 }
 
 /// The caller holds the file exclusively. After an error this may run again.
-fn set_size_locked(txs: &TxManager, channel: &mut IoChannel, ino: Ino, size: u64) -> Result<Attr> {
+fn set_size_locked(
+    txs: &TxManager,
+    channel: &mut IoChannel,
+    ino: Ino,
+    size: u64,
+    hook: &mut impl ResizeHook,
+) -> Result<Attr> {
     let now = txs.now();
     let mut old = txs.inspect(|core| core.regular_file(ino))?;
     if size > old.size && old.flags & NEEDS_TRIM != 0 {
@@ -58,6 +103,7 @@ fn set_size_locked(txs: &TxManager, channel: &mut IoChannel, ino: Ino, size: u64
         false
     };
     txs.change(|tx| {
+        hook.begin(tx)?;
         let mut inode = tx.inode(ino)?;
         if is_cut {
             inode.flags |= NEEDS_TRIM;
@@ -69,9 +115,10 @@ fn set_size_locked(txs: &TxManager, channel: &mut IoChannel, ino: Ino, size: u64
             write_pages(tx, &mut inode, size, &zeroes[within..], &BTreeSet::new())?;
         }
         inode.size = size;
-        inode.mtime = now;
-        inode.ctime = now;
-        tx.put_inode(ino, &inode)
+        inode.touch_content(now);
+        hook.apply(tx, ino, &mut inode)?;
+        tx.put_inode(ino, &inode)?;
+        hook.end(tx)
     })?;
     if is_cut {
         let was_dense = old.is_dense() && size <= old.size;

@@ -14,19 +14,23 @@ use std::ops::Range;
 /// The bytes that a read returns, their location, and the hint of the requests for them.
 type PlannedRead = (Range<u64>, FileExtents, TierHint);
 
-/// The read as planned; `None` if a redo log must be applied
-/// first.
-fn plan_read(
+/// The read as planned, and the result of `look`; `None` if a redo log must be applied first.
+fn plan_read<T>(
     core: &mut Core,
     ino: Ino,
     offset: u64,
     len: u32,
     now: Time,
-) -> Result<Option<PlannedRead>> {
+    look: &mut impl FnMut(&mut Core, &Inode) -> Result<T>,
+) -> Result<Option<(PlannedRead, T)>> {
     let inode = core.regular_file(ino)?;
+    let seen = look(core, &inode)?;
     match inode.redo_log {
         Some(_) => Ok(None),
-        None => extents_to_read(core, ino, &inode, (offset, len), now).map(Some),
+        None => Ok(Some((
+            extents_to_read(core, ino, &inode, (offset, len), now)?,
+            seen,
+        ))),
     }
 }
 
@@ -55,32 +59,48 @@ pub(crate) fn read_with_mmap_dirty(
     offset: u64,
     len: u32,
 ) -> Result<Option<Vec<u8>>> {
+    let read = look_and_read(txs, channel, ino, data, (offset, len), &mut |_, _| Ok(()))?;
+    Ok(read.map(|(bytes, ())| bytes))
+}
+
+/// As [`read_with_mmap_dirty`]. `look` sees the inode under the core's lock that plans the read; its error ends the read.
+pub(crate) fn look_and_read<T>(
+    txs: &TxManager,
+    channel: &mut IoChannel,
+    ino: Ino,
+    data: &FileLock,
+    (offset, len): (u64, u32),
+    look: &mut impl FnMut(&mut Core, &Inode) -> Result<T>,
+) -> Result<Option<(Vec<u8>, T)>> {
     let now = txs.now();
     let found = txs.inspect(|core| {
         let inode = core.regular_file(ino)?;
+        let seen = look(core, &inode)?;
         if inode.redo_log.is_some() && !data.has_mmap_dirty() {
             return Ok(None);
         }
-        extents_to_read(core, ino, &inode, (offset, len), now).map(Some)
+        let planned = extents_to_read(core, ino, &inode, (offset, len), now)?;
+        Ok(Some((planned, seen)))
     })?;
-    let Some((range, runs, hint)) = found else {
+    let Some(((range, runs, hint), seen)) = found else {
         return Ok(None);
     };
     let first = range.start;
     let mut bytes = read_extents(channel, range, &runs, hint)?;
     data.overlay_mmap_dirty(first, &mut bytes);
-    Ok(Some(bytes))
+    Ok(Some((bytes, seen)))
 }
 
 /// Reads with one look at the core. `None` unless the file's lock is free, the file has no
 /// shared map, no mmap-dirty pages and no uncommitted changes, and no redo log must be applied.
-pub(crate) fn read_unlocked(
+pub(crate) fn read_unlocked<T>(
     txs: &TxManager,
     channel: &mut IoChannel,
     ino: Ino,
     offset: u64,
     len: u32,
-) -> Result<Option<Vec<u8>>> {
+    look: &mut impl FnMut(&mut Core, &Inode) -> Result<T>,
+) -> Result<Option<(Vec<u8>, T)>> {
     let now = txs.now();
     let found = txs.inspect(|core| {
         if core.has_uncommitted(ino) {
@@ -90,13 +110,14 @@ pub(crate) fn read_unlocked(
         let Some(shared) = live.and_then(|live| live.file_lock.try_read()) else {
             return Ok(None);
         };
-        let found = plan_read(core, ino, offset, len, now)?;
+        let found = plan_read(core, ino, offset, len, now, look)?;
         Ok(found.map(|found| (shared, found)))
     })?;
-    let Some((_shared, (range, runs, hint))) = found else {
+    let Some((_shared, ((range, runs, hint), seen))) = found else {
         return Ok(None);
     };
-    read_extents(channel, range, &runs, hint).map(Some)
+    let bytes = read_extents(channel, range, &runs, hint)?;
+    Ok(Some((bytes, seen)))
 }
 
 fn read_extents(

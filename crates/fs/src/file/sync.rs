@@ -9,7 +9,9 @@
 
 use crate::error::{FsError, Result};
 use crate::file::mmap_dirty::FlushMode;
+use crate::file::wcc::{Wcc, WccReply};
 use crate::file::{mmap_dirty, times};
+use crate::format::file_id::FileId;
 use crate::format::inode::Ino;
 use crate::io::channel::IoChannel;
 use crate::txn::manager::TxManager;
@@ -83,19 +85,40 @@ pub(crate) fn sync_all(
     ignore_no_space(noted)
 }
 
-fn flush_and_report(
-    txs: &TxManager,
-    reported: &LostWriteCursor,
-    channel: &mut IoChannel,
-    seen: &LostWriteCursor,
-) -> Result<()> {
+/// See [`crate::Fs::commit`].
+pub(crate) fn commit(txs: &TxManager, channel: &mut IoChannel, id: FileId) -> WccReply<u64> {
+    let result = commit_file(txs, channel, id);
+    let wcc = Wcc::now(txs, id);
+    WccReply { wcc, result }
+}
+
+fn commit_file(txs: &TxManager, channel: &mut IoChannel, id: FileId) -> Result<u64> {
+    txs.inspect(|core| core.inode_of(id))?;
+    mmap_dirty::flush(txs, channel, id.ino, FlushMode::Atomic)?;
+    let noted = times::flush_times(txs, id.ino);
+    let losses = flush_all(txs, channel)?;
+    ignore_no_space(noted)?;
+    Ok(losses)
+}
+
+/// Makes everything durable. Returns the losses so far.
+fn flush_all(txs: &TxManager, channel: &mut IoChannel) -> Result<u64> {
     txs.commit_acknowledged()?;
     // The transactions of names and sizes were flushed, each with all changes before it.
     if txs.channels.space().needs_flush() {
         channel.flush(txs.channels.space())?;
     }
     // Read after the flush: losses from before it are counted by now.
-    let losses = txs.channels.space().lost_writes();
+    Ok(txs.channels.space().lost_writes())
+}
+
+fn flush_and_report(
+    txs: &TxManager,
+    reported: &LostWriteCursor,
+    channel: &mut IoChannel,
+    seen: &LostWriteCursor,
+) -> Result<()> {
+    let losses = flush_all(txs, channel)?;
     let before = seen.0.fetch_max(losses, Ordering::AcqRel);
     reported.0.fetch_max(losses, Ordering::AcqRel);
     if before < losses {

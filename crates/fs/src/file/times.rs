@@ -1,6 +1,7 @@
 //! Times of reads and writes: recorded in memory, and written into the inodes later.
 
 use crate::error::{FsError, Result};
+use crate::file::forget;
 use crate::format::inode::Ino;
 use crate::txn::manager::TxManager;
 use rustix::io::Errno;
@@ -37,6 +38,10 @@ pub(crate) fn flush_all_times(txs: &TxManager) -> Result<()> {
             Err(FsError::Posix(Errno::STALE)) => Ok(()),
             put => put,
         };
+        if put.is_ok() {
+            // Files with pending times stay in memory after their last pin.
+            forget::forget_without_times(txs, ino);
+        }
         if let Err(cause) = &put {
             let mut core = txs.lock_core();
             core.inos_with_pending_times.insert(ino);

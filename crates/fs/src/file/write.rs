@@ -21,6 +21,8 @@
 
 use crate::error::{Corruption, Result};
 use crate::file::extents::file_extents;
+use crate::file::privileges::without_setid;
+use crate::file::write_hook::WriteHook;
 use crate::file::{deferred_free, extend, privileges, redo_log, share};
 use crate::format::inode::{FILE_BYTES_MAX, Ino, NEEDS_TRIM, Time, damaged_inode};
 use crate::format::{PAGE, page_count};
@@ -54,9 +56,14 @@ fn plan_overwrite(
     data: &Bytes,
     durable: bool,
     now: Time,
+    hook: &mut impl WriteHook,
 ) -> Result<Option<(Vec<Request>, TierHint)>> {
     core.check_running()?;
     let inode = core.regular_file(ino)?;
+    hook.begin(&inode)?;
+    if hook.clears_setid() && without_setid(inode.mode) != inode.mode {
+        return Ok(None);
+    }
     let end = offset.saturating_add(data.len() as u64);
     if end > inode.size || !inode.is_dense() {
         return Ok(None);
@@ -72,7 +79,8 @@ fn plan_overwrite(
         let what = "by its page count it is a file without holes, and it has one";
         return Err(damaged_inode(ino, Corruption(what.into())));
     }
-    core.record_write_time(ino, now);
+    core.record_write_time(ino, inode.change_time(now));
+    hook.end(core, ino, &inode)?;
     let requests = runs.into_iter().map(|(at, place, len)| {
         let first = (at - offset) as usize;
         Request::Write {
@@ -91,16 +99,29 @@ pub(crate) fn write(
     ino: Ino,
     offset: Option<u64>,
     data: &Bytes,
-    (durable, path): (bool, WritePath),
+    how: (bool, WritePath),
 ) -> Result<Range<u64>> {
-    let written = write_unsynced(txs, channel, ino, offset, data, (durable, path))?;
+    write_with(txs, channel, ino, offset, data, how, &mut ())
+}
+
+/// As [`write()`], with a hook.
+pub(crate) fn write_with(
+    txs: &TxManager,
+    channel: &mut IoChannel,
+    ino: Ino,
+    offset: Option<u64>,
+    data: &Bytes,
+    (durable, path): (bool, WritePath),
+    hook: &mut impl WriteHook,
+) -> Result<Range<u64>> {
+    let written = write_unsynced(txs, channel, ino, offset, data, (durable, path), hook)?;
     if durable {
         txs.commit_acknowledged()?;
     }
     Ok(written)
 }
 
-/// As [`write()`]; a durable write may precede acknowledged changes.
+/// As [`write_with`]; a durable write may precede acknowledged changes.
 fn write_unsynced(
     txs: &TxManager,
     channel: &mut IoChannel,
@@ -108,16 +129,18 @@ fn write_unsynced(
     offset: Option<u64>,
     data: &Bytes,
     (durable, path): (bool, WritePath),
+    hook: &mut impl WriteHook,
 ) -> Result<Range<u64>> {
-    if let Some(written) = extend::extend_dense(txs, ino, offset, data, (durable, path))? {
+    if let Some(written) = extend::extend_dense(txs, ino, offset, data, (durable, path), hook)? {
         return Ok(written);
     }
     let all = |offset: u64| offset..offset + data.len() as u64;
     // Nearly always the lock is free, and one look at the core suffices.
     if let Some(offset) = offset {
-        match try_overwrite(txs, ino, offset, data, (durable, path))? {
+        match try_overwrite(txs, ino, offset, data, (durable, path), hook)? {
             OverwriteAttempt::Ready(write) => {
                 channel.call_all_hinted(write.requests, write.hint)?;
+                hook.complete();
                 return Ok(all(offset));
             }
             OverwriteAttempt::Locked => {
@@ -125,7 +148,7 @@ fn write_unsynced(
                 let _shared = txs.lock_shared(ino, &lock)?;
                 if !lock.has_mmap_dirty()
                     && !path.leaves_old_pages(&lock.kernel_pages)
-                    && overwrite_locked(txs, channel, ino, offset, data, durable)?
+                    && overwrite_locked(txs, channel, ino, offset, data, durable, hook)?
                 {
                     return Ok(all(offset));
                 }
@@ -133,7 +156,7 @@ fn write_unsynced(
             OverwriteAttempt::NotOverwrite => {}
         }
     }
-    write_exclusively(txs, channel, ino, offset, data, (durable, path))
+    write_exclusively(txs, channel, ino, offset, data, (durable, path), hook)
 }
 
 /// Any write, with the file locked.
@@ -144,11 +167,14 @@ fn write_exclusively(
     offset: Option<u64>,
     data: &Bytes,
     (durable, path): (bool, WritePath),
+    hook: &mut impl WriteHook,
 ) -> Result<Range<u64>> {
     let lock = txs.file_lock(ino)?;
     let _alone = txs.lock_exclusive(ino, &lock)?;
     redo_log::complete_pending(txs, channel, ino)?;
     let inode = txs.inspect(|core| core.regular_file(ino))?;
+    // Also before the steps below, which change the file.
+    hook.begin(&inode)?;
     if inode.has_xattrs() {
         privileges::drop_capabilities(txs, ino)?;
     }
@@ -163,10 +189,10 @@ fn write_exclusively(
         deferred_free::free_marked(txs, channel, ino)?;
     }
     share::unshare(txs, channel, ino, offset / PAGE..page_count(end))?;
-    let written = if overwrite_locked(txs, channel, ino, offset, data, durable)? {
+    let written = if overwrite_locked(txs, channel, ino, offset, data, durable, hook)? {
         offset..end
     } else {
-        extend::extend_locked(txs, channel, ino, offset, data, durable)?
+        extend::extend_locked(txs, channel, ino, offset, data, durable, hook)?
     };
     lock.patch_mmap_dirty(offset, &data[..(written.end - offset) as usize]);
     if path.leaves_old_pages(&lock.kernel_pages) {
@@ -185,7 +211,7 @@ pub(crate) fn begin_write(
     data: &Bytes,
     (durable, path): (bool, WritePath),
 ) -> Result<bool> {
-    match try_overwrite(txs, ino, offset, data, (durable, path))? {
+    match try_overwrite(txs, ino, offset, data, (durable, path), &mut ())? {
         OverwriteAttempt::Ready(write) => {
             pipe.begin(id, write);
             Ok(true)
@@ -201,6 +227,7 @@ fn try_overwrite(
     offset: u64,
     data: &Bytes,
     (durable, path): (bool, WritePath),
+    hook: &mut impl WriteHook,
 ) -> Result<OverwriteAttempt> {
     let now = txs.now();
     let bytes = data.len();
@@ -215,7 +242,7 @@ fn try_overwrite(
         let Some((_, held)) = held else {
             return Ok(OverwriteAttempt::Locked);
         };
-        let requests = plan_overwrite(core, ino, offset, data, durable, now)?;
+        let requests = plan_overwrite(core, ino, offset, data, durable, now, hook)?;
         Ok(
             match requests.filter(|(requests, _)| !requests.is_empty()) {
                 Some((requests, hint)) => OverwriteAttempt::Ready(Overwrite {
@@ -238,12 +265,15 @@ fn overwrite_locked(
     offset: u64,
     data: &Bytes,
     durable: bool,
+    hook: &mut impl WriteHook,
 ) -> Result<bool> {
     let now = txs.now();
-    let requests = txs.inspect(|core| plan_overwrite(core, ino, offset, data, durable, now))?;
+    let plan = |core: &mut Core| plan_overwrite(core, ino, offset, data, durable, now, hook);
+    let requests = txs.inspect(plan)?;
     let is_that = requests.is_some();
     if let Some((requests, hint)) = requests {
         channel.call_all_hinted(requests, hint)?;
+        hook.complete();
     }
     Ok(is_that)
 }

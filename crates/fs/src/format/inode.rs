@@ -43,6 +43,11 @@ pub(crate) const TIER_MEMORY: u16 = 32;
 pub(crate) const TIER_FLASH: u16 = 64;
 /// The flags of the tier. None of them: pages move by their use.
 pub(crate) const TIER: u16 = TIER_MEMORY | TIER_FLASH;
+/// Byte of the inode at which the verifier of an exclusive create lies.
+const CREATE_VERIFIER_AT: usize = 216;
+/// A clock that is this far behind the last change was set back. Within a tick, at most 10 ms, it stands still.
+const CLOCK_STEP_S_MIN: i64 = 1;
+const NSEC_LAST: u32 = 999_999_999;
 const KIND_MASK: u16 = 0o170_000;
 /// Bits that a write through the kernel clears. Direct clients do not clear them.
 pub(crate) const SET_ID: u16 = 0o6000;
@@ -65,6 +70,22 @@ pub struct Time {
     pub sec: i64,
     /// Nanoseconds, below a second.
     pub nsec: u32,
+}
+
+impl Time {
+    /// A nanosecond later.
+    fn next(self) -> Time {
+        match self.nsec {
+            NSEC_LAST => Time {
+                sec: self.sec.saturating_add(1),
+                nsec: 0,
+            },
+            nsec => Time {
+                nsec: nsec + 1,
+                ..self
+            },
+        }
+    }
 }
 
 /// The type of an inode.
@@ -164,6 +185,9 @@ pub(crate) struct Inode {
     pub(crate) append_extent: Option<AppendExtent>,
     /// A file without a name that holds pages to be written to this one ([`crate::file::redo_log`]).
     pub(crate) redo_log: Option<Ino>,
+    /// The number by which an NFS client recognizes a file that it has created; 0: none. An earlier release clears it. Then the
+    /// repeated create fails.
+    pub(crate) create_verifier: u64,
     /// The target of a link of at most `INLINE_MAX` bytes.
     pub(crate) target: Vec<u8>,
 }
@@ -203,8 +227,30 @@ impl Inode {
             spare_span: None,
             append_extent: None,
             redo_log: None,
+            create_verifier: 0,
             target: Vec::new(),
         }
+    }
+
+    /// The time of a change now: later than that of the change before, so that two changes in one tick of the clock differ.
+    pub(crate) fn change_time(&self, now: Time) -> Time {
+        let is_same_tick =
+            now <= self.ctime && self.ctime.sec.saturating_sub(now.sec) <= CLOCK_STEP_S_MIN;
+        match is_same_tick {
+            true => self.ctime.next(),
+            false => now,
+        }
+    }
+
+    /// Records a change of anything but the content.
+    pub(crate) fn touch(&mut self, now: Time) {
+        self.ctime = self.change_time(now);
+    }
+
+    /// Records a change of the content.
+    pub(crate) fn touch_content(&mut self, now: Time) {
+        self.touch(now);
+        self.mtime = self.ctime;
     }
 
     pub(crate) fn is_free(&self) -> bool {
@@ -297,6 +343,8 @@ impl Inode {
                 flags |= HAS_REDO_LOG;
                 put(&mut bytes, REDO_LOG_AT, log.0.to_le_bytes());
             }
+            let verifier = self.create_verifier.to_le_bytes();
+            put(&mut bytes, CREATE_VERIFIER_AT, verifier);
             put(&mut bytes, 2, flags.to_le_bytes());
         } else {
             bytes[INLINE_AT..][..self.target.len()].copy_from_slice(&self.target);
@@ -373,6 +421,7 @@ impl Inode {
                 inode.flags &= !HAS_REDO_LOG;
                 inode.redo_log = Some(Ino(get_u64(bytes, REDO_LOG_AT)));
             }
+            inode.create_verifier = get_u64(bytes, CREATE_VERIFIER_AT);
         }
         inode.check(pages)?;
         Ok(inode)
@@ -411,6 +460,26 @@ mod tests {
     use proptest::prelude::*;
 
     const PAGES: u64 = 1 << 20;
+
+    /// A change at `now` after one at `before`.
+    fn check_change(before: (i64, u32), now: (i64, u32), expected: (i64, u32)) {
+        let time = |(sec, nsec)| Time { sec, nsec };
+        let mut inode = Inode::free(1);
+        inode.ctime = time(before);
+        inode.touch_content(time(now));
+        assert_eq!((inode.ctime, inode.mtime), (time(expected), time(expected)));
+    }
+
+    #[test]
+    fn changes_in_one_tick_have_rising_times() {
+        check_change((5, 7), (5, 8), (5, 8));
+        check_change((5, 7), (5, 7), (5, 8));
+        check_change((5, 7), (5, 6), (5, 8));
+        check_change((5, NSEC_LAST), (5, NSEC_LAST), (6, 0));
+        // The clock was set back.
+        check_change((9, 7), (5, 8), (5, 8));
+        check_change((i64::MAX, 7), (i64::MIN, 8), (i64::MIN, 8));
+    }
 
     /// Arbitrary bytes of an inode, as any client of the volume may write them.
     fn some_inode() -> impl Strategy<Value = Vec<u8>> {

@@ -3,6 +3,7 @@
 
 pub(crate) mod append_footer;
 pub(crate) mod directory_page;
+pub(crate) mod file_id;
 pub(crate) mod inode;
 pub(crate) mod inode_check;
 pub(crate) mod page_map;

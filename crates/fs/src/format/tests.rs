@@ -107,6 +107,7 @@ fn file() -> Inode {
             limit_page: 0x1817_1615_1413_1211,
         }),
         redo_log: Some(Ino(0x2827_2625_2423_2221)),
+        create_verifier: 0,
         target: Vec::new(),
     }
 }
@@ -121,6 +122,12 @@ fn inode_has_bytes_of_version_0() {
         ..file()
     };
     check(&link.encode(), LINK);
+    let created = Inode {
+        create_verifier: 0x3837_3635_3433_3231,
+        ..file()
+    };
+    let verifier = format!("{FILE}{:016}3132333435363738", 0);
+    check(&created.encode(), &verifier);
 }
 
 #[test]

@@ -4,6 +4,7 @@
 mod files;
 mod kernel;
 mod names;
+pub(crate) mod stateless;
 
 use crate::error::{FsError, Result};
 use crate::file::sync::LostWriteCursor;
@@ -16,6 +17,8 @@ use crate::txn::deferred_commit::{CommitHook, UncommittedChanges};
 use crate::txn::manager::{Clock, TxManager};
 use pagemesh_base::space::Space;
 use pagemesh_base::units::PAGE_BYTES;
+use siphasher::sip::SipHasher24;
+use std::hash::Hasher;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -53,6 +56,23 @@ impl Fs {
             reported_losses: LostWriteCursor::default(),
             txs: mount::mount(space, wait, clock)?,
         })
+    }
+
+    /// A key that follows from a label and the secret of this file system. It stays the same for ever.
+    #[must_use]
+    pub fn derived_key(&self, label: &[u8]) -> [u8; 16] {
+        let [one, other] = self.txs.lock_core().head.hash_key;
+        let half = |number: u8| {
+            let mut hasher = SipHasher24::new_with_keys(one, other);
+            // A name in a directory is hashed without a separator, and has no NUL.
+            hasher.write(label);
+            hasher.write(&[0, number]);
+            hasher.finish().to_le_bytes()
+        };
+        let mut key = [0; 16];
+        key[..8].copy_from_slice(&half(0));
+        key[8..].copy_from_slice(&half(1));
+        key
     }
 
     /// Mounts the file system of a snapshot: a read-only space with the state of one moment, as after a power loss. The

@@ -28,8 +28,18 @@ impl PendingTimes {
 pub(crate) struct LiveInode {
     pub(crate) opens: u64,
     pub(crate) lookups: u64,
+    /// Pins of a stateless server. Unlike opens they stand for no program, and unlike lookups for
+    /// nothing that the kernel knows.
+    pub(crate) pins: u64,
     /// Value of `Core::creations` when the inode was created; 0: it existed before.
     pub(crate) creation: u64,
     pub(crate) pending_times: PendingTimes,
     pub(crate) file_lock: Arc<FileLock>,
+}
+
+impl LiveInode {
+    /// Whether the inode must not be freed, even without a name.
+    pub(crate) fn is_used(&self) -> bool {
+        self.opens > 0 || self.lookups > 0 || self.pins > 0
+    }
 }

@@ -37,6 +37,11 @@ impl KernelHooks {
         let _ = self.callbacks.set(callbacks);
     }
 
+    /// Whether a kernel uses the file system.
+    pub(crate) fn has_callbacks(&self) -> bool {
+        self.callbacks.get().is_some()
+    }
+
     pub(crate) fn set_append(&self, hook: Box<dyn Fn(Ino) + Send + Sync>) {
         // The first hook stays.
         let _ = self.append.set(hook);

@@ -18,7 +18,7 @@ pub(crate) enum WritePath {
     /// The kernel's pages may lack the bytes. The kernel has dropped them before the request, and may have read them
     /// again.
     PastCache,
-    /// The kernel's pages lack the bytes; it drops them after the request.
+    /// The kernel's pages lack the bytes, because it did not send them; it drops the pages after the change.
     Copy,
 }
 

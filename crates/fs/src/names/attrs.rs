@@ -3,22 +3,13 @@
 use crate::error::Result;
 use crate::file::attr;
 use crate::file::attr::Attr;
-use crate::format::inode::{Ino, SET_ID, Time, check_ino};
-use crate::tree::new_inode::SET_GID;
+use crate::file::privileges::without_setid;
+use crate::format::inode::{Ino, Inode, SET_ID, Time, check_ino};
+use crate::live::file_lock::FileLock;
 use crate::tree::xattr_list::remove_capabilities;
 use crate::txn::manager::TxManager;
-
-const SET_UID: u16 = 0o4000;
-const GROUP_EXECUTE: u16 = 0o0010;
-
-/// The mode without the bits that raise privileges. The set-group-id bit of a file that the group
-/// may not execute has another meaning and stays.
-fn without_setid(mode: u16) -> u16 {
-    match mode & GROUP_EXECUTE {
-        0 => mode & !SET_UID,
-        _ => mode & !(SET_UID | SET_GID),
-    }
-}
+use crate::txn::tx::Tx;
+use std::sync::Arc;
 
 /// Attributes to change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,27 +45,48 @@ pub(crate) fn clear_setid(txs: &TxManager, ino: Ino) -> Result<()> {
 pub(crate) fn set_attr(txs: &TxManager, ino: Ino, changes: AttrChanges) -> Result<Attr> {
     check_ino(ino)?;
     let now = txs.now();
-    let arms = changes.mode.is_some_and(|mode| mode & SET_ID != 0);
-    let armed = arms.then(|| txs.file_lock(ino)).transpose()?;
+    let armed = lock_to_arm(txs, ino, changes.mode)?;
     let _alone = armed.as_ref().map(|data| data.write());
     txs.change_deferrable(|tx| {
         let mut inode = tx.inode(ino)?;
-        if let Some(mode) = changes.mode {
-            inode.mode = inode.kind().bits() | mode & 0o7777;
-        }
-        let is_given = changes.uid.is_some() || changes.gid.is_some();
-        if is_given && changes.mode.is_none() && !inode.is_directory() {
-            inode.mode = without_setid(inode.mode);
-        }
-        if is_given && !inode.is_directory() {
-            remove_capabilities(tx, ino, &mut inode)?;
-        }
-        inode.uid = changes.uid.unwrap_or(inode.uid);
-        inode.gid = changes.gid.unwrap_or(inode.gid);
-        inode.atime = changes.atime.unwrap_or(inode.atime);
-        inode.mtime = changes.mtime.unwrap_or(inode.mtime);
-        inode.ctime = now;
+        apply_changes(tx, ino, &mut inode, changes)?;
+        inode.touch(now);
         tx.put_inode(ino, &inode)?;
         attr::attr(tx.core, ino, &inode)
     })
+}
+
+/// The lock of a file that gets set-id bits: direct clients do not clear them, and must leave the file.
+pub(crate) fn lock_to_arm(
+    txs: &TxManager,
+    ino: Ino,
+    mode: Option<u16>,
+) -> Result<Option<Arc<FileLock>>> {
+    let arms = mode.is_some_and(|mode| mode & SET_ID != 0);
+    arms.then(|| txs.file_lock(ino)).transpose()
+}
+
+/// Changes the fields of an inode, and removes its privileges if its owner or group changes. The caller sets the ctime and
+/// stores the inode.
+pub(crate) fn apply_changes(
+    tx: &mut Tx<'_>,
+    ino: Ino,
+    inode: &mut Inode,
+    changes: AttrChanges,
+) -> Result<()> {
+    if let Some(mode) = changes.mode {
+        inode.mode = inode.kind().bits() | mode & 0o7777;
+    }
+    let is_given = changes.uid.is_some() || changes.gid.is_some();
+    if is_given && changes.mode.is_none() && !inode.is_directory() {
+        inode.mode = without_setid(inode.mode);
+    }
+    if is_given && !inode.is_directory() {
+        remove_capabilities(tx, ino, inode)?;
+    }
+    inode.uid = changes.uid.unwrap_or(inode.uid);
+    inode.gid = changes.gid.unwrap_or(inode.gid);
+    inode.atime = changes.atime.unwrap_or(inode.atime);
+    inode.mtime = changes.mtime.unwrap_or(inode.mtime);
+    Ok(())
 }

@@ -71,7 +71,7 @@ pub(crate) fn unlink_inode(tx: &mut Tx<'_>, ino: Ino, inode: &mut Inode, now: Ti
     } else {
         inode.links.saturating_sub(1)
     };
-    inode.ctime = now;
+    inode.touch(now);
     tx.put_inode(ino, inode)
 }
 
@@ -82,7 +82,6 @@ pub(crate) fn put_changed_directory(
     directory: &mut Inode,
     now: Time,
 ) -> Result<()> {
-    directory.mtime = now;
-    directory.ctime = now;
+    directory.touch_content(now);
     tx.put_inode(ino, directory)
 }

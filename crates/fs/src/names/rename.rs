@@ -1,6 +1,7 @@
 //! Renames: both directories change in one transaction.
 
 use crate::error::{Corruption, Result};
+use crate::file::access::{self, Caller, Rights};
 use crate::file::attr::Attr;
 use crate::file::{creation, free, lifetime};
 use crate::format::directory_page::TreeEntry;
@@ -80,7 +81,7 @@ pub(crate) fn rename_with_whiteout(
 }
 
 /// A rename: both directories, once if they are the same.
-struct RenameOp<'t, 'c, 'n> {
+pub(crate) struct RenameOp<'t, 'c, 'n> {
     tx: &'t mut Tx<'c>,
     now: Time,
     from: (Ino, Inode),
@@ -92,7 +93,7 @@ struct RenameOp<'t, 'c, 'n> {
 }
 
 impl<'t, 'c, 'n> RenameOp<'t, 'c, 'n> {
-    fn begin(
+    pub(crate) fn begin(
         tx: &'t mut Tx<'c>,
         (from, old): (Ino, &[u8]),
         (to, new): (Ino, &'n [u8]),
@@ -124,6 +125,26 @@ impl<'t, 'c, 'n> RenameOp<'t, 'c, 'n> {
         })
     }
 
+    /// Checks that a caller may remove the old name, and add or replace the new one. A directory that gets another parent
+    /// changes itself, too.
+    pub(crate) fn check_access(&mut self, caller: &Caller) -> Result<()> {
+        let moved = self.tx.inode(self.entry.ino)?;
+        access::check_delete(&self.from.1, &moved, caller)?;
+        let replaced = match self.target {
+            Some(target) => Some(self.tx.inode(target.ino)?),
+            None => None,
+        };
+        let to = self.target_inode();
+        match &replaced {
+            Some(inode) => access::check_delete(to, inode, caller)?,
+            None => access::check(to, caller, Rights::CHANGE_ENTRIES)?,
+        }
+        match moved.is_directory() && self.to.is_some() {
+            true => access::check(&moved, caller, Rights::WRITE),
+            false => Ok(()),
+        }
+    }
+
     fn target_ino(&self) -> Ino {
         self.to.as_ref().map_or(self.from.0, |to| to.0)
     }
@@ -149,7 +170,7 @@ impl<'t, 'c, 'n> RenameOp<'t, 'c, 'n> {
 
     /// Applies the rename, with a whiteout under the old name if one is given. Returns the inode
     /// that lost its name.
-    fn apply(mut self, how: RenameMode, whiteout: Option<Ino>) -> Result<Option<Ino>> {
+    pub(crate) fn apply(mut self, how: RenameMode, whiteout: Option<Ino>) -> Result<Option<Ino>> {
         let is_directory = self.entry.kind == InodeKind::Directory;
         let to = self.target_ino();
         if is_directory && self.is_below(to, self.entry.ino)? {
@@ -234,7 +255,7 @@ impl<'t, 'c, 'n> RenameOp<'t, 'c, 'n> {
     /// Updates a moved inode's ctime, and a moved directory's parent.
     fn update_moved(&mut self, ino: Ino, from: Ino, to: Ino) -> Result<()> {
         let mut inode = self.tx.inode(ino)?;
-        inode.ctime = self.now;
+        inode.touch(self.now);
         if inode.is_directory() && from != to {
             inode.parent = to;
             self.adjust_directory_links(from, -1)?;

@@ -107,7 +107,7 @@ fn change_tier(txs: &TxManager, ino: Ino, value: Option<&[u8]>, how: SetXattrMod
             _ => {}
         }
         inode.set_tier_value(value)?;
-        inode.ctime = now;
+        inode.touch(now);
         tx.put_inode(ino, &inode)
     })
 }
@@ -123,7 +123,7 @@ fn change_xattrs(
         let mut all = load_xattrs(tx, ino, &inode)?;
         change(&mut all)?;
         store_xattrs(tx, &mut inode, &all)?;
-        inode.ctime = now;
+        inode.touch(now);
         tx.put_inode(ino, &inode)
     })
 }

@@ -398,10 +398,14 @@ impl<'t, 'c> Tree<'t, 'c> {
 pub(crate) fn directory(tx: &mut Tx<'_>, ino: Ino) -> Result<Inode> {
     check_ino(ino)?;
     let inode = tx.inode(ino)?;
-    if inode.is_directory() {
-        Ok(inode)
-    } else {
-        Err(Errno::NOTDIR.into())
+    check_directory(&inode)?;
+    Ok(inode)
+}
+
+pub(crate) fn check_directory(inode: &Inode) -> Result<()> {
+    match inode.is_directory() {
+        true => Ok(()),
+        false => Err(Errno::NOTDIR.into()),
     }
 }
 

@@ -20,6 +20,7 @@ use crate::alloc::inos::InoAllocator;
 use crate::alloc::share_counts::ShareCounts;
 use crate::alloc::spans::SpanAllocator;
 use crate::error::{Corruption, FsError, Result};
+use crate::format::file_id::FileId;
 use crate::format::inode::{Ino, Inode, InodeKind, Time, damaged_inode};
 use crate::format::page_map::FileSpan;
 use crate::format::superblock::Head;
@@ -179,6 +180,11 @@ impl Core {
         self.begin().inode(ino)
     }
 
+    /// See [`Tx::inode_of`].
+    pub(crate) fn inode_of(&mut self, id: FileId) -> Result<Inode> {
+        self.begin().inode_of(id)
+    }
+
     /// An inode that is not being freed.
     pub(crate) fn inode_not_freeing(&mut self, ino: Ino) -> Result<Inode> {
         if self.freeing.contains(&ino) {
@@ -224,6 +230,11 @@ impl Core {
         };
         self.live_inodes.insert(ino, live);
         (ino, self.creations)
+    }
+
+    /// Records a new inode that no kernel has looked up. A failed create may have left state of its number.
+    pub(crate) fn record_unused_creation(&mut self, ino: Ino) {
+        self.live_inodes.remove(&ino);
     }
 
     /// Undoes [`Core::record_creation`], unless another inode has got the number since.

@@ -2,6 +2,7 @@
 //! copies, which join the batch when it has succeeded.
 
 use crate::error::Result;
+use crate::format::file_id::FileId;
 use crate::format::inode::{INODE_BYTES, Ino, Inode, check_ino, damaged_inode, inode_at};
 use crate::format::page_map::Span;
 use crate::format::{Page, page_map};
@@ -272,6 +273,21 @@ impl Tx<'_> {
         }
         self.core.collect_direct_write(ino);
         self.core.apply_pending_times(ino, &mut inode);
+        Ok(inode)
+    }
+
+    /// As [`Tx::inode`], of one file for ever.
+    ///
+    /// # Errors
+    /// `ESTALE` if the file is gone: the number is free or has another file, or the inode has no name. A pinned inode needs no name.
+    pub(crate) fn inode_of(&mut self, id: FileId) -> Result<Inode> {
+        let inode = self.inode(id.ino)?;
+        let live = self.core.live_inodes.get(&id.ino);
+        let is_pinned = live.is_some_and(|live| live.pins > 0);
+        let is_gone = self.core.freeing.contains(&id.ino) || inode.links == 0 && !is_pinned;
+        if is_gone || FileId::of(id.ino, &inode) != id {
+            return Err(Errno::STALE.into());
+        }
         Ok(inode)
     }
 

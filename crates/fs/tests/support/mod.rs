@@ -12,6 +12,8 @@ pub mod mmap;
 #[allow(dead_code)]
 pub mod pool;
 #[allow(dead_code)]
+pub mod server;
+#[allow(dead_code)]
 pub mod write_cache;
 
 use memory::{MemorySpace, wait};

@@ -2,7 +2,7 @@
 //!
 //! Invariant: the volume is detached after the file system is closed, on every way out.
 
-use crate::args::FuseTransport;
+use crate::args::{FuseTransport, ManagerArgs, ScrubArgs, Transport as TransportArg};
 use crate::client::{DetachGuard, attach_replacing, cluster_client, expect_content};
 use crate::commands::mount::MountArgs;
 use crate::commands::mount::dead;
@@ -43,7 +43,7 @@ use std::time::{Duration, Instant};
 /// The start of the source of a mount.
 pub(super) const SOURCE: &str = "pagemesh:";
 /// Minimum memory of a mount of a small file system, in bytes.
-pub(super) const MEMORY_MIN: u64 = 64 << 20;
+pub const MEMORY_MIN: u64 = 64 << 20;
 /// Limit of the wait for the addresses of an ending mount, before this mount does without them. It
 /// is longer than that mount waits for unreachable bricks and an unreachable manager. The owner of
 /// an address may also be no mount.
@@ -88,10 +88,19 @@ pub fn run(args: &MountArgs) -> anyhow::Result<()> {
 fn serve_volume(args: &MountArgs, name: &VolumeName, dir: PathBuf) -> anyhow::Result<()> {
     resource_limits::check_memory(MEMORY_MIN).with_context(|| format!("cannot mount {name}"))?;
     let ending = Shutdown::listen(args.until_stdin_ends)?;
+    let signals = StatusSignals::listen()?;
     service::notify_status("attaching the volume and reading the file system");
-    let Some((volume, detail, metrics)) = attach_volume(args, name, &ending)? else {
+    let wanted = FileSystemArgs {
+        client: &args.client,
+        transport: args.transport,
+        scrubs: &args.scrubs,
+        force: args.force,
+    };
+    let bind = || args.metrics.bind();
+    let Some((volume, detail, metrics)) = attach_volume(&wanted, name, &ending, bind)? else {
         return Ok(());
     };
+    signals.handle(vec![Arc::downgrade(&volume)])?;
     let detach = DetachGuard(Arc::clone(&volume));
     let signs = LifeSigns::start(cluster_client(&args.client)?, name, &volume)?;
     let fs = open_files(&volume, &detail)?;
@@ -170,24 +179,32 @@ fn serve_metrics(
     .flatten()
 }
 
-/// An attached volume, its details, and the bound address of the metrics.
-type AttachedVolume = (Arc<Volume>, VolumeDetail, Option<BoundResponder>);
+/// Arguments of a process that serves a file system.
+pub struct FileSystemArgs<'a> {
+    pub client: &'a ManagerArgs,
+    pub transport: TransportArg,
+    pub scrubs: &'a ScrubArgs,
+    /// Take the file system over from a process that serves it.
+    pub force: bool,
+}
 
-/// Attaches the volume, with its scrubs and its status signals, once no other process serves it. None: this
+/// An attached volume, its details, and an address that was bound before the attach.
+type AttachedVolume<B> = (Arc<Volume>, VolumeDetail, B);
+
+/// Attaches the volume of a file system, with its scrubs, once no other process serves it. None: this
 /// process shall end.
 ///
-/// An ending holder may serve its metrics at the same address until it has stored its data. So the address is bound
-/// after the wait, and before the attach.
-fn attach_volume(
-    args: &MountArgs,
+/// An ending holder may use the same address until it has stored its data. So `bind` runs after the wait, and before the attach.
+pub fn attach_volume<B>(
+    args: &FileSystemArgs<'_>,
     name: &VolumeName,
     ending: &Shutdown,
-) -> anyhow::Result<Option<AttachedVolume>> {
-    let signals = StatusSignals::listen()?;
-    let manager = cluster_client(&args.client)?;
+    bind: impl Fn() -> anyhow::Result<B>,
+) -> anyhow::Result<Option<AttachedVolume<B>>> {
+    let manager = cluster_client(args.client)?;
     let detail = expect_content(&manager, name, VolumeContent::Files)?;
     let mut was_fenced = false;
-    let (volume, metrics) = loop {
+    let (volume, bound) = loop {
         let refuse = |holder: &Attachment| {
             let is_refused = !args.force;
             is_refused.then(|| takeover::mount_refusal(name, holder))
@@ -197,9 +214,9 @@ fn attach_volume(
         let Some(replaced) = takeover::await_holder(&manager, name, words, refuse, pause)? else {
             return Ok(None);
         };
-        let metrics = args.metrics.bind()?;
-        match attach_replacing(&args.client, args.transport, name, Some(replaced))? {
-            Ok(volume) => break (Arc::new(volume), metrics),
+        let bound = bind()?;
+        match attach_replacing(args.client, args.transport, name, Some(replaced))? {
+            Ok(volume) => break (Arc::new(volume), bound),
             // This process waits for that client, but only once: two mounts with `--force` would alternate.
             Err(AttachError::Fenced(_)) if !was_fenced => was_fenced = true,
             Err(cause) => {
@@ -219,12 +236,11 @@ fn attach_volume(
         }
     };
     volume.plan_scrubs(args.scrubs.plan());
-    signals.handle(vec![Arc::downgrade(&volume)])?;
-    Ok(Some((volume, detail, metrics)))
+    Ok(Some((volume, detail, bound)))
 }
 
 /// Opens the file system of the volume.
-fn open_files(volume: &Arc<Volume>, detail: &VolumeDetail) -> anyhow::Result<Arc<Fs>> {
+pub fn open_files(volume: &Arc<Volume>, detail: &VolumeDetail) -> anyhow::Result<Arc<Fs>> {
     let space: Arc<dyn Space> = volume.clone();
     let fs = Arc::new(Fs::mount(space, pagemesh_fuse::wait, pagemesh_fuse::now)?);
     if let Some(damage) = fs.damage() {
@@ -268,14 +284,14 @@ pub fn fuse_caching(direct_io: bool) -> Caching {
 
 /// Whether another client has taken over the volume.
 #[derive(Clone)]
-struct FenceFlag {
+pub struct FenceFlag {
     is_set: Arc<AtomicBool>,
     shutdown: ShutdownTrigger,
 }
 
 impl FenceFlag {
     /// Sets the flag soon after another client has attached the volume.
-    fn watch(volume: &Arc<Volume>, shutdown: ShutdownTrigger) -> anyhow::Result<FenceFlag> {
+    pub fn watch(volume: &Arc<Volume>, shutdown: ShutdownTrigger) -> anyhow::Result<FenceFlag> {
         let fenced = FenceFlag {
             is_set: Arc::default(),
             shutdown,
@@ -285,7 +301,7 @@ impl FenceFlag {
         Ok(fenced)
     }
 
-    fn is_set(&self) -> bool {
+    pub fn is_set(&self) -> bool {
         self.is_set.load(Ordering::Acquire)
     }
 
@@ -295,7 +311,8 @@ impl FenceFlag {
         }
     }
 
-    fn check_error(&self, error: &FsError) {
+    /// Sets the flag if an error is that of a volume that another client has attached.
+    pub fn check_error(&self, error: &FsError) {
         match error {
             FsError::Space(SpaceError::Fenced) | FsError::Stopped(SpaceError::Fenced) => {
                 self.set();

@@ -1,17 +1,14 @@
-//! Background threads of a mount, which end before it does.
+//! Threads of a process that serves a file system: they end before it is closed.
 //!
-//! - `fuse-care` writes recorded times once a second, lets idle channels process the volume's
+//! - `fs-care` writes recorded times once a second, lets idle channels process the volume's
 //!   messages, and closes channels that are idle for long.
-//! - `fuse-commit` sends acknowledged changes, on a mount with a commit interval.
-//! - `fuse-free` frees the remains of a crash, and space that could not be freed for lack of room.
+//! - `fs-commit` sends acknowledged changes, with a commit interval.
+//! - `fs-free` frees the remains of a crash, and space that could not be freed for lack of room.
 
-use crate::classic;
-use crate::device::Device;
-use crate::events::WriteEvents;
-use crate::wait;
+use crate::Fs;
+use crate::io::channel::Wait;
 use pagemesh_base::event_fd::EventFd;
-use pagemesh_fs::Fs;
-use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fd::AsRawFd;
 use rustix::process::setpriority_process;
 use rustix::thread::gettid;
 use std::io;
@@ -29,66 +26,71 @@ const FREE_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 const LOWEST_PRIORITY: i32 = 19;
 
 /// A thread that is stopped and joined when this is dropped.
-pub(crate) struct BackgroundThread {
+pub struct UpkeepThread {
     stop_event: Arc<EventFd>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl BackgroundThread {
-    fn start(
-        name: &str,
-        run: impl FnOnce(&EventFd) + Send + 'static,
-    ) -> io::Result<BackgroundThread> {
+impl UpkeepThread {
+    fn start(name: &str, run: impl FnOnce(&EventFd) + Send + 'static) -> io::Result<UpkeepThread> {
         let end = Arc::new(EventFd::new()?);
         let told = Arc::clone(&end);
         let thread = std::thread::Builder::new()
             .name(name.into())
             .spawn(move || run(&told))?;
-        Ok(BackgroundThread {
+        Ok(UpkeepThread {
             stop_event: end,
             thread: Some(thread),
         })
     }
 
     /// Starts the thread that frees space: space that a crash left, and space of deferred frees.
-    pub(crate) fn start_free_thread(fs: &Arc<Fs>) -> io::Result<BackgroundThread> {
+    ///
+    /// # Errors
+    /// If there is no descriptor or no thread.
+    pub fn start_free_thread(fs: &Arc<Fs>, wait: Wait) -> io::Result<UpkeepThread> {
         let fs = Arc::downgrade(fs);
-        BackgroundThread::start("fuse-free", move |end| {
+        UpkeepThread::start("fs-free", move |end| {
             // This affects the thread alone: Linux takes a thread's number for a process, too.
             if let Err(cause) = setpriority_process(Some(gettid()), LOWEST_PRIORITY) {
                 tracing::debug!(%cause, "cannot lower the priority of the thread that frees space");
             }
-            free_loop(&fs, end);
+            free_loop(&fs, wait, end);
         })
     }
 
     /// Starts the thread that commits acknowledged changes, and allows such changes.
-    pub(crate) fn start_commits(fs: &Arc<Fs>, interval: Duration) -> io::Result<BackgroundThread> {
+    ///
+    /// # Errors
+    /// As [`UpkeepThread::start_free_thread`].
+    pub fn start_commits(fs: &Arc<Fs>, wait: Wait, interval: Duration) -> io::Result<UpkeepThread> {
         let wanted = Arc::new(EventFd::new()?);
         let hook = Arc::clone(&wanted);
         let known = Arc::downgrade(fs);
-        let thread = BackgroundThread::start("fuse-commit", move |end| {
-            commit_loop(&known, interval, &wanted, end);
+        let thread = UpkeepThread::start("fs-commit", move |end| {
+            commit_loop(&known, wait, interval, &wanted, end);
         })?;
         fs.set_commit_interval(interval, Box::new(move || hook.signal()));
         Ok(thread)
     }
 
-    /// Starts the thread for periodic work: times, invalidations, and idle channels.
-    pub(crate) fn start_maintenance(
+    /// Starts the thread for periodic work: times and idle channels. It calls `each_second`, too.
+    ///
+    /// # Errors
+    /// As [`UpkeepThread::start_free_thread`].
+    pub fn start_maintenance(
         fs: &Arc<Fs>,
-        device: &Arc<Device>,
-        events: WriteEvents,
-    ) -> io::Result<BackgroundThread> {
+        wait: Wait,
+        each_second: impl FnMut(&Fs) + Send + 'static,
+    ) -> io::Result<UpkeepThread> {
         let fs = Arc::downgrade(fs);
-        let device = Arc::clone(&device.file);
-        BackgroundThread::start("fuse-care", move |end| {
-            maintenance_loop(&fs, &device, &events, end);
+        UpkeepThread::start("fs-care", move |end| {
+            maintenance_loop(&fs, wait, each_second, end);
         })
     }
 }
 
-impl Drop for BackgroundThread {
+impl Drop for UpkeepThread {
     fn drop(&mut self) {
         self.stop_event.signal();
         if let Some(thread) = self.thread.take() {
@@ -97,7 +99,7 @@ impl Drop for BackgroundThread {
     }
 }
 
-fn free_loop(fs: &Weak<Fs>, end: &EventFd) {
+fn free_loop(fs: &Weak<Fs>, wait: Wait, end: &EventFd) {
     while let Some(fs) = fs.upgrade() {
         let goes_on = fs.free_deferred_piece();
         drop(fs);
@@ -114,7 +116,7 @@ fn free_loop(fs: &Weak<Fs>, end: &EventFd) {
 }
 
 /// A change after the call of `commit_due` is due after the next wait, or later.
-fn commit_loop(fs: &Weak<Fs>, interval: Duration, wanted: &EventFd, end: &EventFd) {
+fn commit_loop(fs: &Weak<Fs>, wait: Wait, interval: Duration, wanted: &EventFd, end: &EventFd) {
     while let Some(fs) = fs.upgrade() {
         wanted.drain();
         let due = fs.commit_due(Instant::now()).unwrap_or_else(|cause| {
@@ -130,7 +132,7 @@ fn commit_loop(fs: &Weak<Fs>, interval: Duration, wanted: &EventFd, end: &EventF
     }
 }
 
-fn maintenance_loop(fs: &Weak<Fs>, device: &OwnedFd, events: &WriteEvents, end: &EventFd) {
+fn maintenance_loop(fs: &Weak<Fs>, wait: Wait, mut each_second: impl FnMut(&Fs), end: &EventFd) {
     let mut due = Instant::now() + MAINTENANCE_INTERVAL;
     loop {
         let mut awaited = vec![end.as_raw_fd()];
@@ -138,10 +140,7 @@ fn maintenance_loop(fs: &Weak<Fs>, device: &OwnedFd, events: &WriteEvents, end: 
             None => return,
             Some(fs) => {
                 if Instant::now() >= due {
-                    for ino in fs.collect_direct_writes() {
-                        classic::invalidate_inode(device, ino.0);
-                    }
-                    events.queue_unseen_writes(&fs);
+                    each_second(&fs);
                     if let Err(cause) = fs.flush_all_times() {
                         tracing::debug!(%cause, "cannot write file times; trying again");
                     }

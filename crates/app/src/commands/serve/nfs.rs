@@ -1,0 +1,261 @@
+//! A process that owns file systems and serves them over NFS.
+//!
+//! Invariant: a volume is detached after its file system is closed, on every way out.
+
+use crate::args::{ManagerArgs, ScrubArgs, Transport, listen_address};
+use crate::client::{DetachGuard, cluster_client};
+use crate::commands::mount::free_space;
+use crate::commands::mount::life_signs::LifeSigns;
+use crate::commands::mount::serve::{
+    FenceFlag, FileSystemArgs, MEMORY_MIN, attach_volume, open_files,
+};
+use crate::config::ConfigArgs;
+use crate::fence_watch::FencedError;
+use crate::figure_reporter::FigureReporter;
+use crate::metrics_pages::{self, MetricsArgs};
+use crate::service;
+use crate::shutdown::Shutdown;
+use crate::snapshot_cuts;
+use crate::status_signals::StatusSignals;
+use anyhow::Context;
+use clap::{Args, ValueEnum};
+use pagemesh_base::layout::VolumeName;
+use pagemesh_brick::resource_limits;
+use pagemesh_fs::{Fs, FsError, UpkeepThread};
+use pagemesh_manage::ManagerClient;
+use pagemesh_nfs::handle::HandleKey;
+use pagemesh_nfs::{Export, ExportOptions, Exports, FreeSpaceFn, Server, Squash};
+use pagemesh_volume::Volume;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::{Arc, Weak};
+
+/// The label from which the key of file handles follows. Clients keep handles, so it stays for ever.
+const HANDLE_KEY_LABEL: &[u8] = b"pagemesh NFS file handles 1";
+
+/// Serve file systems over NFS version 3.
+///
+/// Clients mount `/NAME`: `mount -t nfs -o vers=3,proto=tcp,port=PORT,mountport=PORT,mountproto=tcp,nolock HOST:/NAME DIR`. There are
+/// no locks, and no portmapper is asked. A file system has one server or one mount at a time.
+///
+/// Clients name their users themselves (AUTH_SYS), and nothing is encrypted. So serve a network in which each machine is trusted.
+#[derive(Args)]
+pub struct NfsArgs {
+    /// File systems, each under its own name.
+    #[arg(required = true, value_name = "FS")]
+    pub names: Vec<VolumeName>,
+    /// Address to listen on, as host:port.
+    #[arg(long, default_value = "127.0.0.1:2049")]
+    pub listen: String,
+    /// Refuse changes.
+    #[arg(long)]
+    pub read_only: bool,
+    /// Callers that become the anonymous user, 65534.
+    #[arg(long, value_enum, default_value = "root")]
+    pub squash: SquashArg,
+    /// Take the file systems over from the process that has them, and fence that process.
+    ///
+    /// Data loss: stores into mapped files of that mount that were not synced are lost. Programs on that mount get errors.
+    #[arg(long)]
+    pub force: bool,
+    #[command(flatten)]
+    pub scrubs: ScrubArgs,
+    #[command(flatten)]
+    pub metrics: MetricsArgs,
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// Exit when standard input ends.
+    #[arg(long, hide = true)]
+    pub until_stdin_ends: bool,
+    /// Transport to the bricks.
+    #[arg(long, value_enum, default_value = "auto")]
+    pub transport: Transport,
+    #[command(flatten)]
+    pub client: ManagerArgs,
+}
+
+/// Callers that become anonymous.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SquashArg {
+    /// Root alone.
+    Root,
+    /// All.
+    All,
+    /// None: root of each client may do everything.
+    None,
+}
+
+/// A file system that this process owns. Its parts end in their order.
+struct OwnedFs {
+    name: VolumeName,
+    /// Writes times, and frees space.
+    _upkeep: [UpkeepThread; 2],
+    fs: Arc<Fs>,
+    fenced: FenceFlag,
+    /// It reports until the process ends.
+    _signs: LifeSigns,
+    export: ExportParts,
+    detach: DetachGuard,
+}
+
+/// The parts of an export that come with the volume.
+struct ExportParts {
+    volume: uuid::Uuid,
+    attachment: u32,
+    free_space: FreeSpaceFn,
+}
+
+/// Serves file systems until a shutdown.
+pub fn run(args: &NfsArgs) -> anyhow::Result<()> {
+    resource_limits::check_memory(MEMORY_MIN).context("cannot serve file systems")?;
+    let listen = listen_address(&args.listen)?;
+    let ending = Shutdown::listen(args.until_stdin_ends)?;
+    let signals = StatusSignals::listen()?;
+    // An address in use must not fence a client.
+    let free = TcpListener::bind(listen);
+    drop(free.with_context(|| {
+        format!("cannot listen on {listen}; name another address with --listen")
+    })?);
+    let metrics = args.metrics.bind()?;
+    let manager = cluster_client(&args.client)?;
+    service::notify_status("attaching volumes and reading file systems");
+    let mut owned = Vec::new();
+    for name in &args.names {
+        match OwnedFs::open(args, &manager, name, &ending)? {
+            Some(fs) => owned.push(fs),
+            None => return Ok(()),
+        }
+    }
+    let volumes: Vec<_> = owned.iter().map(OwnedFs::named_volume).collect();
+    signals.handle(volumes.iter().map(|(_, volume)| volume.clone()).collect())?;
+    snapshot_cuts::serve(&manager, &volumes)?;
+    let reporter = FigureReporter::of_volumes(manager, volumes.clone())?;
+    let metrics = metrics_pages::serve(metrics, move || metrics_pages::client_page(&volumes))?;
+    let served = serve(args, listen, &owned, &ending);
+    drop(metrics);
+    let closed: Vec<_> = owned.iter().map(OwnedFs::close).collect();
+    // The manager takes reports of the attached client only.
+    drop(reporter);
+    drop(owned);
+    served?;
+    closed.into_iter().collect()
+}
+
+/// Serves until the shutdown, which the loss of a file system is, too.
+fn serve(
+    args: &NfsArgs,
+    listen: SocketAddr,
+    owned: &[OwnedFs],
+    ending: &Shutdown,
+) -> anyhow::Result<()> {
+    let exports = owned.iter().map(|it| it.export(args)).collect();
+    let flags: Vec<_> = owned
+        .iter()
+        .map(|it| (it.name.clone(), it.fenced.clone()))
+        .collect();
+    let on_error = move |name: &str, error: &FsError| {
+        let named = flags.iter().find(|(known, _)| known.as_str() == name);
+        if let Some((_, fenced)) = named {
+            fenced.check_error(error);
+        }
+    };
+    let server = Server::start(&[listen], Exports::new(exports)?, Box::new(on_error))?;
+    let urls = server.local_addrs().iter().flat_map(|address| {
+        let names = args.names.iter();
+        names.map(move |name| format!("nfs://{address}/{name}"))
+    });
+    let urls: Vec<String> = urls.collect();
+    urls.iter().for_each(|url| println!("ready {url}"));
+    service::notify_ready(&urls.join(" "));
+    ending.wait();
+    let report = server.stop();
+    if report.cut_off > 0 {
+        let (cut_off, abandoned) = (report.cut_off, report.abandoned);
+        tracing::warn!(
+            cut_off,
+            abandoned,
+            "NFS connections were cut off with calls in progress"
+        );
+    }
+    Ok(())
+}
+
+impl OwnedFs {
+    /// Attaches the volume, and opens its file system. None: this process shall end.
+    fn open(
+        args: &NfsArgs,
+        manager: &ManagerClient,
+        name: &VolumeName,
+        ending: &Shutdown,
+    ) -> anyhow::Result<Option<OwnedFs>> {
+        let wanted = FileSystemArgs {
+            client: &args.client,
+            transport: args.transport,
+            scrubs: &args.scrubs,
+            force: args.force,
+        };
+        let Some((volume, detail, ())) = attach_volume(&wanted, name, ending, || Ok(()))? else {
+            return Ok(None);
+        };
+        let detach = DetachGuard(Arc::clone(&volume));
+        let signs = LifeSigns::start(manager.clone(), name, &volume)?;
+        let fs = open_files(&volume, &detail)?;
+        let fenced = FenceFlag::watch(&volume, ending.trigger())?;
+        let export = ExportParts {
+            volume: detail.info.id,
+            attachment: volume.attachment().0,
+            free_space: Arc::from(free_space::watch(&args.client, detail, &fs)?),
+        };
+        let wait = pagemesh_fuse::wait;
+        Ok(Some(OwnedFs {
+            name: name.clone(),
+            _upkeep: [
+                UpkeepThread::start_maintenance(&fs, wait, |_| {})?,
+                UpkeepThread::start_free_thread(&fs, wait)?,
+            ],
+            fs,
+            fenced,
+            _signs: signs,
+            export,
+            detach,
+        }))
+    }
+
+    fn named_volume(&self) -> (VolumeName, Weak<Volume>) {
+        (self.name.clone(), Arc::downgrade(&self.detach.0))
+    }
+
+    fn export(&self, args: &NfsArgs) -> Export {
+        Export {
+            name: self.name.to_string(),
+            fs: Arc::clone(&self.fs),
+            volume: self.export.volume,
+            key: HandleKey::new(self.fs.derived_key(HANDLE_KEY_LABEL)),
+            attachment: self.export.attachment,
+            options: ExportOptions {
+                is_read_only: args.read_only,
+                squash: match args.squash {
+                    SquashArg::Root => Squash::Root,
+                    SquashArg::All => Squash::All,
+                    SquashArg::None => Squash::None,
+                },
+                ..ExportOptions::default()
+            },
+            free_space: Arc::clone(&self.export.free_space),
+        }
+    }
+
+    /// Stores everything. No call is in progress.
+    fn close(&self) -> anyhow::Result<()> {
+        let name = &self.name;
+        if self.fenced.is_set() {
+            return Err(FencedError(format!(
+                "another client took over the file system {name}, or an operator took it away, and this server has ended; what it had confirmed \
+                 is there, unless a copy that lacks it was promoted by force. Serve it again to take it back: pagemesh serve nfs {name}"
+            ))
+            .into());
+        }
+        let mut channel = self.fs.borrow_channel()?;
+        let stored = self.fs.sync_all(&mut channel);
+        stored.with_context(|| format!("DATA LOSS: times of files in {name} may be lost"))
+    }
+}

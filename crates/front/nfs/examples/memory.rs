@@ -1,0 +1,68 @@
+//! Serves a file system in memory, to try clients:
+//!
+//! ```text
+//! cargo run --release -p pagemesh-nfs --example memory -- 127.0.0.1:20049
+//! nfs-ls 'nfs://127.0.0.1/memory/?nfsport=20049&mountport=20049'
+//! ```
+//!
+//! It ends when its input does.
+
+#![allow(clippy::unwrap_used)] // The space is that of the tests.
+
+#[path = "../../../fs/tests/support/memory.rs"]
+#[allow(dead_code)]
+mod memory;
+
+use memory::{MemorySpace, wait};
+use pagemesh_fs::{Credentials, Fs, MkfsOptions, Time, mkfs};
+use pagemesh_nfs::handle::HandleKey;
+use pagemesh_nfs::{Export, ExportOptions, Exports, Server, Squash};
+use std::error::Error;
+use std::io::Read;
+use std::sync::Arc;
+use uuid::Uuid;
+
+/// Bytes of the space. Memory is taken as files grow.
+const SIZE_BYTES: u64 = 1 << 34;
+
+fn now() -> Time {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+    Time {
+        sec: now.tv_sec,
+        nsec: u32::try_from(now.tv_nsec).unwrap_or(0),
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let address = std::env::args()
+        .nth(1)
+        .ok_or("usage: memory ADDRESS:PORT")?;
+    let memory = MemorySpace::new(SIZE_BYTES).with_size(SIZE_BYTES);
+    let made = MkfsOptions {
+        uuid: Uuid::from_u128(1),
+        hash_key: [2, 3],
+        limit_bytes: 0,
+        owner: Credentials { uid: 0, gid: 0 },
+        mode: 0o755,
+    };
+    mkfs(&memory.shared(), wait, now, made)?;
+    let export = Export {
+        name: "memory".into(),
+        fs: Arc::new(Fs::mount(memory.shared(), wait, now)?),
+        volume: Uuid::from_u128(1),
+        key: HandleKey::new([1; 16]),
+        attachment: 1,
+        options: ExportOptions {
+            squash: Squash::None,
+            ..ExportOptions::default()
+        },
+        free_space: Arc::new(|| Some(SIZE_BYTES)),
+    };
+    let on_error = |name: &str, error: &pagemesh_fs::FsError| eprintln!("{name}: {error}");
+    let exports = Exports::new(vec![export])?;
+    let server = Server::start(&[address.parse()?], exports, Box::new(on_error))?;
+    std::io::stdin().read_to_end(&mut Vec::new())?;
+    println!("{:?}", server.counters());
+    println!("{:?}", server.stop());
+    Ok(())
+}

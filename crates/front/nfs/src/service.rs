@@ -1,0 +1,312 @@
+//! Calls and their answers: a record in, a reply out.
+
+mod attributes;
+mod convert;
+mod data;
+mod filesystem;
+mod listing;
+mod mount;
+mod names;
+
+use crate::counters::{CounterCells, count};
+use crate::export::{ErrorHook, Exports, ServedExport};
+use crate::handle::HandleBytes;
+use crate::limits::RUNNING_CALL_WAIT;
+use crate::mount3::{self, MountCall};
+use crate::nfs3::status::{Answer, Status};
+use crate::nfs3::{self, Nfs3Call};
+use crate::reply_cache::{Admission, ReplyCache};
+use crate::rpc::{ArgumentsError, Call, CallError, Credential, Refusal, Reply};
+use crate::xdr::{Encode, Reader};
+use bytes::Bytes;
+use pagemesh_base::space::SpaceError;
+use pagemesh_fs::{Caller, FileId, FsError, Ino};
+use std::net::IpAddr;
+use std::time::Instant;
+
+/// Whether another host has the volume of the file system that failed.
+#[must_use]
+pub fn is_fenced(error: &FsError) -> bool {
+    matches!(
+        error,
+        FsError::Space(SpaceError::Fenced) | FsError::Stopped(SpaceError::Fenced)
+    )
+}
+
+/// Why a call gets no reply, and its connection ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoReply {
+    /// Another host has the volume. It answers when the client asks again.
+    Fenced,
+    /// The record is no call.
+    NotACall(CallError),
+    /// The call is a repetition, and the first one still runs.
+    Running,
+}
+
+/// Why a procedure has no result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Failure {
+    Status(Status),
+    /// See [`NoReply::Fenced`].
+    Fenced,
+}
+
+impl From<Status> for Failure {
+    fn from(status: Status) -> Self {
+        Self::Status(status)
+    }
+}
+
+/// A failure with the attributes that its result has.
+struct Failed<F> {
+    failure: Failure,
+    /// In a box, so that results stay small.
+    attributes: Box<F>,
+}
+
+impl<F> Failed<F> {
+    fn new(failure: Failure, attributes: F) -> Self {
+        Self {
+            failure,
+            attributes: Box::new(attributes),
+        }
+    }
+}
+
+/// The result of a procedure.
+type Outcome<T, F> = Result<T, Failed<F>>;
+
+impl<F: Default> From<Failure> for Failed<F> {
+    fn from(failure: Failure) -> Self {
+        Self::new(failure, F::default())
+    }
+}
+
+impl<F: Default> From<Status> for Failed<F> {
+    fn from(status: Status) -> Self {
+        Failure::Status(status).into()
+    }
+}
+
+/// The exports and the state that all connections share.
+pub(crate) struct Service {
+    pub(crate) exports: Exports,
+    pub(crate) counters: CounterCells,
+    replies: ReplyCache,
+    on_error: ErrorHook,
+}
+
+/// A file that a call names.
+struct Target<'a> {
+    service: &'a Service,
+    export: &'a ServedExport,
+    id: FileId,
+    caller: Caller,
+}
+
+impl Service {
+    pub(crate) fn new(exports: Exports, on_error: ErrorHook) -> Self {
+        Self {
+            exports,
+            counters: CounterCells::default(),
+            replies: ReplyCache::default(),
+            on_error,
+        }
+    }
+
+    /// The reply to the call in a record of a client.
+    pub(crate) fn answer(&self, client: IpAddr, record: Bytes) -> Result<Reply, NoReply> {
+        let (call, arguments) = match Call::decode(&record) {
+            Ok(decoded) => decoded,
+            Err(CallError::Denied { xid, denial }) => {
+                count(&self.counters.refused_calls);
+                return Ok(Reply::denied(xid, denial));
+            }
+            Err(error) => return Err(NoReply::NotACall(error)),
+        };
+        match (call.program, call.version) {
+            (nfs3::PROGRAM, nfs3::VERSION) => self.answer_once(client, &call, arguments, &record),
+            (mount3::PROGRAM, mount3::VERSION) => self.answer_mount(&call, arguments),
+            (nfs3::PROGRAM | mount3::PROGRAM, _) => {
+                let (low, high) = (nfs3::VERSION, nfs3::VERSION);
+                Ok(self.refuse(&call, Refusal::ProgramMismatch { low, high }))
+            }
+            _ => Ok(self.refuse(&call, Refusal::ProgramUnavailable)),
+        }
+    }
+
+    fn refuse(&self, call: &Call<'_>, refusal: Refusal) -> Reply {
+        count(&self.counters.refused_calls);
+        Reply::refused(call.xid, refusal)
+    }
+
+    fn refuse_arguments(&self, call: &Call<'_>, error: ArgumentsError) -> Reply {
+        tracing::debug!(program = call.program, %error, "a call is refused");
+        self.refuse(call, error.refusal())
+    }
+
+    fn answer_mount(&self, call: &Call<'_>, arguments: Reader<'_>) -> Result<Reply, NoReply> {
+        match MountCall::decode(call.procedure, arguments) {
+            Ok(decoded) => {
+                count(&self.counters.mount_calls);
+                self.mount(call, &decoded)
+            }
+            Err(error) => Ok(self.refuse_arguments(call, error)),
+        }
+    }
+
+    /// Runs a call, unless it is a repetition of one that must not run again.
+    fn answer_once(
+        &self,
+        client: IpAddr,
+        call: &Call<'_>,
+        arguments: Reader<'_>,
+        record: &Bytes,
+    ) -> Result<Reply, NoReply> {
+        let until = Instant::now() + RUNNING_CALL_WAIT;
+        let repeated = (&self.counters.repeated_calls, until);
+        match self.replies.admit(client, call, arguments.rest(), repeated) {
+            Admission::Run(execution) => {
+                let reply = self.answer_nfs(call, arguments, record)?;
+                execution.finish(&reply);
+                Ok(reply)
+            }
+            Admission::Repeat(reply) => Ok(reply),
+            Admission::Running => Err(NoReply::Running),
+        }
+    }
+
+    fn answer_nfs(
+        &self,
+        call: &Call<'_>,
+        arguments: Reader<'_>,
+        record: &Bytes,
+    ) -> Result<Reply, NoReply> {
+        let decoded = match Nfs3Call::decode(call.procedure, arguments) {
+            Ok(decoded) => decoded,
+            Err(error) => return Ok(self.refuse_arguments(call, error)),
+        };
+        self.counters.count_call(call.procedure);
+        let (xid, who) = (call.xid, &call.credential);
+        match &decoded {
+            Nfs3Call::Null => Ok(Reply::success(xid, &())),
+            Nfs3Call::GetAttributes(file) => self.reply(xid, self.get_attributes(who, *file)),
+            Nfs3Call::SetAttributes(it) => self.reply(xid, self.set_attributes(who, it)),
+            Nfs3Call::Lookup(at) => self.reply(xid, self.lookup(who, at)),
+            Nfs3Call::Access(it) => self.reply(xid, self.access(who, it)),
+            Nfs3Call::ReadSymlink(file) => self.read_symlink(xid, who, *file),
+            Nfs3Call::Read(it) => self.reply(xid, self.read(who, it)),
+            Nfs3Call::Write(it) => self.reply(xid, self.write(who, it, record)),
+            Nfs3Call::Create(it) => self.reply(xid, self.create(who, it)),
+            Nfs3Call::MakeDirectory(it) => self.reply(xid, self.make_directory(who, it)),
+            Nfs3Call::MakeSymlink(it) => self.reply(xid, self.make_symlink(who, it)),
+            Nfs3Call::MakeNode(it) => self.reply(xid, self.make_node(who, it)),
+            Nfs3Call::Remove(at) => self.reply(xid, self.remove(who, at)),
+            Nfs3Call::RemoveDirectory(at) => self.reply(xid, self.remove_directory(who, at)),
+            Nfs3Call::Rename(it) => self.reply(xid, self.rename(who, it)),
+            Nfs3Call::Link(it) => self.reply(xid, self.link(who, it)),
+            Nfs3Call::List(it) => self.reply(xid, self.list(who, it)),
+            Nfs3Call::ListPlus(it) => self.reply(xid, self.list_plus(who, it)),
+            Nfs3Call::SpaceUsage(file) => self.reply(xid, self.space_usage(who, *file)),
+            Nfs3Call::ServerLimits(file) => self.reply(xid, self.server_limits(who, *file)),
+            Nfs3Call::NameRules(file) => self.reply(xid, self.name_rules(who, *file)),
+            Nfs3Call::Commit(it) => self.reply(xid, self.commit(who, it)),
+        }
+    }
+
+    /// The reply with the outcome of a procedure.
+    fn reply<T: Encode, F: Encode>(
+        &self,
+        xid: u32,
+        outcome: Outcome<T, F>,
+    ) -> Result<Reply, NoReply> {
+        let answer = match outcome {
+            Ok(result) => Answer::Done(result),
+            Err(failed) => match failed.failure {
+                Failure::Status(status) => {
+                    self.counters.count_error(status);
+                    Answer::Failed(status, *failed.attributes)
+                }
+                Failure::Fenced => return Err(NoReply::Fenced),
+            },
+        };
+        Ok(Reply::success(xid, &answer))
+    }
+
+    /// The file of a handle. The file system checks that it exists.
+    fn target(
+        &self,
+        credential: &Credential<'_>,
+        file: HandleBytes<'_>,
+    ) -> Result<Target<'_>, Failure> {
+        let volume = file.claimed_volume().ok_or(Status::BadHandle)?;
+        let export = self.exports.by_volume(volume).ok_or(Status::Stale)?;
+        let handle = export.key.decode(file).map_err(|_| Status::BadHandle)?;
+        // No snapshot is exported yet.
+        if handle.snapshot_epoch != 0 {
+            return Err(Status::Stale.into());
+        }
+        let id = FileId {
+            ino: Ino(handle.inode),
+            generation: handle.generation,
+            birth: handle.birth_fold,
+        };
+        self.target_in(export, id, credential)
+    }
+
+    fn target_in<'a>(
+        &'a self,
+        export: &'a ServedExport,
+        id: FileId,
+        credential: &Credential<'_>,
+    ) -> Result<Target<'a>, Failure> {
+        if export.is_fenced() {
+            return Err(Failure::Fenced);
+        }
+        let caller = export.options.caller(credential);
+        Ok(Target {
+            service: self,
+            export,
+            id,
+            caller: caller.ok_or(Status::ServerFault)?,
+        })
+    }
+
+    /// The file of a call that changes it.
+    fn changed_target(
+        &self,
+        credential: &Credential<'_>,
+        file: HandleBytes<'_>,
+    ) -> Result<Target<'_>, Failure> {
+        let target = self.target(credential, file)?;
+        match target.export.options.is_read_only {
+            true => Err(Status::ReadOnly.into()),
+            false => Ok(target),
+        }
+    }
+
+    /// Reports an error of a file system, once for each call.
+    fn report(&self, export: &ServedExport, error: &FsError) -> Failure {
+        let name = export.name.as_str();
+        if is_fenced(error) {
+            if export.set_fenced() {
+                tracing::error!(export = name, %error, "the export gets no more replies");
+            }
+            (self.on_error)(name, error);
+            return Failure::Fenced;
+        }
+        if !matches!(error, FsError::Posix(_) | FsError::Snapshot) {
+            tracing::warn!(export = name, %error, "an NFS call failed");
+            (self.on_error)(name, error);
+        }
+        convert::status(error).into()
+    }
+}
+
+impl Target<'_> {
+    /// See [`Service::report`].
+    fn report(&self, error: &FsError) -> Failure {
+        self.service.report(self.export, error)
+    }
+}

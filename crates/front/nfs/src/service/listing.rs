@@ -1,0 +1,67 @@
+//! READDIR and READDIRPLUS.
+
+use super::{Failed, Failure, Outcome, Service, Target};
+use crate::nfs3::attributes::Attributes;
+use crate::nfs3::listing::{
+    CookieVerifier, Entry, EntryFile, ListArguments, ListPlusArguments, ListedEntries, Listing,
+    Room,
+};
+use crate::nfs3::status::Status;
+use crate::rpc::Credential;
+use pagemesh_fs::{Attr, DirEntry};
+
+/// The result of a listing.
+type Listed = Outcome<ListedEntries, Option<Attributes>>;
+
+impl Service {
+    pub(super) fn list(&self, who: &Credential<'_>, it: &ListArguments<'_>) -> Listed {
+        let target = self.target(who, it.directory)?;
+        target.list(it, |listing, entry, _| listing.add(entry))
+    }
+
+    pub(super) fn list_plus(&self, who: &Credential<'_>, it: &ListPlusArguments<'_>) -> Listed {
+        let target = self.target(who, it.0.directory)?;
+        target.list(&it.0, |listing, entry, attr| {
+            let file = EntryFile {
+                attributes: attr.map(|attr| target.attributes(attr)),
+                handle: attr.map(|attr| target.export.handle(attr.file_id())),
+            };
+            listing.add_plus(entry, &file)
+        })
+    }
+}
+
+impl Target<'_> {
+    /// Lists with `add`, which encodes an entry.
+    fn list(
+        &self,
+        it: &ListArguments<'_>,
+        add: impl Fn(&mut Listing, &Entry<'_>, Option<&Attr>) -> Room,
+    ) -> Listed {
+        let verifier = self.export.cookie_verifier();
+        // Some clients send no verifier. Cookies of this volume never expire.
+        let is_known = it.verifier == verifier || it.verifier == CookieVerifier::default();
+        if it.cookie != 0 && !is_known {
+            return Err(Status::BadCookie.into());
+        }
+        let mut listing = Listing::new(it.budget);
+        let visit = |entry: &DirEntry, attr: Option<&Attr>| {
+            let encoded = Entry {
+                inode: entry.ino.0,
+                name: &entry.name,
+                cookie: entry.cookie,
+            };
+            add(&mut listing, &encoded, attr) == Room::Left
+        };
+        let fs = &self.export.fs;
+        let reply = fs.list_with_attributes(self.id, it.cookie, &self.caller, visit);
+        let directory = self.after(&reply.wcc);
+        let failed = |failure| Failed::new(failure, directory);
+        let is_end = match reply.result {
+            Ok(is_end) => is_end,
+            Err(error) => return Err(failed(self.report(&error))),
+        };
+        let listed = listing.finish(directory, verifier, is_end);
+        listed.map_err(|status| failed(Failure::Status(status)))
+    }
+}

@@ -1,0 +1,242 @@
+//! Connections: their bounds, their ends, and clients that break the protocol.
+
+#![allow(clippy::unwrap_used)] // Tests.
+
+mod support;
+
+use pagemesh_nfs::handle::HandleBytes;
+use pagemesh_nfs::limits::Limits;
+use pagemesh_nfs::nfs3::Nfs3Call;
+use pagemesh_nfs::nfs3::files::ReadArguments;
+use pagemesh_nfs::{Server, ServerError, StopReport};
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::time::Duration;
+use support::session::{MOUNT, NFS, Session};
+use support::world::World;
+
+/// The limits with another time, which a test waits for.
+const SHORT: Duration = Duration::from_millis(20);
+
+#[track_caller]
+fn assert_closed(session: &mut Session) {
+    assert_eq!(session.receive(), None, "the connection is open");
+}
+
+#[test]
+fn thousand_half_open_connections_leave_the_server_intact() {
+    pagemesh_base::fd_limit::raise_fd_limit().expect("descriptors");
+    let world = World::new();
+    let mut served = Session::new(&world);
+    let root = served.root();
+    let address = world.server.local_addrs()[0];
+    let half_open: Vec<TcpStream> = (0..999)
+        .map(|_| {
+            let mut stream = TcpStream::connect(address).expect("connected");
+            stream.write_all(&[0x80, 0]).expect("sent");
+            stream
+        })
+        .collect();
+    world.wait_until("all connections", |now| now.connections == 1000);
+    assert!(served.attributes(&root).is_ok());
+
+    let mut refused = Session::new(&world);
+    assert_closed(&mut refused);
+    world.wait_until("the refusal", |now| now.refused == 1);
+
+    drop(half_open);
+    world.wait_until("the end", |now| now.connections == 1);
+    assert!(Session::new(&world).mount("/data").is_ok());
+    assert!(served.attributes(&root).is_ok());
+}
+
+#[test]
+fn garbage_closes_only_its_connection() {
+    let world = World::new();
+    let mut served = Session::new(&world);
+    let root = served.root();
+    let garbage: [&[u8]; 4] = [
+        // A record that is too long, an empty one, one without a header, and a reply.
+        &[0xff; 64],
+        &[0x80, 0, 0, 0],
+        &[0x80, 0, 0, 2, 1, 2],
+        &[0x80, 0, 0, 8, 0, 0, 0, 1, 0, 0, 0, 1],
+    ];
+    for bytes in garbage {
+        let mut broken = Session::new(&world);
+        broken.stream.write_all(bytes).expect("sent");
+        assert_closed(&mut broken);
+        assert!(served.attributes(&root).is_ok());
+    }
+    world.wait_until("violations", |now| now.violations == 4);
+}
+
+#[test]
+fn unknown_programs_and_versions_are_refused() {
+    let world = World::new();
+    let mut session = Session::new(&world);
+    let mut refused = |program, number, rest: &[u8], wanted: &[u32]| {
+        let reply = session.exchange(program, number, rest).expect("a reply");
+        let wanted: Vec<u8> = wanted.iter().flat_map(|it| it.to_be_bytes()).collect();
+        assert_eq!(reply, wanted, "{program:?}, {number}");
+    };
+    // Accepted, no verifier, and the status.
+    refused((100_000, 2), 0, &[], &[0, 0, 0, 1]);
+    for version in [1, 2, 4] {
+        refused((NFS, version), 0, &[], &[0, 0, 0, 2, 3, 3]);
+        refused((MOUNT, version), 0, &[], &[0, 0, 0, 2, 3, 3]);
+    }
+    refused((NFS, 3), 22, &[], &[0, 0, 0, 3]);
+    refused((MOUNT, 3), 6, &[], &[0, 0, 0, 3]);
+    refused((NFS, 3), 1, &[0, 0, 0, 65], &[0, 0, 0, 4]);
+    refused((NFS, 3), 0, &[], &[0, 0, 0, 0]);
+    refused((MOUNT, 3), 0, &[], &[0, 0, 0, 0]);
+    assert_eq!(world.server.counters().refused_calls, 10);
+}
+
+#[test]
+fn calls_of_one_burst_are_answered_in_order() {
+    let world = World::new();
+    let mut session = Session::new(&world);
+    let root = session.root();
+    let calls: Vec<Vec<u8>> = (0..100)
+        .map(|_| session.bytes_of(&Nfs3Call::GetAttributes(HandleBytes(&root))))
+        .collect();
+    session.stream.write_all(&calls.concat()).expect("sent");
+    for call in &calls {
+        let reply = session.receive().expect("a reply");
+        assert_eq!(reply[..4], call[4..8], "xid");
+    }
+    assert_eq!(world.server.counters().calls[1], 100);
+}
+
+#[test]
+fn record_in_single_bytes_is_answered() {
+    let world = World::new();
+    let mut session = Session::new(&world);
+    session.stream.set_nodelay(true).expect("set");
+    let call = session.bytes_of(&Nfs3Call::Null);
+    for byte in call {
+        session.stream.write_all(&[byte]).expect("sent");
+    }
+    assert!(session.receive().is_some());
+}
+
+#[test]
+fn stop_ends_all_threads_of_connected_clients() {
+    let world = World::new();
+    let mut idle = Session::new(&world);
+    idle.root();
+    let mut half = Session::new(&world);
+    half.root();
+    half.stream.write_all(&[0x80, 0, 0]).expect("sent");
+    assert_eq!(world.server.counters().connections, 2);
+    assert_eq!(world.server.stop(), StopReport::default());
+    assert_eq!(world.server.counters().connections, 0);
+    assert_closed(&mut idle);
+    assert_closed(&mut half);
+    let address = world.server.local_addrs()[0];
+    assert!(TcpStream::connect(address).is_err(), "it still listens");
+    assert_eq!(world.server.stop(), StopReport::default());
+}
+
+#[test]
+fn call_in_progress_is_answered_before_the_stop() {
+    let world = World::new();
+    let mut session = Session::new(&world);
+    let root = session.root();
+    let file = session.create(&root, "file", 0o644).expect("made").handle;
+    session.write(&file, 0, &[7; 8192]).expect("written");
+    let read = session.bytes_of(&Nfs3Call::Read(ReadArguments {
+        file: HandleBytes(&file),
+        offset: 0,
+        count: 8192,
+    }));
+    let memory = world.space.memory.clone();
+    let stopped = std::thread::scope(|scope| {
+        let stop = memory.while_stalled(|wait_for_request| {
+            session.stream.write_all(&read).expect("sent");
+            wait_for_request();
+            scope.spawn(|| world.server.stop())
+        });
+        stop.join().expect("no panic")
+    });
+    assert_eq!(stopped, StopReport::default());
+    let reply = session
+        .receive()
+        .expect("the reply of the call in progress");
+    assert_eq!(reply[reply.len() - 8192..], [7; 8192]);
+    assert_closed(&mut session);
+}
+
+#[test]
+fn client_that_takes_no_reply_is_cut_off() {
+    let limits = Limits {
+        reply: SHORT,
+        ..Limits::default()
+    };
+    let world = World::with_limits(limits);
+    let mut session = Session::new(&world);
+    let root = session.root();
+    let file = session.create(&root, "file", 0o644).expect("made").handle;
+    session.write(&file, 0, &vec![7; 1 << 20]).expect("written");
+    let read = session.bytes_of(&Nfs3Call::Read(ReadArguments {
+        file: HandleBytes(&file),
+        offset: 0,
+        count: 1 << 20,
+    }));
+    // More replies than the buffers of both sockets hold.
+    session.stream.write_all(&read.repeat(64)).expect("sent");
+    world.wait_until("violation", |now| now.violations == 1);
+    assert!(world.server.counters().calls[6] < 64);
+    assert!(Session::new(&world).mount("/data").is_ok());
+}
+
+#[test]
+fn silent_connections_are_closed() {
+    let limits = Limits {
+        idle: SHORT,
+        ..Limits::default()
+    };
+    let world = World::with_limits(limits);
+    assert_closed(&mut Session::new(&world));
+    world.wait_until("the end", |now| now.connections == 0);
+    assert_eq!(world.server.counters().violations, 0);
+}
+
+#[test]
+fn stalled_record_is_a_violation() {
+    let limits = Limits {
+        record: SHORT,
+        ..Limits::default()
+    };
+    let world = World::with_limits(limits);
+    let mut stalled = Session::new(&world);
+    stalled.stream.write_all(&[0x80]).expect("sent");
+    assert_closed(&mut stalled);
+    world.wait_until("violation", |now| now.violations == 1);
+}
+
+#[test]
+fn closed_half_of_a_connection_ends_it() {
+    let world = World::new();
+    let mut session = Session::new(&world);
+    let call = session.bytes_of(&Nfs3Call::Null);
+    session.stream.write_all(&call).expect("sent");
+    session.stream.shutdown(Shutdown::Write).expect("shut");
+    assert!(session.receive().is_some(), "the reply to the last call");
+    let mut rest = Vec::new();
+    session.stream.read_to_end(&mut rest).expect("the end");
+    assert!(rest.is_empty());
+}
+
+#[test]
+fn address_in_use_is_an_error() {
+    let world = World::new();
+    let address = world.server.local_addrs()[0];
+    let exports = || pagemesh_nfs::Exports::new(Vec::new()).expect("none");
+    let started = Server::start(&[address], exports(), Box::new(|_, _| {}));
+    assert!(matches!(started, Err(ServerError::Listen { .. })));
+    let started = Server::start(&[], exports(), Box::new(|_, _| {}));
+    assert!(matches!(started, Err(ServerError::NoAddress)));
+}

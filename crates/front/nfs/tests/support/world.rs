@@ -1,0 +1,177 @@
+//! A server with one export over a space in memory.
+
+use super::memory::{MemorySpace, wait};
+use pagemesh_base::space::{Channel, Completion, Request, Space, SpaceError, Token};
+use pagemesh_fs::{Credentials, Fs, FsError, MkfsOptions, Time, mkfs};
+use pagemesh_nfs::handle::HandleKey;
+use pagemesh_nfs::limits::Limits;
+use pagemesh_nfs::{Export, ExportOptions, Exports, Server};
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use uuid::Uuid;
+
+/// The owner of the root directory.
+pub const OWNER: Credentials = Credentials {
+    uid: 1000,
+    gid: 100,
+};
+pub const VOLUME: Uuid = Uuid::from_u128(0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10);
+pub const KEY: [u8; 16] = [7; 16];
+pub const ATTACHMENT: u32 = 5;
+pub const FREE_BYTES: u64 = 1 << 30;
+
+/// A clock that ticks at each reading.
+pub fn clock() -> Time {
+    static TICKS: AtomicU64 = AtomicU64::new(1);
+    let tick = TICKS.fetch_add(1, Ordering::Relaxed);
+    Time {
+        sec: 1_000_000 + (tick / 1000) as i64,
+        nsec: (tick % 1000) as u32,
+    }
+}
+
+/// A space that loses writes and fails when a test says so.
+#[derive(Clone)]
+pub struct TestSpace {
+    pub memory: MemorySpace,
+    lost_writes: Arc<AtomicU64>,
+    is_fenced: Arc<AtomicBool>,
+}
+
+impl TestSpace {
+    pub fn lose_writes(&self) {
+        self.lost_writes.fetch_add(1, Ordering::SeqCst);
+    }
+
+    pub fn fence(&self) {
+        self.is_fenced.store(true, Ordering::SeqCst);
+    }
+}
+
+impl Space for TestSpace {
+    fn size_bytes(&self) -> u64 {
+        self.memory.size_bytes()
+    }
+
+    fn has_write_cache(&self) -> bool {
+        self.memory.has_write_cache()
+    }
+
+    fn lost_writes(&self) -> u64 {
+        self.lost_writes.load(Ordering::SeqCst)
+    }
+
+    fn open(&self) -> Result<Box<dyn Channel>, SpaceError> {
+        Ok(Box::new(TestChannel {
+            inner: self.memory.open()?,
+            space: self.clone(),
+            done: Vec::new(),
+        }))
+    }
+}
+
+struct TestChannel {
+    inner: Box<dyn Channel>,
+    space: TestSpace,
+    done: Vec<Completion>,
+}
+
+impl Channel for TestChannel {
+    fn submit(&mut self, token: Token, request: Request) {
+        if self.space.is_fenced.load(Ordering::SeqCst) {
+            let result = Err(SpaceError::Fenced);
+            self.done.push(Completion { token, result });
+            return;
+        }
+        self.inner.submit(token, request);
+    }
+
+    fn reap(&mut self, into: &mut Vec<Completion>) {
+        into.append(&mut self.done);
+        self.inner.reap(into);
+    }
+
+    fn poll_fds(&self, into: &mut Vec<RawFd>) {
+        self.inner.poll_fds(into);
+    }
+}
+
+/// See the module.
+pub struct World {
+    pub server: Server,
+    pub fs: Arc<Fs>,
+    pub space: TestSpace,
+    /// The errors that the hook got.
+    pub errors: Arc<Mutex<Vec<(String, FsError)>>>,
+}
+
+impl World {
+    pub fn new() -> World {
+        World::with(ExportOptions::default(), Limits::default(), false)
+    }
+
+    pub fn with_options(options: ExportOptions) -> World {
+        World::with(options, Limits::default(), false)
+    }
+
+    pub fn with_limits(limits: Limits) -> World {
+        World::with(ExportOptions::default(), limits, false)
+    }
+
+    pub fn with(options: ExportOptions, limits: Limits, has_write_cache: bool) -> World {
+        let memory = match has_write_cache {
+            true => MemorySpace::new(1 << 36).with_write_cache(),
+            false => MemorySpace::new(1 << 36),
+        };
+        let made = MkfsOptions {
+            uuid: Uuid::from_u128(1),
+            hash_key: [2, 3],
+            limit_bytes: 0,
+            owner: OWNER,
+            mode: 0o755,
+        };
+        mkfs(&memory.shared(), wait, clock, made).expect("made");
+        let space = TestSpace {
+            memory,
+            lost_writes: Arc::default(),
+            is_fenced: Arc::default(),
+        };
+        let fs = Fs::mount(Arc::new(space.clone()), wait, clock).expect("mounted");
+        let fs = Arc::new(fs);
+        let export = Export {
+            name: "data".into(),
+            fs: Arc::clone(&fs),
+            volume: VOLUME,
+            key: HandleKey::new(KEY),
+            attachment: ATTACHMENT,
+            options,
+            free_space: Arc::new(|| Some(FREE_BYTES)),
+        };
+        let errors = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&errors);
+        let hook = move |name: &str, error: &FsError| {
+            seen.lock().unwrap().push((name.into(), error.clone()));
+        };
+        let exports = Exports::new(vec![export]).expect("exports");
+        let listen = ["127.0.0.1:0".parse().expect("an address")];
+        let server = Server::start_with(&listen, exports, Box::new(hook), limits);
+        World {
+            server: server.expect("started"),
+            fs,
+            space,
+            errors,
+        }
+    }
+
+    /// Waits until a number of the server has reached a value.
+    #[track_caller]
+    pub fn wait_until(&self, what: &str, is_reached: impl Fn(&pagemesh_nfs::Counters) -> bool) {
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(30);
+        while !is_reached(&self.server.counters()) {
+            let counters = self.server.counters();
+            assert!(std::time::Instant::now() < until, "{what}: {counters:?}");
+            std::thread::yield_now();
+        }
+    }
+}
