@@ -35,7 +35,7 @@ fn check_set(caller: &Caller, bits: u16, wanted: &SetAttributes, expected: Resul
 
 #[test]
 fn changes_of_attributes_follow_rules() {
-    let stranger = user(50, 60);
+    let other = user(50, 60);
     let member = Caller::new(OWNER.uid, 1, &[61]).unwrap();
     let root = user(0, 0);
     let uid = |uid| SetAttributes {
@@ -53,26 +53,26 @@ fn changes_of_attributes_follow_rules() {
     let at = SetTime::At(Time { sec: 1, nsec: 2 });
     check_set(&owner(), 0o000, &mode(0o600), Ok(()));
     check_set(&root, 0o000, &mode(0o600), Ok(()));
-    check_set(&stranger, 0o777, &mode(0o600), Err(Errno::PERM));
+    check_set(&other, 0o777, &mode(0o600), Err(Errno::PERM));
     check_set(&owner(), 0o600, &uid(50), Err(Errno::PERM));
     check_set(&owner(), 0o600, &uid(OWNER.uid), Ok(()));
     check_set(&root, 0o600, &uid(50), Ok(()));
     check_set(&member, 0o600, &gid(61), Ok(()));
     check_set(&member, 0o600, &gid(62), Err(Errno::PERM));
-    check_set(&stranger, 0o777, &gid(60), Err(Errno::PERM));
+    check_set(&other, 0o777, &gid(60), Err(Errno::PERM));
     check_set(&owner(), 0o000, &time(at), Ok(()));
-    check_set(&stranger, 0o777, &time(at), Err(Errno::PERM));
-    check_set(&stranger, 0o602, &time(SetTime::Now), Ok(()));
-    check_set(&stranger, 0o604, &time(SetTime::Now), Err(Errno::ACCESS));
+    check_set(&other, 0o777, &time(at), Err(Errno::PERM));
+    check_set(&other, 0o602, &time(SetTime::Now), Ok(()));
+    check_set(&other, 0o604, &time(SetTime::Now), Err(Errno::ACCESS));
     check_set(&owner(), 0o000, &size(10), Ok(()));
-    check_set(&stranger, 0o602, &size(10), Ok(()));
-    check_set(&stranger, 0o604, &size(10), Err(Errno::ACCESS));
+    check_set(&other, 0o602, &size(10), Ok(()));
+    check_set(&other, 0o604, &size(10), Err(Errno::ACCESS));
     check_set(&owner(), 0o600, &size(1 << 45), Err(Errno::FBIG));
     let both = SetAttributes {
         size: Some(0),
         ..mode(0o600)
     };
-    check_set(&stranger, 0o777, &both, Err(Errno::PERM));
+    check_set(&other, 0o777, &both, Err(Errno::PERM));
     check_set(&owner(), 0o600, &NOTHING, Ok(()));
 }
 

@@ -227,15 +227,15 @@ fn check_rights(caller: &Caller, mode: u16, expected: (bool, bool)) {
 
 #[test]
 fn rights_follow_class_of_caller() {
-    let stranger = user(50, 60);
+    let other = user(50, 60);
     let in_group = user(50, OWNER.gid);
     let in_groups = Caller::new(50, 60, &[9, OWNER.gid, 3]).unwrap();
     check_rights(&owner(), 0o000, (true, true));
     check_rights(&user(0, 0), 0o000, (true, true));
-    check_rights(&stranger, 0o770, (false, false));
-    check_rights(&stranger, 0o604, (true, false));
-    check_rights(&stranger, 0o602, (false, true));
-    check_rights(&stranger, 0o601, (true, false));
+    check_rights(&other, 0o770, (false, false));
+    check_rights(&other, 0o604, (true, false));
+    check_rights(&other, 0o602, (false, true));
+    check_rights(&other, 0o601, (true, false));
     for caller in [in_group, in_groups] {
         check_rights(&caller, 0o706, (false, false));
         check_rights(&caller, 0o640, (true, false));

@@ -134,7 +134,7 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// The next call. Its deadline is that of its record, once a byte of it has arrived.
+    /// The next call. It has the deadline of its record, once a byte of it has arrived.
     fn next_record(&mut self) -> Result<Bytes, EndReason> {
         self.until = Instant::now() + self.limits.idle;
         let mut has_begun = false;

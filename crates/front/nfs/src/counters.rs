@@ -28,7 +28,7 @@ pub struct Counters {
     /// Calls that the server knew: a client sent them again. Those that change names or attributes
     /// got the reply of the first one.
     pub repeated_calls: u64,
-    /// Calls of NFSv3 and MOUNT whose status is an error.
+    /// Calls of NFSv3 and MOUNT that ended with an error.
     pub errors: u64,
     /// Those among them with a fault of the storage or the server.
     pub faults: u64,

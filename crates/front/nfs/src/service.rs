@@ -188,30 +188,32 @@ impl Service {
             Err(error) => return Ok(self.refuse_arguments(call, error)),
         };
         self.counters.count_call(call.procedure);
-        let (xid, who) = (call.xid, &call.credential);
+        let (xid, credential) = (call.xid, &call.credential);
         match &decoded {
             Nfs3Call::Null => Ok(Reply::success(xid, &())),
-            Nfs3Call::GetAttributes(file) => self.reply(xid, self.get_attributes(who, *file)),
-            Nfs3Call::SetAttributes(it) => self.reply(xid, self.set_attributes(who, it)),
-            Nfs3Call::Lookup(at) => self.reply(xid, self.lookup(who, at)),
-            Nfs3Call::Access(it) => self.reply(xid, self.access(who, it)),
-            Nfs3Call::ReadSymlink(file) => self.read_symlink(xid, who, *file),
-            Nfs3Call::Read(it) => self.reply(xid, self.read(who, it)),
-            Nfs3Call::Write(it) => self.reply(xid, self.write(who, it, record)),
-            Nfs3Call::Create(it) => self.reply(xid, self.create(who, it)),
-            Nfs3Call::MakeDirectory(it) => self.reply(xid, self.make_directory(who, it)),
-            Nfs3Call::MakeSymlink(it) => self.reply(xid, self.make_symlink(who, it)),
-            Nfs3Call::MakeNode(it) => self.reply(xid, self.make_node(who, it)),
-            Nfs3Call::Remove(at) => self.reply(xid, self.remove(who, at)),
-            Nfs3Call::RemoveDirectory(at) => self.reply(xid, self.remove_directory(who, at)),
-            Nfs3Call::Rename(it) => self.reply(xid, self.rename(who, it)),
-            Nfs3Call::Link(it) => self.reply(xid, self.link(who, it)),
-            Nfs3Call::List(it) => self.reply(xid, self.list(who, it)),
-            Nfs3Call::ListPlus(it) => self.reply(xid, self.list_plus(who, it)),
-            Nfs3Call::SpaceUsage(file) => self.reply(xid, self.space_usage(who, *file)),
-            Nfs3Call::ServerLimits(file) => self.reply(xid, self.server_limits(who, *file)),
-            Nfs3Call::NameRules(file) => self.reply(xid, self.name_rules(who, *file)),
-            Nfs3Call::Commit(it) => self.reply(xid, self.commit(who, it)),
+            Nfs3Call::GetAttributes(file) => {
+                self.reply(xid, self.get_attributes(credential, *file))
+            }
+            Nfs3Call::SetAttributes(it) => self.reply(xid, self.set_attributes(credential, it)),
+            Nfs3Call::Lookup(at) => self.reply(xid, self.lookup(credential, at)),
+            Nfs3Call::Access(it) => self.reply(xid, self.access(credential, it)),
+            Nfs3Call::ReadSymlink(file) => self.read_symlink(xid, credential, *file),
+            Nfs3Call::Read(it) => self.reply(xid, self.read(credential, it)),
+            Nfs3Call::Write(it) => self.reply(xid, self.write(credential, it, record)),
+            Nfs3Call::Create(it) => self.reply(xid, self.create(credential, it)),
+            Nfs3Call::MakeDirectory(it) => self.reply(xid, self.make_directory(credential, it)),
+            Nfs3Call::MakeSymlink(it) => self.reply(xid, self.make_symlink(credential, it)),
+            Nfs3Call::MakeNode(it) => self.reply(xid, self.make_node(credential, it)),
+            Nfs3Call::Remove(at) => self.reply(xid, self.remove(credential, at)),
+            Nfs3Call::RemoveDirectory(at) => self.reply(xid, self.remove_directory(credential, at)),
+            Nfs3Call::Rename(it) => self.reply(xid, self.rename(credential, it)),
+            Nfs3Call::Link(it) => self.reply(xid, self.link(credential, it)),
+            Nfs3Call::List(it) => self.reply(xid, self.list(credential, it)),
+            Nfs3Call::ListPlus(it) => self.reply(xid, self.list_plus(credential, it)),
+            Nfs3Call::SpaceUsage(file) => self.reply(xid, self.space_usage(credential, *file)),
+            Nfs3Call::ServerLimits(file) => self.reply(xid, self.server_limits(credential, *file)),
+            Nfs3Call::NameRules(file) => self.reply(xid, self.name_rules(credential, *file)),
+            Nfs3Call::Commit(it) => self.reply(xid, self.commit(credential, it)),
         }
     }
 

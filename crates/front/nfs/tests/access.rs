@@ -98,7 +98,7 @@ fn root_and_anonymous_callers_are_squashed() {
     let anonymous = 65_534;
     let root = || Some((0, 0, vec![0]));
     let user = || Some((2000, 2001, vec![2002]));
-    let check = |squash, who, wanted| {
+    let check = |squash, credential, wanted| {
         let world = World::with_options(ExportOptions {
             squash,
             ..ExportOptions::default()
@@ -111,7 +111,7 @@ fn root_and_anonymous_callers_are_squashed() {
         let caller = Caller::trusted(OWNER.uid, OWNER.gid);
         let shared = world.fs.make_directory_at(top, b"shared", &attrs, &caller);
         shared.result.expect("made");
-        let mut session = Session::of(&world, who);
+        let mut session = Session::of(&world, credential);
         let shared = session.mount("/data/shared").expect("mounted");
         let made = session.create(&shared, "f", 0o644).expect("made");
         let attributes = made.attributes;

@@ -1,7 +1,7 @@
 //! Permissions of callers that no kernel has checked: mode bits, ownership, sticky directories. Pure functions of
 //! inodes, called inside the transaction or lock of each operation. ACLs are not evaluated: there are none.
 //!
-//! The rules are those of POSIX and of Linux (`generic_permission`, `may_delete`, `setattr_prepare`). Two are those of NFS
+//! The rules follow POSIX and Linux (`generic_permission`, `may_delete`, `setattr_prepare`). Two follow NFS
 //! servers, whose clients check at an open: the owner of a file always reads and writes it, and a program that may be
 //! executed may be read.
 
@@ -24,7 +24,7 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// A caller whose permissions are checked. User 0 is root: map it to another user before, if clients may not be root.
+    /// A caller with permissions to check. User 0 is root: map it to another user before, if clients may not be root.
     ///
     /// # Errors
     /// `E2BIG` for more than [`CALLER_GROUPS_MAX`] groups.

@@ -1,5 +1,5 @@
 //! Attributes before and after a change, from the change itself: the weak cache consistency data of NFSv3 (RFC 1813,
-//! section 2.6). A client whose cache has the attributes before keeps its cache.
+//! section 2.6). A client keeps its cache if that has the attributes before.
 
 use crate::error::Result;
 use crate::file::attr::{Attr, attr};

@@ -1,4 +1,4 @@
-//! The identity of a file, for servers whose clients keep it across restarts, such as NFS.
+//! The identity of a file, for servers with clients that keep it across restarts, such as NFS.
 //!
 //! Number and generation alone do not identify a file for ever: a rollback to a snapshot, and a
 //! create that a crash lost, bring back numbers with old generations. The birth time differs then.

@@ -232,7 +232,7 @@ impl Inode {
         }
     }
 
-    /// The time of a change now: later than that of the change before, so that two changes in one tick of the clock differ.
+    /// The time of a change now: later than the time of the change before, so that two changes in one tick of the clock differ.
     pub(crate) fn change_time(&self, now: Time) -> Time {
         let is_same_tick =
             now <= self.ctime && self.ctime.sec.saturating_sub(now.sec) <= CLOCK_STEP_S_MIN;

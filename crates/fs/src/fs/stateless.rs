@@ -135,7 +135,7 @@ impl Fs {
         list::list_with_attributes(&self.txs, directory, after, caller, visit)
     }
 
-    /// Reads at most [`IO_BYTES_MAX`](crate::IO_BYTES_MAX) bytes of a file; fewer at its end. The attributes and the end are those of the lock
+    /// Reads at most [`IO_BYTES_MAX`](crate::IO_BYTES_MAX) bytes of a file; fewer at its end. The attributes and the end belong to the lock
     /// that planned the read. The owner may read always, and every caller that may execute the file.
     ///
     /// # Errors

@@ -268,7 +268,7 @@ pub(crate) fn remove_at(
     txs: &TxManager,
     directory: FileId,
     name: &[u8],
-    what: Removal,
+    removal: Removal,
     caller: &Caller,
 ) -> WccReply<FileId> {
     let mut tracker = WccTracker::new(directory);
@@ -276,12 +276,12 @@ pub(crate) fn remove_at(
     let may_remove = |parent: &Inode, inode: &Inode| access::check_delete(parent, inode, caller);
     let mut take = |tx: &mut Tx<'_>| {
         let mut inode = begin_directory(&mut tracker, tx, caller)?;
-        match what {
+        match removal {
             Removal::Name => check_name(name)?,
             Removal::EmptyDirectory => check_directory_name(name)?,
         }
         let parent = (directory.ino, &mut inode);
-        let (ino, gone) = remove_in(tx, parent, name, what, now, may_remove)?;
+        let (ino, gone) = remove_in(tx, parent, name, removal, now, may_remove)?;
         tracker.end(tx)?;
         Ok(FileId::of(ino, &gone))
     };

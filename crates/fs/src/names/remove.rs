@@ -55,12 +55,12 @@ impl Removal {
 }
 
 /// Removes a name.
-fn remove_name(txs: &TxManager, parent: Ino, name: &[u8], what: Removal) -> Result<()> {
+fn remove_name(txs: &TxManager, parent: Ino, name: &[u8], removal: Removal) -> Result<()> {
     let now = txs.now();
     let mut take = |tx: &mut Tx<'_>| {
         let mut parent_inode = directory(tx, parent)?;
         let all = |_: &Inode, _: &Inode| Ok(());
-        let (ino, _) = remove_in(tx, (parent, &mut parent_inode), name, what, now, all)?;
+        let (ino, _) = remove_in(tx, (parent, &mut parent_inode), name, removal, now, all)?;
         Ok(ino)
     };
     let ino = txs.with_reserve_fallback(|| txs.change_deferrable(&mut take))?;
@@ -73,14 +73,14 @@ pub(crate) fn remove_in(
     tx: &mut Tx<'_>,
     (parent, parent_inode): (Ino, &mut Inode),
     name: &[u8],
-    what: Removal,
+    removal: Removal,
     now: Time,
     may_remove: impl Fn(&Inode, &Inode) -> Result<()>,
 ) -> Result<(Ino, Inode)> {
     let entry = find(tx, parent_inode, name)?;
     let mut inode = named_inode(tx, parent, &entry)?;
     may_remove(parent_inode, &inode)?;
-    what.check(tx, &mut inode)?;
+    removal.check(tx, &mut inode)?;
     Tree::new(tx, parent_inode).remove(entry.key)?;
     if inode.is_directory() {
         parent_inode.links = decremented_links(parent, parent_inode)?;

@@ -154,7 +154,7 @@ pub(crate) fn set_attributes(
         now: txs.now(),
         tracker: WccTracker::new(id),
     };
-    // The lock of the file, which some changes need, must not be that of a later file with this number.
+    // The lock of the file, which some changes need, must not belong to a later file with this number.
     let pinned = lifetime::pin(txs, id);
     let result = pinned.and_then(|()| {
         let changed = match wanted.size {

@@ -30,7 +30,7 @@ fn new_cache() -> PinCache {
     PinCache::new(Arc::new(fs))
 }
 
-/// A file whose name is removed once it is in the cache. Only the pin keeps it.
+/// A file without a name: it is removed once it is in the cache. Only the pin keeps it.
 fn nameless(cache: &PinCache, now: Instant) -> FileId {
     let caller = Caller::trusted(OWNER.uid, OWNER.gid);
     let root = cache.fs.attr(Ino::ROOT).unwrap().file_id();

@@ -16,10 +16,10 @@ const CHANGES: u32 = access::MODIFY | access::EXTEND | access::DELETE;
 impl Service {
     pub(super) fn get_attributes(
         &self,
-        who: &Credential<'_>,
+        credential: &Credential<'_>,
         file: HandleBytes<'_>,
     ) -> Outcome<Attributes, ()> {
-        let target = self.target(who, file)?;
+        let target = self.target(credential, file)?;
         match target.export.fs.attr_of(target.id) {
             Ok(attr) => Ok(target.attributes(&attr)),
             Err(error) => Err(target.report(&error).into()),
@@ -28,10 +28,10 @@ impl Service {
 
     pub(super) fn set_attributes(
         &self,
-        who: &Credential<'_>,
+        credential: &Credential<'_>,
         it: &SetAttributesArguments<'_>,
     ) -> Outcome<ChangeAttributes, ChangeAttributes> {
-        let target = self.changed_target(who, it.file)?;
+        let target = self.changed_target(credential, it.file)?;
         let wanted = convert::changes(&it.change)?;
         let guard = it.guard.map(convert::time);
         let fs = &target.export.fs;
@@ -50,10 +50,10 @@ impl Service {
 
     pub(super) fn access(
         &self,
-        who: &Credential<'_>,
+        credential: &Credential<'_>,
         it: &AccessArguments<'_>,
     ) -> Outcome<GrantedAccess, Option<Attributes>> {
-        let target = self.target(who, it.file)?;
+        let target = self.target(credential, it.file)?;
         let wanted = match target.export.options.is_read_only {
             true => it.wanted & !CHANGES,
             false => it.wanted,

@@ -23,10 +23,10 @@ impl Service {
     /// file takes at least a page.
     pub(super) fn space_usage(
         &self,
-        who: &Credential<'_>,
+        credential: &Credential<'_>,
         file: HandleBytes<'_>,
     ) -> Outcome<SpaceUsage, Option<Attributes>> {
-        let target = self.target(who, file)?;
+        let target = self.target(credential, file)?;
         let attributes = target.present_attributes()?;
         let usage = target.export.fs.usage();
         let within_limit = match usage.limit_bytes {
@@ -51,10 +51,10 @@ impl Service {
 
     pub(super) fn server_limits(
         &self,
-        who: &Credential<'_>,
+        credential: &Credential<'_>,
         file: HandleBytes<'_>,
     ) -> Outcome<ServerLimits, Option<Attributes>> {
-        let target = self.target(who, file)?;
+        let target = self.target(credential, file)?;
         let attributes = target.present_attributes()?;
         let sizes = TransferSizes {
             max_bytes: TRANSFER_BYTES_MAX,
@@ -80,10 +80,10 @@ impl Service {
 
     pub(super) fn name_rules(
         &self,
-        who: &Credential<'_>,
+        credential: &Credential<'_>,
         file: HandleBytes<'_>,
     ) -> Outcome<NameRules, Option<Attributes>> {
-        let target = self.target(who, file)?;
+        let target = self.target(credential, file)?;
         let attributes = target.present_attributes()?;
         Ok(NameRules {
             attributes: Some(attributes),

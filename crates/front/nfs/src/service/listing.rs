@@ -14,13 +14,17 @@ use pagemesh_fs::{Attr, DirEntry};
 type Listed = Outcome<ListedEntries, Option<Attributes>>;
 
 impl Service {
-    pub(super) fn list(&self, who: &Credential<'_>, it: &ListArguments<'_>) -> Listed {
-        let target = self.target(who, it.directory)?;
+    pub(super) fn list(&self, credential: &Credential<'_>, it: &ListArguments<'_>) -> Listed {
+        let target = self.target(credential, it.directory)?;
         target.list(it, |listing, entry, _| listing.add(entry))
     }
 
-    pub(super) fn list_plus(&self, who: &Credential<'_>, it: &ListPlusArguments<'_>) -> Listed {
-        let target = self.target(who, it.0.directory)?;
+    pub(super) fn list_plus(
+        &self,
+        credential: &Credential<'_>,
+        it: &ListPlusArguments<'_>,
+    ) -> Listed {
+        let target = self.target(credential, it.0.directory)?;
         target.list(&it.0, |listing, entry, attr| {
             let file = EntryFile {
                 attributes: attr.map(|attr| target.attributes(attr)),

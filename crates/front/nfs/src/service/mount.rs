@@ -51,7 +51,11 @@ impl Service {
 
     /// The directory of a path: the name of an export, and perhaps directories below its root, which
     /// the caller must be able to look up.
-    fn mounted(&self, who: &Credential<'_>, path: MountPath<'_>) -> Result<EncodedHandle, Failure> {
+    fn mounted(
+        &self,
+        credential: &Credential<'_>,
+        path: MountPath<'_>,
+    ) -> Result<EncodedHandle, Failure> {
         let names = path.0.split(|byte| *byte == b'/');
         let mut names = names.filter(|name| !name.is_empty());
         let export = names.next().and_then(|name| self.exports.by_name(name));
@@ -61,7 +65,7 @@ impl Service {
         }
         let root = export.fs.attr(Ino::ROOT);
         let root = root.map_err(|error| self.report(export, &error))?;
-        let mut target = self.target_in(export, root.file_id(), who)?;
+        let mut target = self.target_in(export, root.file_id(), credential)?;
         for name in names {
             target.enter(name)?;
         }

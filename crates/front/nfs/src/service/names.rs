@@ -45,10 +45,10 @@ impl Service {
     /// `..` of the root is the root: the file system stores it so.
     pub(super) fn lookup(
         &self,
-        who: &Credential<'_>,
+        credential: &Credential<'_>,
         at: &DirectoryName<'_>,
     ) -> Outcome<LookedUpFile, Option<Attributes>> {
-        let target = self.target(who, at.directory)?;
+        let target = self.target(credential, at.directory)?;
         let name = at.name.check()?;
         let reply = target.export.fs.lookup_at(target.id, name, &target.caller);
         let directory = target.after(&reply.wcc);
@@ -62,8 +62,8 @@ impl Service {
         }
     }
 
-    pub(super) fn create(&self, who: &Credential<'_>, it: &CreateArguments<'_>) -> Creation {
-        let target = self.changed_target(who, it.at.directory)?;
+    pub(super) fn create(&self, credential: &Credential<'_>, it: &CreateArguments<'_>) -> Creation {
+        let target = self.changed_target(credential, it.at.directory)?;
         let name = it.at.name.check()?;
         let (how, attrs) = match &it.mode {
             CreateMode::Unchecked(attrs) => (FsCreateMode::Unchecked, convert::changes(attrs)?),
@@ -85,10 +85,10 @@ impl Service {
 
     pub(super) fn make_directory(
         &self,
-        who: &Credential<'_>,
+        credential: &Credential<'_>,
         it: &MakeDirectoryArguments<'_>,
     ) -> Creation {
-        let target = self.changed_target(who, it.at.directory)?;
+        let target = self.changed_target(credential, it.at.directory)?;
         let name = it.at.name.check()?;
         let attrs = convert::changes(&it.attributes)?;
         let fs = &target.export.fs;
@@ -96,8 +96,12 @@ impl Service {
         target.created(&reply)
     }
 
-    pub(super) fn make_symlink(&self, who: &Credential<'_>, it: &SymlinkArguments<'_>) -> Creation {
-        let target = self.changed_target(who, it.at.directory)?;
+    pub(super) fn make_symlink(
+        &self,
+        credential: &Credential<'_>,
+        it: &SymlinkArguments<'_>,
+    ) -> Creation {
+        let target = self.changed_target(credential, it.at.directory)?;
         let name = it.at.name.check()?;
         let path = it.target.check()?;
         let attrs = convert::changes(&it.attributes)?;
@@ -108,8 +112,12 @@ impl Service {
 
     /// The file system has no call for special files by a caller without a kernel yet, so all types
     /// are refused.
-    pub(super) fn make_node(&self, who: &Credential<'_>, it: &MakeNodeArguments<'_>) -> Creation {
-        self.changed_target(who, it.at.directory)?;
+    pub(super) fn make_node(
+        &self,
+        credential: &Credential<'_>,
+        it: &MakeNodeArguments<'_>,
+    ) -> Creation {
+        self.changed_target(credential, it.at.directory)?;
         match it.file {
             SpecialFile::Unsuitable(_) => Err(Status::BadType.into()),
             SpecialFile::CharacterDevice(..)
@@ -119,15 +127,19 @@ impl Service {
         }
     }
 
-    pub(super) fn remove(&self, who: &Credential<'_>, at: &DirectoryName<'_>) -> Removal {
-        let target = self.changed_target(who, at.directory)?;
+    pub(super) fn remove(&self, credential: &Credential<'_>, at: &DirectoryName<'_>) -> Removal {
+        let target = self.changed_target(credential, at.directory)?;
         let name = at.name.check()?;
         let reply = target.export.fs.remove_at(target.id, name, &target.caller);
         target.removed(&reply)
     }
 
-    pub(super) fn remove_directory(&self, who: &Credential<'_>, at: &DirectoryName<'_>) -> Removal {
-        let target = self.changed_target(who, at.directory)?;
+    pub(super) fn remove_directory(
+        &self,
+        credential: &Credential<'_>,
+        at: &DirectoryName<'_>,
+    ) -> Removal {
+        let target = self.changed_target(credential, at.directory)?;
         let name = at.name.check()?;
         let fs = &target.export.fs;
         let reply = fs.remove_directory_at(target.id, name, &target.caller);
@@ -136,11 +148,11 @@ impl Service {
 
     pub(super) fn rename(
         &self,
-        who: &Credential<'_>,
+        credential: &Credential<'_>,
         it: &RenameArguments<'_>,
     ) -> Outcome<RenamedDirectories, RenamedDirectories> {
-        let from = self.changed_target(who, it.from.directory)?;
-        let to = self.changed_target(who, it.to.directory)?;
+        let from = self.changed_target(credential, it.from.directory)?;
+        let to = self.changed_target(credential, it.to.directory)?;
         if from.export.volume != to.export.volume {
             return Err(Status::CrossDevice.into());
         }
@@ -164,11 +176,11 @@ impl Service {
 
     pub(super) fn link(
         &self,
-        who: &Credential<'_>,
+        credential: &Credential<'_>,
         it: &LinkArguments<'_>,
     ) -> Outcome<LinkedFile, LinkedFile> {
-        let file = self.changed_target(who, it.file)?;
-        let directory = self.changed_target(who, it.at.directory)?;
+        let file = self.changed_target(credential, it.file)?;
+        let directory = self.changed_target(credential, it.at.directory)?;
         if file.export.volume != directory.export.volume {
             return Err(Status::CrossDevice.into());
         }
