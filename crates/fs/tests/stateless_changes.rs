@@ -196,15 +196,15 @@ fn new_file_has_size_and_times() {
 fn group_of_setgid_directory_is_inherited() {
     let server = Server::new();
     let parent = make_directory(&server, "parent", 0o2777);
-    let stranger = user(50, 60);
+    let other = user(50, 60);
     let made = server
         .fs
-        .make_directory_at(parent, b"dir", &mode(0o755), &stranger);
+        .make_directory_at(parent, b"dir", &mode(0o755), &other);
     let made = made.result.unwrap();
     assert_eq!((made.mode, made.gid), (0o2755, OWNER.gid));
     let link = server
         .fs
-        .symlink_at(parent, b"link", b"to", &mode(0), &stranger);
+        .symlink_at(parent, b"link", b"to", &mode(0), &other);
     let link = link.result.unwrap();
     assert_eq!((link.mode, link.gid, link.uid), (0o777, OWNER.gid, 50));
 }
@@ -375,17 +375,17 @@ fn check_changes(bits: u16, caller: &Caller, expected: Result<(), Errno>) {
 
 #[test]
 fn changes_of_entries_follow_mode_of_directory() {
-    let stranger = user(50, 60);
+    let other = user(50, 60);
     check_changes(0o755, &owner(), Ok(()));
     check_changes(0o555, &owner(), Err(Errno::ACCESS));
     check_changes(0o000, &user(0, 0), Ok(()));
-    check_changes(0o755, &stranger, Err(Errno::ACCESS));
-    check_changes(0o772, &stranger, Err(Errno::ACCESS));
-    check_changes(0o773, &stranger, Ok(()));
+    check_changes(0o755, &other, Err(Errno::ACCESS));
+    check_changes(0o772, &other, Err(Errno::ACCESS));
+    check_changes(0o773, &other, Ok(()));
     check_changes(0o770, &user(50, OWNER.gid), Ok(()));
     check_changes(0o1777, &owner(), Ok(()));
     check_changes(0o1777, &user(0, 0), Ok(()));
-    check_changes(0o1777, &stranger, Err(Errno::PERM));
+    check_changes(0o1777, &other, Err(Errno::PERM));
     check_changes(0o000, &Caller::trusted(50, 60), Ok(()));
 }
 

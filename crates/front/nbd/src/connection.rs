@@ -17,7 +17,7 @@
 //!
 //! A client has sent a write of 4 KiB. Its thread does all of the following:
 //!
-//! 1. `Connection::serve` → `Connection::run_pass` → `Connection::receive` → `Receiver::receive_once`:
+//! 1. `nbd::Connection::serve` → `Connection::run_pass` → `nbd::Connection::receive` → `Receiver::receive_once`:
 //!    one `recv` takes all bytes that have arrived.
 //! 2. `Connection::submit_batch` → `Receiver::next_frame` yields a `RequestFrame::Whole` of header and
 //!    payload. A short payload is copied out once; one above `COPIED_BYTES_MAX` is received in place.
