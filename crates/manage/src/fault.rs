@@ -50,6 +50,9 @@ pub enum Fault {
     /// No volume of this name.
     #[error("there is no volume {0}")]
     NoSuchVolume(VolumeName),
+    /// No process serves the volume over NFS.
+    #[error("no process serves the volume {0} over NFS")]
+    NotServed(VolumeName),
     /// The name is taken.
     #[error("there already is a volume {0}")]
     VolumeExists(VolumeName),
@@ -238,6 +241,7 @@ impl Fault {
             Fault::Store(_) | Fault::Random(_) | Fault::AdminToken(_) => ErrorCode::Internal,
             Fault::Snapshot(fault) => fault.code(),
             Fault::NoSuchVolume(_)
+            | Fault::NotServed(_)
             | Fault::NoSuchBrick(_)
             | Fault::NoSuchEvent(_)
             | Fault::NoSuchDevice { .. }
@@ -306,6 +310,7 @@ impl Fault {
             }
             Fault::Store(_) => "look at the manager's log and the disk of its store",
             Fault::NoSuchVolume(_) => "list what there is with: pagemesh volume list",
+            Fault::NotServed(_) => "serve it with: pagemesh serve nfs NAME",
             Fault::ChangedMeanwhile(_) => "read it again, and decide anew",
             Fault::BadKey(_) => "send one random key with each new call, such as a UUID",
             Fault::KeyRunning(_) => "repeat the call when that one has ended",

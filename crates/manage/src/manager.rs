@@ -14,6 +14,7 @@ use crate::fault::Fault;
 use crate::figure_history::Figures;
 use crate::holder_signs::TrackedHolder;
 use crate::key_index::KeyIndex;
+use crate::nfs_exports::NfsExports;
 use crate::placement::{BrickCandidate, OVERPROVISION_FACTOR};
 use crate::published::PublishedState;
 use crate::records::{BrickRecord, PendingDelete, VolumeRecord};
@@ -137,6 +138,7 @@ pub struct Manager {
     /// The state that watching clients have.
     pub(crate) published: Arc<Mutex<PublishedState>>,
     pub(crate) figures: Arc<Figures>,
+    pub(crate) nfs_exports: Arc<NfsExports>,
     pub(crate) api_counters: Arc<ApiCounters>,
     /// The tokens.
     pub(crate) access: Arc<AccessState>,
@@ -312,6 +314,7 @@ impl Manager {
             events: Arc::new(Mutex::new(ring)),
             access,
             figures: Arc::new(Figures::new(settings.metric_volumes)),
+            nfs_exports: Arc::default(),
             api_counters: Arc::default(),
             cut_orders: Arc::default(),
             brick_returned: Arc::default(),

@@ -232,6 +232,7 @@ impl Manager {
             book.replication_reports.remove(name);
             book.holders.remove(name);
             self.figures.remove(&FigureSubject::Volume(name.clone()));
+            self.nfs_exports.remove(name);
             pending
         };
         self.delete_slices(&pending);

@@ -6,6 +6,7 @@ mod bricks;
 mod devices;
 mod figures;
 mod holders;
+mod nfs;
 mod problem;
 mod rollbacks;
 mod schedules;
@@ -32,6 +33,10 @@ pub use devices::{
     DeviceRequestInfo, DeviceRequestState, DeviceResult, DeviceState, DrainDevice, DrainProgress,
 };
 pub use holders::{AttachVolume, HolderSign, HolderStatus, ReportHolder};
+pub use nfs::{
+    NFS_LIST_MAX, NFS_TEXT_BYTES_MAX, NfsClient, NfsExport, NfsExportState, NfsOperation, NfsPath,
+    NfsWorkers, ReportNfs,
+};
 pub use problem::{ErrorBody, PROBLEM_JSON};
 pub use rollbacks::{BeginRollback, EndedRollback, FinishRollback, StartRollbackCopy};
 pub use schedules::{

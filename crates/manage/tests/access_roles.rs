@@ -20,6 +20,7 @@ const CLUSTER: &[(&str, &str)] = &[
     ("POST", "/api/v1/volumes/{name}/copies"),
     ("POST", "/api/v1/volumes/{name}/legs"),
     ("POST", "/api/v1/volumes/{name}/figures"),
+    ("POST", "/api/v1/volumes/{name}/nfs"),
     ("POST", "/api/v1/bricks/{brick}/figures"),
     ("POST", "/api/v1/volumes/{name}/holder"),
     ("POST", "/api/v1/volumes/{name}/rollback/attach"),

@@ -13,6 +13,7 @@ mod devices;
 mod events;
 mod figures;
 mod metrics;
+mod nfs;
 mod replicas;
 mod rollbacks;
 mod schedules;
@@ -60,6 +61,7 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
         .merge(tiers::routes())
         .merge(attachments::routes())
         .merge(figures::routes())
+        .merge(nfs::routes())
         .merge(events::routes())
         .merge(watch::routes())
         .merge(metrics::routes())
