@@ -385,6 +385,7 @@ const ROUTES: [string, string, Role, Handler][] = [
   ["DELETE", "volumes/*/snapshots/*/holds/*", "operator", release],
   ["GET", "volumes/*/bookmarks", "viewer", (call) => ({ body: call.world.bookmarks.filter((it) => it.volume === call.names[0]) })],
   ["GET", "volumes/*/snapshot-space", "viewer", snapshotSpace],
+  ["GET", "nfs", "viewer", ({ world }) => ({ body: world.nfs })],
   ["POST", "schedules", "operator", createSchedule],
   ["GET", "schedules", "viewer", ({ world }) => ({ body: world.schedules.map((it) => it.info) })],
   ["GET", "schedules/*", "viewer", (call) => ({ body: scheduleOf(call) })],

@@ -1,7 +1,7 @@
 // An invented cluster with everything that a page can show: lost bricks, resyncs, replicas, damage, names with markup.
 
 import type {
-  BookmarkInfo, BrickInfo, ClusterStatus, Column, EventRecord, Layout, Leg, LegState, ScheduleDetail, Severity, SnapshotInfo, TokenInfo, VolumeDetail, VolumeInfo,
+  BookmarkInfo, BrickInfo, ClusterStatus, Column, EventRecord, Layout, Leg, LegState, NfsExport, ScheduleDetail, Severity, SnapshotInfo, TokenInfo, VolumeDetail, VolumeInfo,
 } from "../src/api/types.ts";
 import { randomFrom, uuidFrom } from "./random.ts";
 
@@ -26,6 +26,7 @@ export interface World {
   snapshots: SnapshotInfo[];
   bookmarks: BookmarkInfo[];
   schedules: ScheduleDetail[];
+  nfs: NfsExport[];
   startedMs: number;
   /** When this world was made: ages count on from then. */
   madeMs: number;
@@ -218,9 +219,25 @@ function addSnapshots(world: World): void {
   ] });
 }
 
+function addNfs(world: World): void {
+  const operation = (name: string, calls: number, mean_us: number, errors = 0) => ({ name, calls, errors, mean_ns: mean_us * 1000, p50_ns: mean_us * 800, p99_ns: mean_us * 7_000 });
+  const clients = Array.from({ length: 6 }, (_, index) => ({ address: `10.0.4.${index + 11}`, connections: 1 + (index % 2), calls: 84_000 - index * 9_300, idle_s: index * index * 4 }));
+  world.nfs.push({
+    volume: "home", reported_ms_ago: 3_200,
+    export: {
+      addresses: ["10.0.1.7:2049"], clients, clients_total: 6, step_ms: 10_000,
+      paths: [{ path: "/home", rules: ["10.0.4.0/24(rw,root_squash)", "*(ro,all_squash)"] }, { path: `/home/${MARKUP}`, rules: ["10.0.4.11(rw,no_root_squash)"] }],
+      operations: [operation("READ", 52_310, 96), operation("LOOKUP", 41_002, 31, 830), operation("GETATTR", 30_911, 22), operation("WRITE", 12_440, 170), operation("READDIRPLUS", 903, 410), operation("COMMIT", 640, 220)],
+      workers: { threads: 6, threads_max: 32, blocked: 1, queued: 2, longest_wait_ns: 1_900_000, last_change: "grew to 6: a call waited 1.2 ms" },
+    },
+  });
+  const idle = { threads: 0, threads_max: 32, blocked: 0, queued: 0, longest_wait_ns: 0, last_change: "" };
+  world.nfs.push({ volume: "web-assets", reported_ms_ago: 95_000, export: { addresses: ["10.0.1.8:2049", "[fd00::8]:2049"], clients: [], clients_total: 0, step_ms: 10_000, paths: [{ path: "/web-assets", rules: ["*(ro)"] }], operations: [], workers: idle } });
+}
+
 export function makeWorld(scenario: Scenario): World {
   const random = randomFrom(7);
-  const world: World = { bricks: [], volumes: [], events: [], tokens: [], snapshots: [], bookmarks: [], schedules: [], startedMs: Date.now() - 86_400_000 * 3, madeMs: Date.now(), silentVolumes: new Set() };
+  const world: World = { bricks: [], volumes: [], events: [], tokens: [], snapshots: [], bookmarks: [], schedules: [], nfs: [], startedMs: Date.now() - 86_400_000 * 3, madeMs: Date.now(), silentVolumes: new Set() };
   addTokens(world);
   if (scenario === "empty") {
     addEvent(world, "manager-started", "info", { kind: "manager", name: "manager" }, "The manager has started, version 0.0.1.");
@@ -262,6 +279,7 @@ export function makeWorld(scenario: Scenario): World {
   }
   world.volumes.sort((a, b) => (a.info.name < b.info.name ? -1 : 1));
   addSnapshots(world);
+  addNfs(world);
   addBusyEvents(world);
   return world;
 }

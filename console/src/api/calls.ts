@@ -3,7 +3,7 @@
 import { ApiError, newKey, send, type Answer } from "./client.ts";
 import type {
   AttachReplica, BookmarkInfo, BrickInfo, ChooseReplica, ClusterStatus, CreatedToken, CreateToken, CreateVolume, DeviceList, DeviceRequestInfo, EventRecord,
-  FigureSeries, RecentFigures, ScheduleDetail, ScheduleInfo, SchedulePolicy, Severity, SnapshotInfo, Span, StageFigures, TierPolicy, TokenInfo, VolumeContent, VolumeDetail, VolumeHealth,
+  FigureSeries, NfsExport, RecentFigures, ScheduleDetail, ScheduleInfo, SchedulePolicy, Severity, SnapshotInfo, Span, StageFigures, TierPolicy, TokenInfo, VolumeContent, VolumeDetail, VolumeHealth,
   VolumeInfo, VolumeSizeReply, VolumeSpace, VolumeTier, WhoAmI,
 } from "./types.ts";
 import { queryText } from "../text/route.ts";
@@ -128,6 +128,8 @@ export const releaseSnapshot = (of: string, snapshot: string, tag: string) => re
 /** The bytes that the snapshots keep, counted by the bricks now, and those that a deletion of some of them frees. */
 export const snapshotSpace = (of: string, dropped: string[] = [], signal?: AbortSignal) => get<VolumeSpace>(`/volumes/${name(of)}/snapshot-space${queryText({ drop: dropped.join(",") })}`, signal);
 export const bookmarks = (of: string, signal?: AbortSignal) => get<BookmarkInfo[]>(`/volumes/${name(of)}/bookmarks`, signal);
+
+export const nfsExports = (signal?: AbortSignal) => get<NfsExport[]>("/nfs", signal);
 
 export const schedules = (signal?: AbortSignal) => get<ScheduleInfo[]>("/schedules", signal);
 export const schedule = (of: string, signal?: AbortSignal) => get<ScheduleDetail>(`/schedules/${name(of)}`, signal);

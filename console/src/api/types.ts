@@ -209,6 +209,33 @@ export interface VolumeSpace {
   snapshots: SnapshotSpaceInfo[];
 }
 
+/** The calls of an NFS operation in a step. */
+export interface NfsOperation {
+  name: string;
+  calls: number;
+  errors: number;
+  mean_ns: number;
+  p50_ns: number;
+  p99_ns: number;
+}
+
+export interface NfsExportState {
+  addresses: string[];
+  paths: { path: string; rules: string[] }[];
+  clients: { address: string; connections: number; calls: number; idle_s: number }[];
+  clients_total: number;
+  operations: NfsOperation[];
+  step_ms: number;
+  workers: { threads: number; threads_max: number; blocked: number; queued: number; longest_wait_ns: number; last_change: string };
+}
+
+/** A file system that is served over NFS, with the age of its report. */
+export interface NfsExport {
+  volume: string;
+  reported_ms_ago: number;
+  export: NfsExportState;
+}
+
 export type ScheduleHealth = "ok" | "warning" | "critical";
 
 export interface Retention {

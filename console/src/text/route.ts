@@ -8,6 +8,7 @@ export type Route =
   | { page: "volume"; name: string }
   | { page: "files" }
   | { page: "file-system"; name: string }
+  | { page: "nfs" }
   | { page: "schedules" }
   | { page: "events" }
   | { page: "tokens" }
@@ -29,7 +30,7 @@ export function parseRoute(path: string): Route {
   if (parts.length === 0) return { page: "overview" };
   if (parts.length === 1) {
     if (first === "bricks" || first === "volumes" || first === "files") return { page: first };
-    if (first === "schedules" || first === "events" || first === "tokens") return { page: first };
+    if (first === "nfs" || first === "schedules" || first === "events" || first === "tokens") return { page: first };
   }
   if (parts.length === 2 && name) {
     if (first === "bricks") return { page: "brick", name };

@@ -46,6 +46,7 @@ const CASES: Case[] = [
   { name: "file-system", path: "/files/home", shows: "limit of all files" },
   { name: "volume-snapshots", path: "/volumes/mail", shows: "Show all 32" },
   { name: "schedules", path: "/schedules", shows: "nightly" },
+  { name: "nfs", path: "/nfs", shows: "web-assets", press: "home" },
   { name: "events", path: "/events", shows: "Older events" },
   { name: "tokens", path: "/tokens", shows: "contractor" },
   { name: "viewer", path: "/volumes/mail", role: "viewer", shows: "needs the role operator" },

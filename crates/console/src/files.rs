@@ -4,10 +4,10 @@ use crate::ConsoleFile;
 
 pub(crate) const FILES: &[ConsoleFile] = &[
     ConsoleFile {
-        path: "/assets/console-W2S7ATWG.js",
+        path: "/assets/console-HY8ZQsrt.js",
         content_type: "text/javascript; charset=utf-8",
-        etag: "\"5594d8a75ceaebb388963ee7d97db327\"",
-        bytes: include_bytes!("../assets/assets/console-W2S7ATWG.js"),
+        etag: "\"38deec12656dab646b848580d54fa461\"",
+        bytes: include_bytes!("../assets/assets/console-HY8ZQsrt.js"),
     },
     ConsoleFile {
         path: "/assets/icon-WOU32JyF.svg",
@@ -16,15 +16,15 @@ pub(crate) const FILES: &[ConsoleFile] = &[
         bytes: include_bytes!("../assets/assets/icon-WOU32JyF.svg"),
     },
     ConsoleFile {
-        path: "/assets/style-DyOtLSh0.css",
+        path: "/assets/style-BZQr-iTe.css",
         content_type: "text/css; charset=utf-8",
-        etag: "\"a97ce1caaffd01f558fd630774b51775\"",
-        bytes: include_bytes!("../assets/assets/style-DyOtLSh0.css"),
+        etag: "\"52969101a71cc68b473ef1f133101e0f\"",
+        bytes: include_bytes!("../assets/assets/style-BZQr-iTe.css"),
     },
     ConsoleFile {
         path: "/index.html",
         content_type: "text/html; charset=utf-8",
-        etag: "\"1f7a60544d6cdd631dfbb28afa9bada2\"",
+        etag: "\"1dfb12b71ba40ffe77d3b387d42ad7f8\"",
         bytes: include_bytes!("../assets/index.html"),
     },
 ];
