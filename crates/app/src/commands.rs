@@ -14,6 +14,7 @@ pub mod export;
 pub mod fs;
 pub mod manager;
 pub mod mount;
+pub mod nfs;
 pub mod pool;
 pub mod replica;
 pub mod schedule;
@@ -88,6 +89,9 @@ pub enum Command {
     /// Export volumes to applications.
     #[command(subcommand)]
     Export(export::ExportCommand),
+    /// List and show file systems that are served over NFS.
+    #[command(subcommand)]
+    Nfs(nfs::NfsCommand),
     /// Serve file systems to other machines.
     #[command(subcommand)]
     Serve(serve::ServeCommand),
@@ -154,6 +158,7 @@ pub fn run(command: &Command) -> anyhow::Result<Verdict> {
         Command::Schedule(command) => schedule::run(command)?,
         Command::Tier(command) => tier::run(command)?,
         Command::Export(command) => export::run(command)?,
+        Command::Nfs(command) => nfs::run(command)?,
         Command::Serve(command) => serve::run(command)?,
         Command::Fs(command) => fs::run(command)?,
         Command::Mount(args) => mount::run(args)?,

@@ -2,10 +2,11 @@
 
 use super::state::Selected;
 use crate::commands::mount::status::{DirectClientRow, direct_clients};
+use crate::commands::nfs;
 use crate::output::{self, bytes};
 use pagemesh_manage::wire::{
-    BrickInfo, ClusterStatus, FigureKind, FigureSeries, FigureSpan, RecentFigures, StageFigures,
-    StageParams, SubjectFigures, VolumeContent, VolumeInfo,
+    BrickInfo, ClusterStatus, ErrorCode, FigureKind, FigureSeries, FigureSpan, NfsExport,
+    RecentFigures, StageFigures, StageParams, SubjectFigures, VolumeContent, VolumeInfo,
 };
 use pagemesh_manage::{ManagerClient, ManagerError};
 use pagemesh_telemetry::OpKind;
@@ -20,6 +21,7 @@ pub struct Sample {
     pub bricks: Vec<BrickInfo>,
     pub volumes: Vec<VolumeInfo>,
     pub figures: RecentFigures,
+    pub nfs: Vec<NfsExport>,
     /// Of the mounts on this host.
     pub direct_clients: Vec<DirectClientRow>,
     #[serde(skip)]
@@ -41,6 +43,7 @@ pub enum List {
     Bricks,
     Volumes,
     FileSystems,
+    NfsExports,
     DirectClients,
 }
 
@@ -87,6 +90,7 @@ impl Sample {
             bricks: manager.bricks()?,
             volumes: manager.volumes()?,
             figures: manager.recent_figures()?,
+            nfs: nfs_exports(manager)?,
             direct_clients: direct_clients(),
         })
     }
@@ -141,6 +145,7 @@ impl Sample {
             }
             List::Volumes => of_content(VolumeContent::Blocks),
             List::FileSystems => of_content(VolumeContent::Files),
+            List::NfsExports => self.nfs.iter().map(export_row).collect(),
             List::DirectClients => self.direct_clients.iter().map(client_row).collect(),
         }
     }
@@ -222,6 +227,44 @@ impl Sample {
     }
 }
 
+/// The exports. A manager of an earlier version knows none.
+fn nfs_exports(manager: &ManagerClient) -> Result<Vec<NfsExport>, ManagerError> {
+    match manager.nfs_exports() {
+        Err(ManagerError::Refused {
+            code: ErrorCode::NotFound,
+            ..
+        }) => Ok(Vec::new()),
+        exports => exports,
+    }
+}
+
+fn export_row(export: &NfsExport) -> Row {
+    let state = &export.export;
+    let workers = &state.workers;
+    let number = |value: u64| Cell::number(value.to_string(), value as f64);
+    let rate = nfs::calls_per_second(state) as f64;
+    let mean = nfs::mean_ns(state);
+    let wait = workers.longest_wait_ns;
+    vec![
+        Cell::text(export.volume.to_string()),
+        Cell::text(nfs::state_text(export)),
+        number(state.clients_total),
+        Cell::number(shown_rate(rate), rate),
+        Cell::number(
+            mean.map_or_else(|| "-".into(), output::nanos),
+            mean.unwrap_or(0) as f64,
+        ),
+        number(workers.threads),
+        number(workers.blocked),
+        number(workers.queued),
+        Cell::number(output::nanos(wait), wait as f64),
+        Cell::text(match workers.last_change.as_str() {
+            "" => "-",
+            change => change,
+        }),
+    ]
+}
+
 fn client_row(client: &DirectClientRow) -> Row {
     vec![
         Cell::text(client.name.clone()),
@@ -244,10 +287,11 @@ fn shown_rate(rate: f64) -> String {
 }
 
 impl List {
-    pub const ALL: [List; 4] = [
+    pub const ALL: [List; 5] = [
         List::Bricks,
         List::Volumes,
         List::FileSystems,
+        List::NfsExports,
         List::DirectClients,
     ];
 
@@ -256,6 +300,7 @@ impl List {
             List::Bricks => "Bricks",
             List::Volumes => "Volumes",
             List::FileSystems => "File systems",
+            List::NfsExports => "NFS exports",
             List::DirectClients => "Direct clients here",
         }
     }
@@ -275,6 +320,20 @@ impl List {
             List::Bricks => &["BRICK", "STATE", ">USED", ">SESSIONS", ">TO MEDIA"],
             List::Volumes => &["VOLUME", "HEALTH", ">SIZE", "ATTACHED BY"],
             List::FileSystems => &["FILE SYSTEM", "HEALTH", ">SIZE", "ATTACHED BY"],
+            List::NfsExports => {
+                return vec![
+                    "FILE SYSTEM",
+                    "STATE",
+                    ">CLIENTS",
+                    ">CALLS/S",
+                    ">MEAN",
+                    ">WORKERS",
+                    ">BLOCKED",
+                    ">QUEUED",
+                    ">LONGEST WAIT",
+                    "LAST CHANGE OF WORKERS",
+                ];
+            }
             List::DirectClients => {
                 return vec![
                     "PROGRAM",

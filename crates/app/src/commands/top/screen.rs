@@ -174,6 +174,7 @@ fn empty_text(state: &TopState) -> String {
         List::Bricks => "no brick is known yet; start one with: pagemesh brick --pool FILE",
         List::Volumes => "no volumes; make one with: pagemesh volume create NAME --size 1G",
         List::FileSystems => "no file systems; make one with: pagemesh fs create NAME --size 1G",
+        List::NfsExports => "no file system is served over NFS; serve one with: pagemesh serve nfs NAME",
         List::DirectClients => "no program on this host works on the direct path; start one with: pagemesh exec -- PROGRAM",
     }
     .to_owned()

@@ -65,6 +65,7 @@ fn sample() -> Sample {
         .map(|volume| serde_json::from_value(volume).expect(parse))
         .to_vec(),
         figures: serde_json::from_value(figures).expect(parse),
+        nfs: Vec::new(),
         direct_clients: Vec::new(),
     }
 }

@@ -1,0 +1,200 @@
+//! `pagemesh nfs`: the file systems that are served over NFS.
+
+use crate::args::ManagerArgs;
+use crate::client::manager_client;
+use crate::output::{self, age, nanos, table};
+use clap::Subcommand;
+use pagemesh_base::layout::VolumeName;
+use pagemesh_manage::wire::{NfsExport, NfsExportState};
+
+/// A server reports each 10 s. After three reports that did not come, its numbers are old.
+const SILENT_MS: u64 = 30_000;
+
+/// List and show file systems that are served over NFS.
+#[derive(Subcommand)]
+pub enum NfsCommand {
+    /// List the file systems that are served, with clients, rates and workers.
+    List {
+        #[command(flatten)]
+        client: ManagerArgs,
+    },
+    /// Show the exported paths, operations and clients of a file system.
+    Show {
+        /// File system.
+        #[arg(value_name = "FS")]
+        name: VolumeName,
+        #[command(flatten)]
+        client: ManagerArgs,
+    },
+}
+
+/// Lists or shows exports.
+pub fn run(command: &NfsCommand) -> anyhow::Result<()> {
+    match command {
+        NfsCommand::List { client } => {
+            let exports = manager_client(client)?.nfs_exports()?;
+            output::print(client.output, &exports, || list_text(&exports))
+        }
+        NfsCommand::Show { name, client } => {
+            let export = manager_client(client)?.nfs_export(name)?;
+            output::print(client.output, &export, || show_text(&export))
+        }
+    }
+}
+
+fn list_text(exports: &[NfsExport]) -> String {
+    if exports.is_empty() {
+        return "no file system is served over NFS; serve one with: pagemesh serve nfs NAME".into();
+    }
+    let head = [
+        "FILE SYSTEM",
+        "STATE",
+        "ADDRESSES",
+        ">CLIENTS",
+        ">CALLS/S",
+        ">MEAN",
+        ">WORKERS",
+        ">QUEUED",
+    ];
+    let row = |it: &NfsExport| {
+        let state = &it.export;
+        let workers = &state.workers;
+        vec![
+            it.volume.to_string(),
+            state_text(it),
+            state.addresses.join(" "),
+            state.clients_total.to_string(),
+            calls_per_second(state).to_string(),
+            mean_ns(state).map_or_else(|| "-".into(), nanos),
+            format!("{}/{}", workers.threads, workers.threads_max),
+            workers.queued.to_string(),
+        ]
+    };
+    table(&head, exports.iter().map(row))
+}
+
+fn show_text(shown: &NfsExport) -> String {
+    let state = &shown.export;
+    let workers = &state.workers;
+    let addresses = state.addresses.join(" ");
+    let mut text = format!(
+        "{}: {} at {addresses}\nworkers: {} of {}, {} blocked; {} calls wait, the longest wait was {}",
+        shown.volume,
+        state_text(shown),
+        workers.threads,
+        workers.threads_max,
+        workers.blocked,
+        workers.queued,
+        nanos(workers.longest_wait_ns),
+    );
+    if !workers.last_change.is_empty() {
+        text.push_str(&format!("; {}", workers.last_change));
+    }
+    let paths = state.paths.iter();
+    let paths = paths.map(|it| vec![it.path.clone(), it.rules.join(" ")]);
+    text.push_str(&format!("\n\n{}\n", table(&["PATH", "RULES"], paths)));
+    let head = ["OPERATION", ">CALLS", ">ERRORS", ">MEAN", ">P50", ">P99"];
+    let operations = state.operations.iter().map(|it| {
+        vec![
+            it.name.clone(),
+            it.calls.to_string(),
+            it.errors.to_string(),
+            nanos(it.mean_ns),
+            nanos(it.p50_ns),
+            nanos(it.p99_ns),
+        ]
+    });
+    text.push_str(&format!("\n{}\n", table(&head, operations)));
+    let clients = state.clients.iter().map(|it| {
+        vec![
+            it.address.clone(),
+            it.connections.to_string(),
+            it.calls.to_string(),
+            age(it.idle_s),
+        ]
+    });
+    let head = ["CLIENT", ">CONNECTIONS", ">CALLS", ">LAST CALL"];
+    text.push_str(&format!("\n{}", table(&head, clients)));
+    let left_out = state
+        .clients_total
+        .saturating_sub(state.clients.len() as u64);
+    if left_out > 0 {
+        text.push_str(&format!("\nand {left_out} more clients"));
+    }
+    text
+}
+
+/// The state in words.
+pub fn state_text(shown: &NfsExport) -> String {
+    match shown.reported_ms_ago {
+        0..=SILENT_MS => "serves".into(),
+        silent => format!("silent for {}", age(silent / 1000)),
+    }
+}
+
+/// Calls of each second of the step.
+pub fn calls_per_second(state: &NfsExportState) -> u64 {
+    let calls: u64 = state.operations.iter().map(|it| it.calls).sum();
+    calls.saturating_mul(1000) / state.step_ms.max(1)
+}
+
+/// The mean latency of all calls of the step.
+pub fn mean_ns(state: &NfsExportState) -> Option<u64> {
+    let operations = state.operations.iter();
+    let (calls, total) = operations.fold((0_u128, 0_u128), |(calls, total), it| {
+        let of = u128::from(it.calls);
+        (calls + of, total + of * u128::from(it.mean_ns))
+    });
+    let mean = total.checked_div(calls)?;
+    Some(u64::try_from(mean).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pagemesh_manage::wire::{NfsClient, NfsOperation};
+
+    fn served(reported_ms_ago: u64) -> NfsExport {
+        let operation = |name: &str, calls, mean_ns| NfsOperation {
+            name: name.into(),
+            calls,
+            mean_ns,
+            ..NfsOperation::default()
+        };
+        NfsExport {
+            volume: "home".parse().unwrap(),
+            reported_ms_ago,
+            export: NfsExportState {
+                operations: vec![
+                    operation("READ", 300, 1_000),
+                    operation("WRITE", 100, 5_000),
+                ],
+                clients: vec![NfsClient::default()],
+                clients_total: 9,
+                step_ms: 10_000,
+                ..NfsExportState::default()
+            },
+        }
+    }
+
+    #[test]
+    fn rates_are_of_all_operations() {
+        let state = served(0).export;
+        assert_eq!(
+            (calls_per_second(&state), mean_ns(&state)),
+            (40, Some(2_000))
+        );
+        let idle = NfsExportState::default();
+        assert_eq!((calls_per_second(&idle), mean_ns(&idle)), (0, None));
+    }
+
+    #[test]
+    fn server_without_reports_is_silent() {
+        assert!(list_text(&[served(65_000)]).contains("silent for 65 s"));
+        let text = show_text(&served(10));
+        assert!(
+            text.contains("serves") && text.ends_with("and 8 more clients"),
+            "{text}"
+        );
+    }
+}
