@@ -26,6 +26,7 @@
 #![deny(unsafe_code)]
 #![warn(missing_docs)]
 
+pub mod acl3;
 mod connection;
 mod counters;
 mod export;

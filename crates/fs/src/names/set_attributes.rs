@@ -43,7 +43,12 @@ pub struct SetAttributes {
 
 impl SetAttributes {
     /// Checks that a caller may change these attributes of an inode.
-    pub(crate) fn check(&self, inode: &Inode, caller: &Caller) -> Result<()> {
+    pub(crate) fn check(
+        &self,
+        tx: &mut Tx<'_>,
+        (ino, inode): (Ino, &Inode),
+        caller: &Caller,
+    ) -> Result<()> {
         if self.mode.is_some() {
             access::check_owner(inode, caller)?;
         }
@@ -54,13 +59,13 @@ impl SetAttributes {
             access::check_new_gid(inode, caller, gid)?;
         }
         if self.size.is_some() {
-            access::check_write(inode, caller)?;
+            access::check_write(tx, (ino, inode), caller)?;
         }
         for time in [self.atime, self.mtime].into_iter().flatten() {
             match time {
                 SetTime::At(_) => access::check_owner(inode, caller)?,
                 SetTime::Now if access::check_owner(inode, caller).is_ok() => {}
-                SetTime::Now => access::check(inode, caller, Rights::WRITE)?,
+                SetTime::Now => access::check(tx, (ino, inode), caller, Rights::WRITE)?,
             }
         }
         Ok(())
@@ -101,7 +106,7 @@ impl AttrChange<'_> {
         if self.guard.is_some_and(|ctime| ctime != inode.ctime) {
             return Err(Errno::AGAIN.into());
         }
-        self.wanted.check(&inode, self.caller)?;
+        self.wanted.check(tx, (self.id.ino, &inode), self.caller)?;
         Ok(inode)
     }
 

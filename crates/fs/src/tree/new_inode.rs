@@ -18,6 +18,21 @@ pub struct Credentials {
     pub gid: u32,
 }
 
+/// Permissions of a new inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewMode {
+    /// Those of the request, with the set-id and sticky bits.
+    pub mode: u16,
+    /// Those that the caller's programs never give (umask(2)). A default ACL of the directory takes their place.
+    pub umask: u16,
+}
+
+impl From<u16> for NewMode {
+    fn from(mode: u16) -> NewMode {
+        NewMode { mode, umask: 0 }
+    }
+}
+
 /// The type of a new inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CreateKind<'m> {
@@ -42,7 +57,7 @@ impl CreateKind<'_> {
     }
 }
 
-/// Allocates and fills a new inode; the caller stores it.
+/// Allocates and fills a new inode; the caller stores it. It inherits no ACL: see [`super::acl_xattrs::inherit`].
 pub(crate) fn new_inode(
     tx: &mut Tx<'_>,
     (parent_ino, parent): (Ino, &Inode),
