@@ -420,7 +420,7 @@ fn invalid_stored_list_gives_no_rights() {
     assert_eq!(asked.unwrap().0, AccessMask::READ);
 }
 
-/// After a crash the list and the mode are those before the change, or those after it.
+/// After a crash the list and the mode are both old or both new.
 #[test]
 fn list_and_mode_change_in_one_transaction() {
     let server = Server::new();

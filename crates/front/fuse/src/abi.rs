@@ -234,7 +234,7 @@ pub mod ring {
     pub const BYTES: usize = ENTRY_AT + size_of::<super::RingEntry>();
 }
 
-/// What both sides have negotiated about the bytes of requests.
+/// The negotiated form of requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Dialect {
     /// Set by `init::SETXATTR_EXT`, with the features for ACLs.

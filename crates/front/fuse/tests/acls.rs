@@ -247,7 +247,7 @@ fn new_files_get_default_list_or_umask(transport: Transport) {
     mount.set_acl(&["-k"], "plain/d");
 }
 
-fn kernel_grants_what_list_says(transport: Transport) {
+fn kernel_grants_rights_of_list(transport: Transport) {
     let Some(mount) = AclMount::new(&new_memory_fs(), transport) else {
         return;
     };
@@ -322,7 +322,7 @@ macro_rules! by_both {
 by_both! {
     lists_outlive_the_mount_and_follow_chmod
     new_files_get_default_list_or_umask
-    kernel_grants_what_list_says
+    kernel_grants_rights_of_list
     copies_keep_lists
     foreign_group_loses_setgid
 }

@@ -27,6 +27,7 @@
 #![warn(missing_docs)]
 
 pub mod acl3;
+pub mod acl4;
 mod connection;
 mod counters;
 mod export;

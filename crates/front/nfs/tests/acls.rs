@@ -106,7 +106,7 @@ fn granted(session: &mut Session, file: &[u8]) -> u32 {
 }
 
 #[test]
-fn file_without_list_has_that_of_its_mode() {
+fn file_without_list_has_rights_of_mode() {
     let world = World::new();
     let mut session = Session::new(&world);
     let file = make(&mut session, "file", 0o640);
@@ -116,7 +116,7 @@ fn file_without_list_has_that_of_its_mode() {
     assert_eq!(found, (wanted, (4, entries.clone()), (0, vec![])));
     let counted = get(&mut session, &file, mask::ACCESS_COUNT).unwrap();
     assert_eq!(counted, (mask::ACCESS_COUNT, (4, vec![]), (0, vec![])));
-    // What a client has got it may set again.
+    // A client may set a list that it has got.
     let mode = set(&mut session, &file, mask::ACCESS, [&entries, &[]]);
     assert_eq!(mode, Ok(0o640));
     assert_eq!(get(&mut session, &file, 16), Err(Status::Invalid));

@@ -6,6 +6,7 @@
 //! and writes it, and a program that may be executed may be read.
 
 use crate::error::Result;
+use crate::file::privileges::without_setid;
 use crate::format::acl::{Acl, AclCaller, AclKind};
 use crate::format::inode::{Ino, Inode};
 use crate::tree::acl_xattrs::load_acl;
@@ -278,6 +279,20 @@ pub(crate) fn check_new_gid(inode: &Inode, caller: &Caller, gid: u32) -> Result<
     match is_own || caller.is_privileged() {
         true => Ok(()),
         false => Err(Errno::PERM.into()),
+    }
+}
+
+/// The mode without set-user-id, and without set-group-id if it raises privileges: the group may execute the file, or the caller is
+/// not in the group (`setattr_should_drop_suidgid`).
+pub(crate) fn mode_without_setid(inode: &Inode, caller: &Caller) -> u16 {
+    permitted_mode(without_setid(inode.mode), inode.gid, caller)
+}
+
+/// The mode of a file after a caller has changed its bytes or its size.
+pub(crate) fn mode_after_write(inode: &Inode, caller: &Caller) -> u16 {
+    match caller.is_privileged() {
+        true => inode.mode,
+        false => mode_without_setid(inode, caller),
     }
 }
 

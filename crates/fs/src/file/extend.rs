@@ -11,7 +11,6 @@
 use crate::error::Result;
 use crate::file::extents;
 use crate::file::extents::{PIECE_PAGES_MAX, file_extents, write_pages};
-use crate::file::privileges::without_setid;
 use crate::file::write_hook::WriteHook;
 use crate::format::inode::{FILE_BYTES_MAX, Ino, Time};
 use crate::format::xattr_kinds::XattrKinds;
@@ -41,9 +40,7 @@ impl Extension<'_> {
     fn apply(&self, tx: &mut Tx<'_>, ino: Ino, now: Time, hook: &mut impl WriteHook) -> Result<()> {
         let mut inode = tx.inode(ino)?;
         hook.begin(tx, ino, &inode)?;
-        if hook.clears_setid() {
-            inode.mode = without_setid(inode.mode);
-        }
+        inode.mode = hook.mode_after(&inode);
         write_pages(tx, &mut inode, self.at, self.data, &self.holes)?;
         inode.size = inode.size.max(self.at + self.data.len() as u64);
         inode.touch_content(now);

@@ -21,7 +21,6 @@
 
 use crate::error::{Corruption, Result};
 use crate::file::extents::file_extents;
-use crate::file::privileges::without_setid;
 use crate::file::write_hook::WriteHook;
 use crate::file::{deferred_free, extend, privileges, redo_log, share};
 use crate::format::inode::{FILE_BYTES_MAX, Ino, NEEDS_TRIM, Time, damaged_inode};
@@ -62,7 +61,7 @@ fn plan_overwrite(
     core.check_running()?;
     let inode = core.regular_file(ino)?;
     hook.begin(&mut core.begin(), ino, &inode)?;
-    if hook.clears_setid() && without_setid(inode.mode) != inode.mode {
+    if hook.mode_after(&inode) != inode.mode {
         return Ok(None);
     }
     let end = offset.saturating_add(data.len() as u64);

@@ -15,8 +15,8 @@ pub(crate) trait WriteHook {
     /// The inode before a part changes it. An error ends the write.
     fn begin(&mut self, tx: &mut Tx<'_>, ino: Ino, inode: &Inode) -> Result<()>;
 
-    /// Whether the write clears set-id bits.
-    fn clears_setid(&self) -> bool;
+    /// The mode of the inode after the write, which may clear set-id bits.
+    fn mode_after(&self, inode: &Inode) -> u16;
 
     /// The inode as a part leaves it.
     fn end(&mut self, core: &mut Core, ino: Ino, inode: &Inode) -> Result<()>;
@@ -31,8 +31,8 @@ impl WriteHook for () {
         Ok(())
     }
 
-    fn clears_setid(&self) -> bool {
-        false
+    fn mode_after(&self, inode: &Inode) -> u16 {
+        inode.mode
     }
 
     fn end(&mut self, _: &mut Core, _: Ino, _: &Inode) -> Result<()> {
@@ -96,8 +96,8 @@ impl WriteHook for CheckedWrite<'_> {
         Ok(())
     }
 
-    fn clears_setid(&self) -> bool {
-        !self.caller.is_privileged()
+    fn mode_after(&self, inode: &Inode) -> u16 {
+        access::mode_after_write(inode, self.caller)
     }
 
     fn end(&mut self, core: &mut Core, ino: Ino, inode: &Inode) -> Result<()> {

@@ -43,7 +43,7 @@ impl AclKind {
     }
 }
 
-/// The callers that an entry is for. The order is that of entries in a list.
+/// The callers that an entry is for, in the order of entries in a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum AclTag {
     /// The owner.

@@ -28,7 +28,7 @@ impl XattrKinds {
         self.0
     }
 
-    /// A later release may have more kinds. It must not take those that this release stores for all.
+    /// A later release may have more kinds. This release would store the inode without them, so it knows none.
     pub(super) fn decode(bits: u32) -> XattrKinds {
         match bits & !Self::ALL {
             0 => XattrKinds(bits),

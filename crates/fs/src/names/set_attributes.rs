@@ -2,7 +2,6 @@
 
 use crate::error::Result;
 use crate::file::access::{self, Caller, Rights};
-use crate::file::privileges::without_setid;
 use crate::file::resize::{ResizeHook, set_size_with};
 use crate::file::wcc::{WccReply, WccTracker};
 use crate::file::{lifetime, write_at};
@@ -79,8 +78,14 @@ impl SetAttributes {
         };
         let gid = self.gid.unwrap_or(inode.gid);
         let mode = self.mode.map(|mode| mode & 0o7777);
+        let is_given = self.uid.is_some() || self.gid.is_some();
+        // A new owner clears set-id bits, also one that root gives.
+        let is_cleared = is_given && !inode.is_directory();
         AttrChanges {
-            mode: mode.map(|mode| access::permitted_mode(mode, gid, caller)),
+            mode: match mode {
+                Some(mode) => Some(access::permitted_mode(mode, gid, caller)),
+                None => is_cleared.then(|| access::mode_without_setid(inode, caller) & 0o7777),
+            },
             uid: self.uid,
             gid: self.gid,
             atime: self.atime.map(time),
@@ -130,9 +135,7 @@ impl ResizeHook for AttrChange<'_> {
 
     fn apply(&mut self, tx: &mut Tx<'_>, ino: Ino, inode: &mut Inode) -> Result<()> {
         let changes = self.wanted.changes(inode, self.caller, self.now);
-        if !self.caller.is_privileged() {
-            inode.mode = without_setid(inode.mode);
-        }
+        inode.mode = access::mode_after_write(inode, self.caller);
         apply_changes(tx, ino, inode, changes)
     }
 

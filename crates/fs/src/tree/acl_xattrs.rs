@@ -105,8 +105,8 @@ pub(crate) fn apply_mode(tx: &mut Tx<'_>, ino: Ino, inode: &mut Inode) -> Result
     store_xattrs(tx, inode, &all)
 }
 
-/// Gives a new inode the lists that it inherits from its directory, and the rights in its mode: without the default list of the
-/// directory they lack those of `umask`. POSIX 1003.1e, section 23.3.2. The caller stores the inode.
+/// Gives a new inode the lists that it inherits from its directory, and the rights in its mode. Without a default list of the
+/// directory, the rights in `umask` are removed. POSIX 1003.1e, section 23.3.2. The caller stores the inode.
 pub(crate) fn inherit(
     tx: &mut Tx<'_>,
     (parent_ino, parent): (Ino, &Inode),

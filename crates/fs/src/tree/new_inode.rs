@@ -21,9 +21,9 @@ pub struct Credentials {
 /// Permissions of a new inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NewMode {
-    /// Those of the request, with the set-id and sticky bits.
+    /// Of the request, with the set-id and sticky bits.
     pub mode: u16,
-    /// Those that the caller's programs never give (umask(2)). A default ACL of the directory takes their place.
+    /// Permissions to leave out (umask(2)), unless the directory has a default ACL.
     pub umask: u16,
 }
 

@@ -23,7 +23,7 @@ impl Service {
         }
     }
 
-    /// A file without an access ACL has that of its mode, as with Solaris and Linux.
+    /// A file without an access ACL gets one from its mode, as with Solaris and Linux.
     fn get_acl(
         &self,
         credential: &Credential<'_>,

@@ -20,7 +20,7 @@ fn check_value(value: &[u8], expected: Result<Option<Acl>, Errno>) {
 }
 
 #[test]
-fn value_is_that_of_linux() {
+fn value_has_format_of_linux() {
     let named = [entry(AclTag::User(0x1234), 6), entry(AclTag::Group(7), 4)];
     let acl = Acl::new(list(0o751, &named, Some(5))).expect("valid");
     #[rustfmt::skip]
