@@ -51,6 +51,7 @@ pub use file::read::{IO_BYTES_MAX, ReadReply};
 pub use file::seek::SeekTarget;
 pub use file::sync::LostWriteCursor;
 pub use file::wcc::{Wcc, WccAttr, WccReply};
+pub use format::acl::{ACL_ENTRIES_MAX, Acl, AclEntry, AclKind, AclTag};
 pub use format::append_footer::{APPEND_PAGES_MAX, FOOTER_BYTES, TailWrite, footer_page};
 pub use format::file_id::FileId;
 pub use format::inode::{
@@ -67,13 +68,14 @@ pub use live::mmap_dirty::{
 };
 pub use live::shared_file_map::SharedFileMap;
 pub use mkfs::{MkfsOptions, mkfs};
+pub use names::acls::Acls;
 pub use names::attrs::AttrChanges;
 pub use names::by_id::{CreateMode, Created, LinkReply, RenameReply};
 pub use names::list::DirEntry;
 pub use names::rename::RenameMode;
 pub use names::set_attributes::{SetAttributes, SetTime};
 pub use names::xattrs::SetXattrMode;
-pub use tree::new_inode::{CreateKind, Credentials};
+pub use tree::new_inode::{CreateKind, Credentials, NewMode};
 pub use txn::deferred_commit::{CommitHook, UncommittedChanges};
 pub use txn::manager::Clock;
 pub use upkeep::UpkeepThread;

@@ -63,15 +63,21 @@ pub mod init {
     pub const ASYNC_READ: u64 = 1 << 0;
     pub const EXPORT_SUPPORT: u64 = 1 << 4;
     pub const BIG_WRITES: u64 = 1 << 5;
+    /// The mount applies the umask, which requests carry.
+    pub const DONT_MASK: u64 = 1 << 6;
     pub const AUTO_INVAL_DATA: u64 = 1 << 12;
     pub const EXPLICIT_INVAL_DATA: u64 = 1 << 25;
     pub const DO_READDIRPLUS: u64 = 1 << 13;
     pub const READDIRPLUS_AUTO: u64 = 1 << 14;
     pub const ASYNC_DIO: u64 = 1 << 15;
     pub const PARALLEL_DIROPS: u64 = 1 << 18;
+    /// The kernel evaluates ACLs. Linux 4.9.
+    pub const POSIX_ACL: u64 = 1 << 20;
     pub const MAX_PAGES: u64 = 1 << 22;
     pub const CACHE_SYMLINKS: u64 = 1 << 23;
     pub const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
+    /// `SETXATTR` begins with `SetXattrExtIn`. Linux 5.12.
+    pub const SETXATTR_EXT: u64 = 1 << 29;
     /// The upper half of the flags is present.
     pub const EXT: u64 = 1 << 30;
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
@@ -93,6 +99,9 @@ pub mod set {
 
 /// The sync of an fdatasync.
 pub const FSYNC_DATA_ONLY: u32 = 1 << 0;
+
+/// Bit of `SetXattrExtIn::acl_flags`: the ACL clears set-group-id.
+pub const SETXATTR_ACL_KILL_SGID: u32 = 1 << 0;
 
 /// The page cache is written back.
 pub const WRITE_CACHE: u32 = 1 << 0;
@@ -168,6 +177,7 @@ structures! {
     WriteIn { file: u64, offset: u64, size: u32, write_flags: u32, owner: u64, flags: u32, unused: u32 }
     FsyncIn { file: u64, flags: u32, unused: u32 }
     SetXattrIn { size: u32, flags: u32 }
+    SetXattrExtIn { size: u32, flags: u32, acl_flags: u32, unused: u32 }
     GetXattrIn { size: u32, unused: u32 }
     IoctlIn { file: u64, flags: u32, command: u32, arg: u64, in_bytes: u32, out_bytes: u32 }
     FallocateIn { file: u64, offset: u64, length: u64, mode: u32, unused: u32 }
@@ -224,9 +234,17 @@ pub mod ring {
     pub const BYTES: usize = ENTRY_AT + size_of::<super::RingEntry>();
 }
 
+/// The negotiated form of requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Dialect {
+    /// Set by `init::SETXATTR_EXT`, with the features for ACLs.
+    pub has_acls: bool,
+}
+
 /// Bytes of an operation's own header; None: the operation is not served.
-pub fn op_bytes(opcode: u32) -> Option<usize> {
+pub fn op_bytes(opcode: u32, dialect: Dialect) -> Option<usize> {
     Some(match opcode {
+        op::SETXATTR if dialect.has_acls => size_of::<SetXattrExtIn>(),
         op::LOOKUP | op::READLINK | op::SYMLINK | op::UNLINK | op::RMDIR => 0,
         op::STATFS | op::REMOVEXATTR | op::DESTROY => 0,
         op::FORGET => size_of::<ForgetIn>(),
@@ -272,6 +290,10 @@ mod tests {
         assert_eq!((size_of::<StatfsOut>(), size_of::<Dirent>()), (80, 24));
         assert_eq!((size_of::<RingEntry>(), size_of::<RingCommand>()), (32, 24));
         assert_eq!(size_of::<CopyFileRangeIn>(), 56);
+        assert_eq!(
+            (size_of::<SetXattrIn>(), size_of::<SetXattrExtIn>()),
+            (8, 16)
+        );
         assert_eq!((size_of::<IoctlIn>(), size_of::<IoctlOut>()), (32, 16));
         assert_eq!(size_of::<NotifyInvalInodeOut>(), 24);
         assert_eq!(size_of::<NotifyStoreOut>(), 24);

@@ -1,6 +1,6 @@
 //! Requests and answers through `/dev/fuse`.
 
-use crate::abi::{self, DATA_BYTES_MAX};
+use crate::abi::{self, DATA_BYTES_MAX, Dialect};
 use crate::busy::RequestCounter;
 use crate::cpu_affinity::CpuAffinity;
 use crate::reply::FuseReply;
@@ -40,16 +40,18 @@ pub(crate) struct Classic {
     is_blocking: bool,
     /// The buffer of the last request.
     request_buffer: Bytes,
+    dialect: Dialect,
 }
 
 impl Classic {
-    pub(crate) fn new(device: Arc<OwnedFd>, noter: RequestCounter) -> Classic {
+    pub(crate) fn new(device: Arc<OwnedFd>, noter: RequestCounter, dialect: Dialect) -> Classic {
         Classic {
             device,
             request_counter: noter,
             cpu_affinity: CpuAffinity::default(),
             is_blocking: true,
             request_buffer: Bytes::new(),
+            dialect,
         }
     }
 
@@ -99,7 +101,7 @@ impl Classic {
 
     fn request(&mut self, len: usize) -> io::Result<RawRequest> {
         self.request_counter.count_request();
-        let incoming = RawRequest::from_message(&self.request_buffer.slice(..len));
+        let incoming = RawRequest::from_message(&self.request_buffer.slice(..len), self.dialect);
         let what = || io::Error::other(format!("the kernel sent {len} bytes that are no request"));
         let incoming = incoming.ok_or_else(what)?;
         self.cpu_affinity

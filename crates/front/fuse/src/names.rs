@@ -1,16 +1,18 @@
 //! The allowed names of extended attributes, xattr(7).
 //!
 //! The kernel checks the right to set them, and that `user` attributes belong to files and
-//! directories. Attributes of `system` are access control lists, which the kernel would have to
-//! enforce.
+//! directories. Of `system` there are the ACLs, which the file system stores with the mode.
 
-use pagemesh_fs::{FsError, Result};
+use pagemesh_fs::{AclKind, FsError, Result};
 use rustix::io::Errno;
 
 const NAMESPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
 
 /// Refuses a name of another name space, as ext4 does.
 pub(crate) fn check_xattr_name(name: &[u8]) -> Result<()> {
+    if AclKind::of_attribute(name).is_some() {
+        return Ok(());
+    }
     let rest = NAMESPACES
         .iter()
         .find_map(|space| name.strip_prefix(*space));
@@ -45,12 +47,14 @@ mod tests {
             &b"user.a"[..],
             b"trusted.overlay.opaque",
             b"security.capability",
+            b"system.posix_acl_access",
+            b"system.posix_acl_default",
         ] {
             check_xattr_name(name).expect("a name");
         }
         for name in [
             &b"foo.bar"[..],
-            b"system.posix_acl_access",
+            b"system.posix_acl_other",
             b"system.foo",
             b"user",
             b"osx.",

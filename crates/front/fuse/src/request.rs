@@ -1,6 +1,6 @@
 //! Requests of the kernel, from any transport. The decoder trusts no length.
 
-use crate::abi::{self, DATA_BYTES_MAX, OP_BYTES_MAX, op, set};
+use crate::abi::{self, DATA_BYTES_MAX, Dialect, OP_BYTES_MAX, op, set};
 use bytes::Bytes;
 use pagemesh_fs::Time;
 use rustix::io::Errno;
@@ -19,6 +19,7 @@ pub struct RawRequest {
     op: [u8; OP_BYTES_MAX],
     op_len: usize,
     payload: Bytes,
+    dialect: Dialect,
 }
 
 /// An access or modification time that a program sets.
@@ -67,11 +68,13 @@ pub enum Request<'r> {
     Mknod {
         name: &'r [u8],
         mode: u32,
+        umask: u32,
         device: u32,
     },
     Mkdir {
         name: &'r [u8],
         mode: u32,
+        umask: u32,
     },
     Unlink(&'r [u8]),
     Rmdir(&'r [u8]),
@@ -92,10 +95,12 @@ pub enum Request<'r> {
     Create {
         name: &'r [u8],
         mode: u32,
+        umask: u32,
         flags: u32,
     },
     CreateUnnamed {
         mode: u32,
+        umask: u32,
         flags: u32,
     },
     Read {
@@ -129,6 +134,8 @@ pub enum Request<'r> {
         name: &'r [u8],
         value: &'r [u8],
         flags: u32,
+        /// [`abi::SETXATTR_ACL_KILL_SGID`]; none: the kernel does not evaluate ACLs.
+        acl_flags: Option<u32>,
     },
     GetXattr {
         name: &'r [u8],
@@ -219,16 +226,23 @@ impl From<abi::ReadIn> for ReadRange {
 
 impl RawRequest {
     /// A contiguous request. None: it is shorter than a header.
-    pub fn from_message(message: &Bytes) -> Option<RawRequest> {
+    pub fn from_message(message: &Bytes, dialect: Dialect) -> Option<RawRequest> {
         let (header, rest) = abi::InHeader::read_from_prefix(message).ok()?;
-        let op_len = abi::op_bytes(header.opcode).unwrap_or(0).min(rest.len());
+        let op_len = abi::op_bytes(header.opcode, dialect).unwrap_or(0);
+        let op_len = op_len.min(rest.len());
         let at = size_of::<abi::InHeader>();
         let payload = message.slice(at + op_len..);
-        Some(RawRequest::from_parts(header, &rest[..op_len], payload))
+        let op = &rest[..op_len];
+        Some(RawRequest::from_parts(header, op, payload, dialect))
     }
 
     /// A request with separate parts.
-    pub fn from_parts(header: abi::InHeader, op: &[u8], payload: Bytes) -> RawRequest {
+    pub fn from_parts(
+        header: abi::InHeader,
+        op: &[u8],
+        payload: Bytes,
+        dialect: Dialect,
+    ) -> RawRequest {
         let op_len = op.len().min(OP_BYTES_MAX);
         let mut own = [0; OP_BYTES_MAX];
         own[..op_len].copy_from_slice(&op[..op_len]);
@@ -237,6 +251,7 @@ impl RawRequest {
             op: own,
             op_len,
             payload,
+            dialect,
         }
     }
 
@@ -276,6 +291,7 @@ impl RawRequest {
             op::RELEASE | op::RELEASEDIR => release(header(op)?),
             op::FLUSH => Request::Flush,
             op::FSYNC | op::FSYNCDIR => fsync(header(op)?),
+            op::SETXATTR if self.dialect.has_acls => set_xattr_ext(header(op)?, payload)?,
             op::SETXATTR => set_xattr(header(op)?, payload)?,
             op::GETXATTR => get_xattr(header(op)?, payload)?,
             op::LISTXATTR => list_xattr(header(op)?),
@@ -321,15 +337,20 @@ fn symlink(payload: &[u8]) -> Result<Request<'_>, Errno> {
 }
 
 fn mknod(node: abi::MknodIn, payload: &[u8]) -> Result<Request<'_>, Errno> {
-    let abi::MknodIn { mode, device, .. } = node;
-    let name = name(payload)?.0;
-    Ok(Request::Mknod { name, mode, device })
+    Ok(Request::Mknod {
+        name: name(payload)?.0,
+        mode: node.mode,
+        umask: node.umask,
+        device: node.device,
+    })
 }
 
 fn mkdir(directory: abi::MkdirIn, payload: &[u8]) -> Result<Request<'_>, Errno> {
-    let name = name(payload)?.0;
-    let mode = directory.mode;
-    Ok(Request::Mkdir { name, mode })
+    Ok(Request::Mkdir {
+        name: name(payload)?.0,
+        mode: directory.mode,
+        umask: directory.umask,
+    })
 }
 
 fn rename(to: u64, flags: u32, payload: &[u8]) -> Result<Request<'_>, Errno> {
@@ -360,14 +381,20 @@ fn open(opened: abi::OpenIn) -> Request<'static> {
 }
 
 fn create(made: abi::CreateIn, payload: &[u8]) -> Result<Request<'_>, Errno> {
-    let abi::CreateIn { mode, flags, .. } = made;
-    let name = name(payload)?.0;
-    Ok(Request::Create { name, mode, flags })
+    Ok(Request::Create {
+        name: name(payload)?.0,
+        mode: made.mode,
+        umask: made.umask,
+        flags: made.flags,
+    })
 }
 
 fn create_unnamed(made: abi::CreateIn) -> Request<'static> {
-    let abi::CreateIn { mode, flags, .. } = made;
-    Request::CreateUnnamed { mode, flags }
+    Request::CreateUnnamed {
+        mode: made.mode,
+        umask: made.umask,
+        flags: made.flags,
+    }
 }
 
 fn read(read: abi::ReadIn) -> Request<'static> {
@@ -395,7 +422,23 @@ fn set_xattr(set: abi::SetXattrIn, payload: &[u8]) -> Result<Request<'_>, Errno>
     let abi::SetXattrIn { size, flags } = set;
     let (name, rest) = name(payload)?;
     let value = rest.get(..size as usize).ok_or(Errno::IO)?;
-    Ok(Request::SetXattr { name, value, flags })
+    Ok(Request::SetXattr {
+        name,
+        value,
+        flags,
+        acl_flags: None,
+    })
+}
+
+fn set_xattr_ext(set: abi::SetXattrExtIn, payload: &[u8]) -> Result<Request<'_>, Errno> {
+    let abi::SetXattrExtIn { size, flags, .. } = set;
+    let (name, rest) = name(payload)?;
+    Ok(Request::SetXattr {
+        name,
+        value: rest.get(..size as usize).ok_or(Errno::IO)?,
+        flags,
+        acl_flags: Some(set.acl_flags),
+    })
 }
 
 fn get_xattr(get: abi::GetXattrIn, payload: &[u8]) -> Result<Request<'_>, Errno> {
@@ -462,17 +505,31 @@ mod tests {
         [header.as_bytes(), op, payload].concat()
     }
 
-    /// The same result from both layouts.
+    /// The same result from both layouts, with and without ACLs.
     #[track_caller]
     fn check(opcode: u32, op: &[u8], payload: &[u8], expected: &Result<Request<'_>, Errno>) {
+        for has_acls in [false, true] {
+            check_dialect(opcode, op, payload, expected, Dialect { has_acls });
+        }
+    }
+
+    /// The same result from both layouts, in one dialect.
+    #[track_caller]
+    fn check_dialect(
+        opcode: u32,
+        op: &[u8],
+        payload: &[u8],
+        expected: &Result<Request<'_>, Errno>,
+        dialect: Dialect,
+    ) {
         let whole = Bytes::from(message(opcode, op, payload));
-        let incoming = RawRequest::from_message(&whole).expect("a header");
+        let incoming = RawRequest::from_message(&whole, dialect).expect("a header");
         assert_eq!(&incoming.decode(), expected);
         // The ring's operation header has a fixed length.
         let mut place = [0; OP_BYTES_MAX];
         place[..op.len()].copy_from_slice(op);
         let payload = Bytes::copy_from_slice(payload);
-        let apart = RawRequest::from_parts(incoming.header, &place, payload);
+        let apart = RawRequest::from_parts(incoming.header, &place, payload, dialect);
         assert_eq!(&apart.decode(), expected);
     }
 
@@ -518,6 +575,31 @@ mod tests {
         check(9999, b"", b"", &Err(Errno::NOSYS));
     }
 
+    #[test]
+    fn attribute_has_form_of_dialect() {
+        let check = |op: &[u8], has_acls, acl_flags| {
+            let set = Request::SetXattr {
+                name: b"user.a",
+                value: b"xy",
+                flags: 1,
+                acl_flags,
+            };
+            let (payload, dialect) = (b"user.a\0xy", Dialect { has_acls });
+            check_dialect(op::SETXATTR, op, payload, &Ok(set), dialect);
+            let short = &payload[..8];
+            check_dialect(op::SETXATTR, op, short, &Err(Errno::IO), dialect);
+        };
+        let (size, flags) = (2, 1);
+        check(abi::SetXattrIn { size, flags }.as_bytes(), false, None);
+        let ext = abi::SetXattrExtIn {
+            size,
+            flags,
+            acl_flags: abi::SETXATTR_ACL_KILL_SGID,
+            unused: 0,
+        };
+        check(ext.as_bytes(), true, Some(1));
+    }
+
     #[track_caller]
     fn check_written(len: usize, is_copied: bool) {
         let write = abi::WriteIn {
@@ -526,7 +608,7 @@ mod tests {
         };
         let bytes = vec![1; len];
         let whole = Bytes::from(message(op::WRITE, write.as_bytes(), &bytes));
-        let incoming = RawRequest::from_message(&whole).expect("a header");
+        let incoming = RawRequest::from_message(&whole, Dialect::default()).expect("a header");
         let Ok(Request::Write { data, .. }) = incoming.decode() else {
             panic!("a write");
         };

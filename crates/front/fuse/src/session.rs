@@ -1,6 +1,6 @@
 //! A mount and the threads that serve it.
 
-use crate::abi::{self, DATA_BYTES_MAX, init};
+use crate::abi::{self, DATA_BYTES_MAX, Dialect, init};
 use crate::batching::{self, BatchingLimiter};
 use crate::busy::CpuAwakeThread;
 use crate::classic::{self, Classic};
@@ -49,6 +49,10 @@ const FEATURES: [(u64, &str); 9] = [
     ),
 ];
 
+/// Features for ACLs, all of them or none: the kernel asks the mount for ACLs and evaluates them, the mount applies the umask or the
+/// default ACL to new inodes, and it learns whether a new ACL clears set-group-id.
+const ACL_FEATURES: u64 = init::POSIX_ACL | init::DONT_MASK | init::SETXATTR_EXT;
+
 /// Further features of a mount that opens no file for caching. `ASYNC_DIO` is not among them: each asynchronous write
 /// would take a background slot until the kernel has dropped its pages. The kernel then may wait for a slot itself,
 /// to write a page of a mapping back.
@@ -75,6 +79,7 @@ const FEATURES_WITH_CACHE: [(u64, &str); 3] = [
 pub(crate) struct FuseSession {
     pub(crate) device: Arc<Device>,
     pub(crate) transport: Transport,
+    dialect: Dialect,
     threads: Vec<Option<JoinHandle<io::Result<()>>>>,
     batching_limiter: Arc<BatchingLimiter>,
     cpu_awake_thread: CpuAwakeThread,
@@ -148,6 +153,7 @@ impl FuseSession {
         let mut session = FuseSession {
             device,
             transport: Transport::Classic,
+            dialect: Dialect::default(),
             threads: Vec::new(),
             batching_limiter: Arc::new(BatchingLimiter::new(processors)),
             cpu_awake_thread: CpuAwakeThread::start(
@@ -159,7 +165,9 @@ impl FuseSession {
             extra_threads: None,
         };
         // From here on dropping the session unmounts.
-        let is_offered = handshake(&session.device.file, queues.is_some(), options.caching)?;
+        let wants_ring = queues.is_some();
+        let (dialect, is_offered) = handshake(&session.device.file, wants_ring, options.caching)?;
+        session.dialect = dialect;
         let threads = options.threads.clamp(1, THREADS_MAX);
         let each = queues.map_or(threads, |queues| ring::entries(queues, threads).initial);
         let reserve = Arc::new(ExtraThreads::new(queues.unwrap_or(1), each));
@@ -195,6 +203,7 @@ impl FuseSession {
         pools: Vec<Arc<WorkerPool>>,
     ) -> io::Result<()> {
         let (device, files) = (Arc::clone(&self.device), Arc::clone(files));
+        let dialect = self.dialect;
         let noter = self.cpu_awake_thread.request_counter();
         let watched = Arc::clone(reserve);
         let reserve = Arc::clone(reserve);
@@ -212,8 +221,8 @@ impl FuseSession {
                     thread.spawn(move || ended(worker_pool::serve(&pool, &*files, role, |_| {})))
                 }
                 None => {
-                    let mut more =
-                        Classic::new(Arc::new(device.clone_connection()?), noter.clone());
+                    let connection = Arc::new(device.clone_connection()?);
+                    let mut more = Classic::new(connection, noter.clone(), dialect);
                     let reserve = Arc::clone(&reserve);
                     thread.spawn(move || {
                         let is_needed = || reserve.needs_more(line);
@@ -241,8 +250,9 @@ impl FuseSession {
         let noter = self.cpu_awake_thread.request_counter();
         // If there is a ring, the requests left for the device are served one by one.
         let is_alone = self.transport == Transport::Classic;
+        let dialect = self.dialect;
         self.spawn("fuse", ending, move || {
-            let mut line = Classic::new(device, noter);
+            let mut line = Classic::new(device, noter, dialect);
             match files.async_writer().filter(|_| is_alone) {
                 Some(hand) => batching::serve(&mut line, &*files, hand, &turns),
                 None => classic::serve(&mut line, &*files),
@@ -263,7 +273,7 @@ impl FuseSession {
         let queues: Vec<u16> = (0..queues as u16).collect();
         let mut pools = Vec::new();
         for queues in queues.chunks(ring::QUEUES_PER_POOL) {
-            let device = RingQueues(Arc::clone(&self.device.file));
+            let device = RingQueues(Arc::clone(&self.device.file), self.dialect);
             let pool = Arc::new(WorkerPool::new(
                 device,
                 self.cpu_awake_thread.request_counter(),
@@ -377,8 +387,8 @@ fn check_ring_optional(options: &MountOptions, why: String) -> Result<(), MountE
     }
 }
 
-/// Answers the first request. Returns whether the ring was wanted and is offered.
-fn handshake(device: &OwnedFd, wants_ring: bool, caching: Caching) -> io::Result<bool> {
+/// Answers the first request. Returns the form of requests, and whether the ring was wanted and is offered.
+fn handshake(device: &OwnedFd, wants_ring: bool, caching: Caching) -> io::Result<(Dialect, bool)> {
     // The kernel requires room for the longest possible request.
     let mut buffer = vec![0; DATA_BYTES_MAX as usize];
     for _ in 0..INITS_MAX {
@@ -415,7 +425,10 @@ fn handshake(device: &OwnedFd, wants_ring: bool, caching: Caching) -> io::Result
         }
         let (answer, has_ring) = negotiate(&told, wants_ring, caching);
         classic::write(device, header.unique, &FuseReply::new(&answer));
-        return Ok(has_ring);
+        let dialect = Dialect {
+            has_acls: u64::from(answer.flags) & ACL_FEATURES == ACL_FEATURES,
+        };
+        return Ok((dialect, has_ring));
     }
     Err(io::Error::other(
         "the kernel insists on another version of FUSE",
@@ -438,6 +451,10 @@ fn negotiate(told: &abi::InitIn, wants_ring: bool, caching: Caching) -> (abi::In
             0 => tracing::info!(what, "the kernel does not offer a feature"),
             flag => flags |= flag,
         }
+    }
+    match offered & ACL_FEATURES {
+        ACL_FEATURES => flags |= ACL_FEATURES,
+        _ => tracing::warn!("the kernel does not evaluate ACLs of mounts; none can be set here"),
     }
     let has_ring = wants_ring && offered & init::OVER_IO_URING != 0;
     if has_ring {
@@ -481,6 +498,13 @@ mod tests {
         assert!(negotiate(&told, true, Caching::Bypassed).1);
         let (answer, has_ring) = negotiate(&told, false, Caching::Bypassed);
         assert!(!has_ring);
+        assert_eq!(u64::from(answer.flags) & ACL_FEATURES, ACL_FEATURES);
+        let told_without_one = abi::InitIn {
+            flags: told.flags & !(init::SETXATTR_EXT as u32),
+            ..told
+        };
+        let (without_acls, _) = negotiate(&told_without_one, false, Caching::Bypassed);
+        assert_eq!(u64::from(without_acls.flags) & ACL_FEATURES, 0);
         assert_eq!(answer.flags2, (init::DIRECT_IO_ALLOW_MMAP >> 32) as u32);
         let has_async_writes = |caching| {
             let (answer, _) = negotiate(&told, false, caching);

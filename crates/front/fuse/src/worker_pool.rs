@@ -468,7 +468,7 @@ fn is_unmounted(code: i32) -> bool {
 }
 
 /// The kernel's queues of a mount.
-pub(crate) struct RingQueues(pub(crate) Arc<OwnedFd>);
+pub(crate) struct RingQueues(pub(crate) Arc<OwnedFd>, pub(crate) abi::Dialect);
 
 fn command(queue: u16, commit: u64) -> abi::RingCommand {
     abi::RingCommand {
@@ -516,7 +516,8 @@ impl RingQueues {
         };
         // The default answer is an error.
         taken.put_header(-Errno::IO.raw_os_error(), 0);
-        Ok(Some((taken, RawRequest::from_parts(header, &op, payload))))
+        let request = RawRequest::from_parts(header, &op, payload, self.1);
+        Ok(Some((taken, request)))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Arbitrary bytes as requests.
 
 use bytes::Bytes;
-use pagemesh_fuse::test_api::abi::{self, OP_BYTES_MAX, op};
+use pagemesh_fuse::test_api::abi::{self, Dialect, OP_BYTES_MAX, op};
 use pagemesh_fuse::test_api::{RawRequest, Request};
 use pagemesh_fuzz::{FuzzTarget, Random, measure_allocation};
 use rustix::io::Errno;
@@ -28,7 +28,7 @@ fn message(opcode: u32, rest: &[u8]) -> Vec<u8> {
 fn requests() -> Vec<Vec<u8>> {
     let mut all: Vec<Vec<u8>> = (0..OPCODES as u32)
         .map(|opcode| {
-            let op = vec![0; abi::op_bytes(opcode).unwrap_or(0)];
+            let op = vec![0; abi::op_bytes(opcode, Dialect::default()).unwrap_or(0)];
             message(opcode, &[&op, &b"name\0other\0"[..]].concat())
         })
         .collect();
@@ -38,6 +38,12 @@ fn requests() -> Vec<Vec<u8>> {
     };
     all.push(message(op::WRITE, &[write.as_bytes(), b"bytes"].concat()));
     let xattr = abi::SetXattrIn { size: 5, flags: 0 };
+    let rest = [xattr.as_bytes(), b"user.a\0value"].concat();
+    all.push(message(op::SETXATTR, &rest));
+    let xattr = abi::SetXattrExtIn {
+        size: 5,
+        ..abi::SetXattrExtIn::default()
+    };
     let rest = [xattr.as_bytes(), b"user.a\0value"].concat();
     all.push(message(op::SETXATTR, &rest));
     let forget = abi::BatchForgetIn {
@@ -67,8 +73,12 @@ fn outcome(opcode: u32, decoded: &Result<Request<'_>, Errno>) -> impl Hash + use
 }
 
 fn check(bytes: &[u8]) -> impl Hash + use<> {
+    [false, true].map(|has_acls| check_dialect(bytes, Dialect { has_acls }))
+}
+
+fn check_dialect(bytes: &[u8], dialect: Dialect) -> impl Hash + use<> {
     let whole = Bytes::copy_from_slice(bytes);
-    let Some(incoming) = RawRequest::from_message(&whole) else {
+    let Some(incoming) = RawRequest::from_message(&whole, dialect) else {
         assert!(bytes.len() < HEADER, "a header is a header");
         return None;
     };
@@ -79,12 +89,12 @@ fn check(bytes: &[u8]) -> impl Hash + use<> {
     );
     // The ring has the same parts in another layout, and its operation header is always long
     // enough.
-    let op_len = abi::op_bytes(incoming.header.opcode).unwrap_or(0);
+    let op_len = abi::op_bytes(incoming.header.opcode, dialect).unwrap_or(0);
     if let Some((own, payload)) = bytes[HEADER..].split_at_checked(op_len) {
         let mut place = [0; OP_BYTES_MAX];
         place[..op_len].copy_from_slice(own);
         let payload = Bytes::copy_from_slice(payload);
-        let apart = RawRequest::from_parts(incoming.header, &place, payload);
+        let apart = RawRequest::from_parts(incoming.header, &place, payload, dialect);
         assert_eq!(apart.decode(), decoded);
     }
     Some(outcome(incoming.header.opcode, &decoded))

@@ -26,6 +26,8 @@
 #![deny(unsafe_code)]
 #![warn(missing_docs)]
 
+pub mod acl3;
+pub mod acl4;
 mod connection;
 mod counters;
 mod export;

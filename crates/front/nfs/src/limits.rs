@@ -29,6 +29,8 @@ pub const NAME_BYTES_MAX: usize = 255;
 pub const SYMLINK_BYTES_MAX: usize = 4095;
 /// Bytes of a path in MOUNT (RFC 1813, MNTPATHLEN).
 pub const MOUNT_PATH_BYTES_MAX: usize = 1024;
+/// Entries of an ACL on the wire, as Linux and Solaris have it. The file system takes fewer.
+pub const ACL_ENTRIES_MAX: usize = 1024;
 /// Bytes of the result of READDIR and READDIRPLUS. The file system holds a lock while it collects a
 /// listing, so the result is shorter than a READ.
 pub const LISTING_BYTES_MAX: u32 = 64 << 10;

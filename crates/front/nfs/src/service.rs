@@ -1,5 +1,6 @@
 //! Calls and their answers: a record in, a reply out.
 
+mod acls;
 mod attributes;
 mod convert;
 mod data;
@@ -8,6 +9,7 @@ mod listing;
 mod mount;
 mod names;
 
+use crate::acl3;
 use crate::counters::{CounterCells, count};
 use crate::export::{ErrorHook, Exports, ServedExport};
 use crate::handle::HandleBytes;
@@ -128,7 +130,8 @@ impl Service {
         match (call.program, call.version) {
             (nfs3::PROGRAM, nfs3::VERSION) => self.answer_once(client, &call, arguments, &record),
             (mount3::PROGRAM, mount3::VERSION) => self.answer_mount(&call, arguments),
-            (nfs3::PROGRAM | mount3::PROGRAM, _) => {
+            (acl3::PROGRAM, acl3::VERSION) => self.answer_acl(&call, arguments),
+            (nfs3::PROGRAM | mount3::PROGRAM | acl3::PROGRAM, _) => {
                 let (low, high) = (nfs3::VERSION, nfs3::VERSION);
                 Ok(self.refuse(&call, Refusal::ProgramMismatch { low, high }))
             }

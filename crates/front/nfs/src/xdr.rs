@@ -176,6 +176,14 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// Takes this many bytes: the elements of an array that are decoded later.
+    ///
+    /// # Errors
+    /// If not all of them and their padding are there.
+    pub fn units(&mut self, count: usize) -> Result<&'a [u8], XdrError> {
+        self.take(count)
+    }
+
     /// Takes variable opaque data or a string, as bytes.
     ///
     /// # Errors

@@ -1,13 +1,17 @@
-//! Permissions of callers that no kernel has checked: mode bits, ownership, sticky directories. Pure functions of
-//! inodes, called inside the transaction or lock of each operation. ACLs are not evaluated: there are none.
+//! Permissions of callers that no kernel has checked: mode bits, ACLs, ownership, sticky directories. They are checked inside
+//! the transaction or lock of each operation.
 //!
-//! The rules follow POSIX and Linux (`generic_permission`, `may_delete`, `setattr_prepare`). Two follow NFS
-//! servers, whose clients check at an open: the owner of a file always reads and writes it, and a program that may be
-//! executed may be read.
+//! The rules follow POSIX and Linux (`generic_permission`, `may_delete`, `setattr_prepare`), so that a caller has the same rights
+//! here and through the kernel. Two follow NFS servers, whose clients check at an open: the owner of a file always reads
+//! and writes it, and a program that may be executed may be read.
 
 use crate::error::Result;
-use crate::format::inode::Inode;
+use crate::file::privileges::without_setid;
+use crate::format::acl::{Acl, AclCaller, AclKind};
+use crate::format::inode::{Ino, Inode};
+use crate::tree::acl_xattrs::load_acl;
 use crate::tree::new_inode::{Credentials, SET_GID};
+use crate::txn::tx::Tx;
 use rustix::io::Errno;
 
 /// Most supplementary groups of a caller. AUTH_SYS has 16; a directory service may have more. They take 4 KiB.
@@ -97,7 +101,7 @@ impl AccessMask {
     }
 }
 
-/// Rights of one class of callers in the mode.
+/// Rights of one class of callers in the mode, or of an entry of an ACL.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Rights(u16);
 
@@ -111,13 +115,17 @@ impl Rights {
 }
 
 const ANY_EXECUTE: u16 = 0o111;
+const GROUP_RIGHTS: u16 = 0o070;
 const STICKY: u16 = 0o1000;
 
-/// Whether the mode gives these rights. Root has all, but executes only files with an execute bit.
-pub(crate) fn may(inode: &Inode, caller: &Caller, wanted: Rights) -> bool {
-    if caller.is_trusted {
-        return true;
-    }
+/// The rights of root: all, but it executes only files with an execute bit.
+fn root_rights(inode: &Inode) -> u16 {
+    let may_execute = inode.is_directory() || inode.mode & ANY_EXECUTE != 0;
+    6 | u16::from(may_execute)
+}
+
+/// The rights that the mode alone gives.
+fn mode_rights(inode: &Inode, caller: &Caller) -> u16 {
     let class = if caller.uid == inode.uid {
         6
     } else if caller.is_member(inode.gid) {
@@ -125,41 +133,90 @@ pub(crate) fn may(inode: &Inode, caller: &Caller, wanted: Rights) -> bool {
     } else {
         0
     };
-    let mut granted = inode.mode >> class & 7;
-    if caller.is_privileged() {
-        granted |= 6;
-        granted |= u16::from(inode.is_directory() || inode.mode & ANY_EXECUTE != 0);
-    }
-    wanted.0 & !granted == 0
+    inode.mode >> class & 7
 }
 
-/// Fails with `EACCES` unless the mode gives these rights.
-pub(crate) fn check(inode: &Inode, caller: &Caller, wanted: Rights) -> Result<()> {
-    match may(inode, caller, wanted) {
+/// Whether an inode with this access ACL gives these rights. Linux asks no ACL if the group class of the mode has no right: then
+/// a user that the ACL names has the rights of others.
+fn is_granted(
+    inode: &Inode,
+    acl: impl FnOnce() -> Result<Option<Acl>>,
+    caller: &Caller,
+    wanted: Rights,
+) -> Result<bool> {
+    if caller.is_trusted || caller.is_privileged() && wanted.0 & !root_rights(inode) == 0 {
+        return Ok(true);
+    }
+    let is_owner = caller.uid == inode.uid;
+    let acl = match is_owner || inode.mode & GROUP_RIGHTS == 0 {
+        true => None,
+        false => acl()?,
+    };
+    Ok(match acl {
+        None => wanted.0 & !mode_rights(inode, caller) == 0,
+        Some(acl) => {
+            let of_list = AclCaller {
+                uid: caller.uid,
+                owner_uid: inode.uid,
+                owner_gid: inode.gid,
+                is_member: &|gid| caller.is_member(gid),
+            };
+            acl.permits(&of_list, wanted.0)
+        }
+    })
+}
+
+/// Whether an inode gives these rights.
+///
+/// # Errors
+/// `EIO` if its ACL is needed and not valid; errors of the volume.
+pub(crate) fn may(
+    tx: &mut Tx<'_>,
+    (ino, inode): (Ino, &Inode),
+    caller: &Caller,
+    wanted: Rights,
+) -> Result<bool> {
+    let acl = || load_acl(tx, ino, inode, AclKind::Access);
+    is_granted(inode, acl, caller, wanted)
+}
+
+/// Fails with `EACCES` unless an inode gives these rights.
+pub(crate) fn check(
+    tx: &mut Tx<'_>,
+    of: (Ino, &Inode),
+    caller: &Caller,
+    wanted: Rights,
+) -> Result<()> {
+    match may(tx, of, caller, wanted)? {
         true => Ok(()),
         false => Err(Errno::ACCESS.into()),
     }
 }
 
 /// Checks a read of a file.
-pub(crate) fn check_read(inode: &Inode, caller: &Caller) -> Result<()> {
-    if caller.owns(inode) || may(inode, caller, Rights::EXECUTE) {
+pub(crate) fn check_read(tx: &mut Tx<'_>, of: (Ino, &Inode), caller: &Caller) -> Result<()> {
+    if caller.owns(of.1) || may(tx, of, caller, Rights::EXECUTE)? {
         return Ok(());
     }
-    check(inode, caller, Rights::READ)
+    check(tx, of, caller, Rights::READ)
 }
 
 /// Checks a write of a file, and a change of its size.
-pub(crate) fn check_write(inode: &Inode, caller: &Caller) -> Result<()> {
-    match caller.owns(inode) {
+pub(crate) fn check_write(tx: &mut Tx<'_>, of: (Ino, &Inode), caller: &Caller) -> Result<()> {
+    match caller.owns(of.1) {
         true => Ok(()),
-        false => check(inode, caller, Rights::WRITE),
+        false => check(tx, of, caller, Rights::WRITE),
     }
 }
 
 /// The rights among `wanted` that a caller has.
-pub(crate) fn access_mask(inode: &Inode, caller: &Caller, wanted: AccessMask) -> AccessMask {
-    let rules: &[(AccessMask, Rights)] = match inode.is_directory() {
+pub(crate) fn access_mask(
+    tx: &mut Tx<'_>,
+    of: (Ino, &Inode),
+    caller: &Caller,
+    wanted: AccessMask,
+) -> Result<AccessMask> {
+    let rules: &[(AccessMask, Rights)] = match of.1.is_directory() {
         true => &[
             (AccessMask::READ, Rights::READ),
             (AccessMask::LOOKUP, Rights::EXECUTE),
@@ -174,18 +231,26 @@ pub(crate) fn access_mask(inode: &Inode, caller: &Caller, wanted: AccessMask) ->
             (AccessMask::EXECUTE, Rights::EXECUTE),
         ],
     };
-    let granted = rules
-        .iter()
-        .filter(|(bit, rights)| wanted.contains(*bit) && may(inode, caller, *rights));
-    AccessMask(granted.fold(0, |mask, (bit, _)| mask | bit.0))
+    let mut granted = AccessMask::default();
+    for (bit, rights) in rules {
+        if wanted.contains(*bit) && may(tx, of, caller, *rights)? {
+            granted.0 |= bit.0;
+        }
+    }
+    Ok(granted)
 }
 
 /// Checks that a caller may remove or replace an entry of a directory. In a sticky directory only the owners of the
 /// directory and of the inode may.
-pub(crate) fn check_delete(directory: &Inode, inode: &Inode, caller: &Caller) -> Result<()> {
-    check(directory, caller, Rights::CHANGE_ENTRIES)?;
-    let is_sticky = directory.mode & STICKY != 0;
-    match is_sticky && !caller.owns(directory) && !caller.owns(inode) {
+pub(crate) fn check_delete(
+    tx: &mut Tx<'_>,
+    directory: (Ino, &Inode),
+    inode: &Inode,
+    caller: &Caller,
+) -> Result<()> {
+    check(tx, directory, caller, Rights::CHANGE_ENTRIES)?;
+    let is_sticky = directory.1.mode & STICKY != 0;
+    match is_sticky && !caller.owns(directory.1) && !caller.owns(inode) {
         true => Err(Errno::PERM.into()),
         false => Ok(()),
     }
@@ -214,6 +279,20 @@ pub(crate) fn check_new_gid(inode: &Inode, caller: &Caller, gid: u32) -> Result<
     match is_own || caller.is_privileged() {
         true => Ok(()),
         false => Err(Errno::PERM.into()),
+    }
+}
+
+/// The mode without set-user-id, and without set-group-id if it raises privileges: the group may execute the file, or the caller is
+/// not in the group (`setattr_should_drop_suidgid`).
+pub(crate) fn mode_without_setid(inode: &Inode, caller: &Caller) -> u16 {
+    permitted_mode(without_setid(inode.mode), inode.gid, caller)
+}
+
+/// The mode of a file after a caller has changed its bytes or its size.
+pub(crate) fn mode_after_write(inode: &Inode, caller: &Caller) -> u16 {
+    match caller.is_privileged() {
+        true => inode.mode,
+        false => mode_without_setid(inode, caller),
     }
 }
 

@@ -2,9 +2,10 @@
 
 use crate::error::Result;
 use crate::file::attr::Attr;
-use crate::format::inode::Ino;
+use crate::format::inode::{Ino, Inode};
+use crate::tree::acl_xattrs;
 use crate::tree::directory::linked_directory;
-use crate::tree::new_inode::{CreateKind, Credentials, new_inode};
+use crate::tree::new_inode::{CreateKind, Credentials, NewMode, new_inode};
 use crate::txn::manager::TxManager;
 use crate::txn::tx::Tx;
 
@@ -34,7 +35,7 @@ pub(crate) fn create_inode(
 pub(crate) fn create_unnamed(
     txs: &TxManager,
     parent: Ino,
-    mode: u16,
+    NewMode { mode, umask }: NewMode,
     caller: Credentials,
 ) -> Result<Attr> {
     let now = txs.now();
@@ -42,8 +43,24 @@ pub(crate) fn create_unnamed(
         let parent_inode = linked_directory(tx, parent)?;
         let of = (parent, &parent_inode);
         let (ino, mut inode) = new_inode(tx, of, &CreateKind::File, mode, caller, now)?;
-        inode.links = 0;
-        tx.put_inode(ino, &inode)?;
-        Ok(Attr::of(ino, &inode))
+        acl_xattrs::inherit(tx, of, &mut inode, umask)?;
+        put_unnamed(tx, ino, inode)
     })
+}
+
+/// Creates a file without a name that no program sees, and opens it.
+pub(crate) fn create_internal(txs: &TxManager, mode: u16, caller: Credentials) -> Result<Attr> {
+    let now = txs.now();
+    create_inode(txs, 1, |tx| {
+        let root = linked_directory(tx, Ino::ROOT)?;
+        let of = (Ino::ROOT, &root);
+        let (ino, inode) = new_inode(tx, of, &CreateKind::File, mode, caller, now)?;
+        put_unnamed(tx, ino, inode)
+    })
+}
+
+fn put_unnamed(tx: &mut Tx<'_>, ino: Ino, mut inode: Inode) -> Result<Attr> {
+    inode.links = 0;
+    tx.put_inode(ino, &inode)?;
+    Ok(Attr::of(ino, &inode))
 }

@@ -11,9 +11,9 @@
 use crate::error::Result;
 use crate::file::extents;
 use crate::file::extents::{PIECE_PAGES_MAX, file_extents, write_pages};
-use crate::file::privileges::without_setid;
 use crate::file::write_hook::WriteHook;
 use crate::format::inode::{FILE_BYTES_MAX, Ino, Time};
+use crate::format::xattr_kinds::XattrKinds;
 use crate::format::{PAGE, page_count};
 use crate::io::channel::IoChannel;
 use crate::live::kernel_pages::WritePath;
@@ -39,10 +39,8 @@ impl Extension<'_> {
     /// Adds the piece to a transaction.
     fn apply(&self, tx: &mut Tx<'_>, ino: Ino, now: Time, hook: &mut impl WriteHook) -> Result<()> {
         let mut inode = tx.inode(ino)?;
-        hook.begin(&inode)?;
-        if hook.clears_setid() {
-            inode.mode = without_setid(inode.mode);
-        }
+        hook.begin(tx, ino, &inode)?;
+        inode.mode = hook.mode_after(&inode);
         write_pages(tx, &mut inode, self.at, self.data, &self.holes)?;
         inode.size = inode.size.max(self.at + self.data.len() as u64);
         inode.touch_content(now);
@@ -65,7 +63,7 @@ fn plan_extension(
 ) -> Result<Option<(u64, BTreeSet<u64>)>> {
     let inode = core.regular_file(ino)?;
     // The write may have to remove capabilities.
-    if inode.has_xattrs() {
+    if inode.may_have_xattr(XattrKinds::CAPABILITIES) {
         return Ok(None);
     }
     let at = offset.unwrap_or(inode.size);

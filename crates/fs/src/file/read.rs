@@ -76,7 +76,7 @@ pub(crate) fn read_at(
     let read = read_with(txs, channel, id.ino, offset, len, &mut |core, _| {
         let inode = core.inode_of(id)?;
         wcc = Wcc::unchanged(core, id, &inode)?;
-        access::check_read(&inode, caller)?;
+        access::check_read(&mut core.begin(), (id.ino, &inode), caller)?;
         Ok(wcc.after.as_ref().map_or(0, |attr| attr.size))
     });
     let result = read.map(|read| {

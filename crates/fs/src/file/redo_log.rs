@@ -45,7 +45,7 @@ pub(crate) fn write_through(
     }
     // Allocates the pages first: applying a named log must need no more room.
     fill_holes(txs, channel, ino, pages)?;
-    let log = creation::create_unnamed(txs, Ino::ROOT, 0o600, Credentials { uid: 0, gid: 0 })?;
+    let log = creation::create_internal(txs, 0o600, Credentials { uid: 0, gid: 0 })?;
     let log = log.ino;
     txs.lock_core().redo_logs.insert(log);
     let named =

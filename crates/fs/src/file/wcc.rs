@@ -4,7 +4,7 @@
 use crate::error::Result;
 use crate::file::attr::{Attr, attr};
 use crate::format::file_id::FileId;
-use crate::format::inode::{Inode, Time};
+use crate::format::inode::{Ino, Inode, Time};
 use crate::txn::core::Core;
 use crate::txn::manager::TxManager;
 use crate::txn::tx::Tx;
@@ -92,6 +92,10 @@ impl WccTracker {
             found: None,
             left: None,
         }
+    }
+
+    pub(crate) fn ino(&self) -> Ino {
+        self.id.ino
     }
 
     /// The inode, before the transaction changes anything.

@@ -21,10 +21,10 @@
 
 use crate::error::{Corruption, Result};
 use crate::file::extents::file_extents;
-use crate::file::privileges::without_setid;
 use crate::file::write_hook::WriteHook;
 use crate::file::{deferred_free, extend, privileges, redo_log, share};
 use crate::format::inode::{FILE_BYTES_MAX, Ino, NEEDS_TRIM, Time, damaged_inode};
+use crate::format::xattr_kinds::XattrKinds;
 use crate::format::{PAGE, page_count};
 use crate::io::channel::IoChannel;
 use crate::io::write_queue::{Overwrite, WriteQueue};
@@ -60,8 +60,8 @@ fn plan_overwrite(
 ) -> Result<Option<(Vec<Request>, TierHint)>> {
     core.check_running()?;
     let inode = core.regular_file(ino)?;
-    hook.begin(&inode)?;
-    if hook.clears_setid() && without_setid(inode.mode) != inode.mode {
+    hook.begin(&mut core.begin(), ino, &inode)?;
+    if hook.mode_after(&inode) != inode.mode {
         return Ok(None);
     }
     let end = offset.saturating_add(data.len() as u64);
@@ -172,10 +172,13 @@ fn write_exclusively(
     let lock = txs.file_lock(ino)?;
     let _alone = txs.lock_exclusive(ino, &lock)?;
     redo_log::complete_pending(txs, channel, ino)?;
-    let inode = txs.inspect(|core| core.regular_file(ino))?;
-    // Also before the steps below, which change the file.
-    hook.begin(&inode)?;
-    if inode.has_xattrs() {
+    let inode = txs.inspect(|core| {
+        let inode = core.regular_file(ino)?;
+        // Also before the steps below, which change the file.
+        hook.begin(&mut core.begin(), ino, &inode)?;
+        Ok(inode)
+    })?;
+    if inode.may_have_xattr(XattrKinds::CAPABILITIES) {
         privileges::drop_capabilities(txs, ino)?;
     }
     let offset = offset.unwrap_or(inode.size);

@@ -45,7 +45,7 @@ fn check_empty(txs: &TxManager, id: FileId, hook: &mut CheckedWrite<'_>) -> Resu
     txs.inspect(|core| {
         core.regular_file(id.ino)?;
         let inode = core.inode_of(id)?;
-        hook.begin(&inode)?;
+        hook.begin(&mut core.begin(), id.ino, &inode)?;
         hook.end(core, id.ino, &inode)
     })?;
     hook.complete();

@@ -7,15 +7,16 @@ use crate::file::wcc::{Wcc, WccAttr};
 use crate::format::file_id::FileId;
 use crate::format::inode::{Ino, Inode};
 use crate::txn::core::Core;
+use crate::txn::tx::Tx;
 use rustix::io::Errno;
 
 /// Called by a write, in the lock or transaction of each of its parts. A transaction may run again.
 pub(crate) trait WriteHook {
     /// The inode before a part changes it. An error ends the write.
-    fn begin(&mut self, inode: &Inode) -> Result<()>;
+    fn begin(&mut self, tx: &mut Tx<'_>, ino: Ino, inode: &Inode) -> Result<()>;
 
-    /// Whether the write clears set-id bits.
-    fn clears_setid(&self) -> bool;
+    /// The mode of the inode after the write, which may clear set-id bits.
+    fn mode_after(&self, inode: &Inode) -> u16;
 
     /// The inode as a part leaves it.
     fn end(&mut self, core: &mut Core, ino: Ino, inode: &Inode) -> Result<()>;
@@ -26,12 +27,12 @@ pub(crate) trait WriteHook {
 
 /// The kernel has checked the caller, and gets no attributes from a write.
 impl WriteHook for () {
-    fn begin(&mut self, _: &Inode) -> Result<()> {
+    fn begin(&mut self, _: &mut Tx<'_>, _: Ino, _: &Inode) -> Result<()> {
         Ok(())
     }
 
-    fn clears_setid(&self) -> bool {
-        false
+    fn mode_after(&self, inode: &Inode) -> u16 {
+        inode.mode
     }
 
     fn end(&mut self, _: &mut Core, _: Ino, _: &Inode) -> Result<()> {
@@ -66,6 +67,15 @@ impl CheckedWrite<'_> {
         }
     }
 
+    /// Records the inode before a part.
+    fn record_before(&mut self, inode: &Inode) {
+        let now = WccAttr::of(inode);
+        match &self.completed {
+            None => self.before = Some(now),
+            Some(last) => self.is_interleaved |= WccAttr::of_attr(last) != now,
+        }
+    }
+
     /// `None` if no part is complete.
     pub(crate) fn wcc(self) -> Option<Wcc> {
         Some(Wcc {
@@ -76,22 +86,18 @@ impl CheckedWrite<'_> {
 }
 
 impl WriteHook for CheckedWrite<'_> {
-    fn begin(&mut self, inode: &Inode) -> Result<()> {
+    fn begin(&mut self, tx: &mut Tx<'_>, ino: Ino, inode: &Inode) -> Result<()> {
         // A pin keeps the number, and this is the proof.
         if FileId::of(self.id.ino, inode) != self.id {
             return Err(Errno::STALE.into());
         }
-        access::check_write(inode, self.caller)?;
-        let now = WccAttr::of(inode);
-        match &self.completed {
-            None => self.before = Some(now),
-            Some(last) => self.is_interleaved |= WccAttr::of_attr(last) != now,
-        }
+        access::check_write(tx, (ino, inode), self.caller)?;
+        self.record_before(inode);
         Ok(())
     }
 
-    fn clears_setid(&self) -> bool {
-        !self.caller.is_privileged()
+    fn mode_after(&self, inode: &Inode) -> u16 {
+        access::mode_after_write(inode, self.caller)
     }
 
     fn end(&mut self, core: &mut Core, ino: Ino, inode: &Inode) -> Result<()> {
@@ -123,10 +129,10 @@ mod tests {
         let caller = Caller::trusted(0, 0);
         let id = FileId::new(Ino(5), 1, Time::default());
         let mut hook = CheckedWrite::new(id, &caller);
-        hook.begin(&inode(1)).expect("the same file");
+        hook.record_before(&inode(1));
         hook.ended = Some(Attr::of(Ino(5), &inode(2)));
         hook.complete();
-        hook.begin(second).expect("the same file");
+        hook.record_before(second);
         hook.ended = Some(Attr::of(Ino(5), &inode(4)));
         hook.complete();
         let wcc = hook.wcc().expect("parts are complete");

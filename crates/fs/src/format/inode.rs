@@ -4,6 +4,7 @@
 
 use crate::error::{Corruption, FsError, Result};
 use crate::format::page_map::{FileSpan, PageMap, Span, SpanRef, span_bits, span_of_bits};
+use crate::format::xattr_kinds::XattrKinds;
 use crate::format::{PAGE, page_count};
 use pagemesh_base::bytes::{field, get_u32, get_u64, put};
 use pagemesh_base::units::PAGE_BYTES;
@@ -13,6 +14,8 @@ pub(crate) const INODE_BYTES: usize = 256;
 pub(crate) const INODES_PER_PAGE: u64 = (PAGE_BYTES / INODE_BYTES) as u64;
 /// Longest link target in bytes that fits into the inode.
 pub(crate) const INLINE_MAX: usize = INODE_BYTES - INLINE_AT;
+/// Byte of the inode at which the kinds of its extended attributes lie.
+const XATTR_KINDS_AT: usize = 108;
 const INLINE_AT: usize = 112;
 const SPARE_SPAN_AT: usize = 176;
 /// Bytes of the longest file: 16 TiB, a quarter of the largest slice.
@@ -145,6 +148,7 @@ pub(crate) struct Xattrs {
     pub(crate) at: u64,
     pub(crate) order: u8,
     pub(crate) len: u32,
+    pub(crate) kinds: XattrKinds,
 }
 
 /// The range behind a file's size that direct clients may append to.
@@ -269,6 +273,11 @@ impl Inode {
         self.xattrs.at != 0
     }
 
+    /// Whether the inode has extended attributes of a kind; true if only the attributes can tell.
+    pub(crate) fn may_have_xattr(&self, kind: XattrKinds) -> bool {
+        self.has_xattrs() && self.xattrs.kinds.may_have(kind)
+    }
+
     /// Whether every page below the size is mapped, and no other. The page count of a file that is
     /// being trimmed is not reliable, and direct clients may have mapped more pages.
     pub(crate) fn is_dense(&self) -> bool {
@@ -284,7 +293,7 @@ impl Inode {
 
     /// Whether a write removes set-id bits or capabilities.
     pub(crate) fn needs_remove_privs(&self) -> bool {
-        self.mode & SET_ID != 0 || self.has_xattrs()
+        self.mode & SET_ID != 0 || self.may_have_xattr(XattrKinds::CAPABILITIES)
     }
 
     /// Mapped pages of a span; `None` if only the volume can tell.
@@ -315,9 +324,15 @@ impl Inode {
         put(&mut bytes, 80, self.device.to_le_bytes());
         put(&mut bytes, 84, self.generation.to_le_bytes());
         put(&mut bytes, 88, self.parent.0.to_le_bytes());
-        let Xattrs { at, order, len } = self.xattrs;
+        let Xattrs {
+            at,
+            order,
+            len,
+            kinds,
+        } = self.xattrs;
         put(&mut bytes, 96, (at | u64::from(order) << 56).to_le_bytes());
         put(&mut bytes, 104, len.to_le_bytes());
+        put(&mut bytes, XATTR_KINDS_AT, kinds.encode().to_le_bytes());
         if self.flags & INLINE == 0 {
             for (i, span) in self.map.spans.into_iter().enumerate() {
                 put(&mut bytes, INLINE_AT + 8 * i, span.0.to_le_bytes());
@@ -398,6 +413,7 @@ impl Inode {
             at: named & !(0xff << 56),
             order: (named >> 56) as u8,
             len: get_u32(bytes, 104),
+            kinds: XattrKinds::decode(get_u32(bytes, XATTR_KINDS_AT)),
         };
         if inode.flags & INLINE != 0 {
             let len = inode.size.min(INLINE_MAX as u64) as usize;

@@ -124,7 +124,7 @@ impl Inode {
     }
 
     fn check_xattrs(&self, pages: u64) -> CheckResult {
-        let Xattrs { at, order, len } = self.xattrs;
+        let Xattrs { at, order, len, .. } = self.xattrs;
         let is_span = order <= XATTRS_ORDER_MAX && is_span_or_none(at, order, pages);
         if !is_span || (at == 0) != (len == 0) {
             return refuse(format!(

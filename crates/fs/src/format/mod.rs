@@ -1,6 +1,7 @@
 //! The on-disk structures and their checks. Nothing here reads or writes the space, and nothing here
 //! imports a room above.
 
+pub(crate) mod acl;
 pub(crate) mod append_footer;
 pub(crate) mod directory_page;
 pub(crate) mod file_id;
@@ -11,6 +12,7 @@ pub(crate) mod redo_log;
 pub(crate) mod superblock;
 #[cfg(test)]
 mod tests;
+pub(crate) mod xattr_kinds;
 
 use pagemesh_base::units::PAGE_BYTES;
 

@@ -7,6 +7,7 @@ use super::inode::{
 use super::page_map::{PageMap, Span, SpanRef};
 use super::redo_log::RedoLogHead;
 use super::superblock::Head;
+use super::xattr_kinds::XattrKinds;
 use pagemesh_base::units::PAGE_BYTES;
 use uuid::Uuid;
 
@@ -92,6 +93,7 @@ fn file() -> Inode {
             at: 0x00b7_b6b5_b4b3_b2b1,
             order: 0xb8,
             len: 0xc4c3_c2c1,
+            kinds: XattrKinds::default(),
         },
         map: PageMap {
             spans: std::array::from_fn(|index| SpanRef(0x0102_0304_0506_0700 + index as u64)),
@@ -128,6 +130,10 @@ fn inode_has_bytes_of_version_0() {
     };
     let verifier = format!("{FILE}{:016}3132333435363738", 0);
     check(&created.encode(), &verifier);
+    let mut listed = file();
+    listed.xattrs.kinds = XattrKinds::of([XattrKinds::CAPABILITIES, XattrKinds::DEFAULT_ACL]);
+    let kinds = format!("{}0b{}", &FILE[..216], &FILE[218..]);
+    check(&listed.encode(), &kinds);
 }
 
 #[test]

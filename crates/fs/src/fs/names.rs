@@ -4,13 +4,14 @@ use super::Fs;
 use crate::error::Result;
 use crate::file::attr::Attr;
 use crate::file::{attr, creation, lifetime};
+use crate::format::acl::{Acl, AclKind};
 use crate::format::inode::Ino;
 use crate::names::attrs::AttrChanges;
 use crate::names::list::DirEntry;
 use crate::names::rename::RenameMode;
 use crate::names::xattrs::SetXattrMode;
-use crate::names::{attrs, create, list, lookup, remove, rename, xattrs};
-use crate::tree::new_inode::{CreateKind, Credentials};
+use crate::names::{acls, attrs, create, list, lookup, remove, rename, xattrs};
+use crate::tree::new_inode::{CreateKind, Credentials, NewMode};
 
 impl Fs {
     /// The attributes of the inode that a directory names so. The lookup counts until
@@ -48,7 +49,7 @@ impl Fs {
         lifetime::release(&self.txs, ino);
     }
 
-    /// Creates an inode under a name. Counts as a lookup.
+    /// Creates an inode under a name. Counts as a lookup. The inode inherits the default ACL of the directory.
     ///
     /// # Errors
     /// `EEXIST`, `ENOENT`, `ENOTDIR`, `ENAMETOOLONG`, `ENOSPC`, `EMLINK`.
@@ -57,10 +58,10 @@ impl Fs {
         parent: Ino,
         name: &[u8],
         make: CreateKind<'_>,
-        mode: u16,
+        mode: impl Into<NewMode>,
         caller: Credentials,
     ) -> Result<Attr> {
-        create::create(&self.txs, 0, parent, name, (make, mode), caller)
+        create::create(&self.txs, 0, parent, name, (make, mode.into()), caller)
     }
 
     /// Creates an empty file, and opens it as [`Fs::open`] does.
@@ -71,18 +72,24 @@ impl Fs {
         &self,
         parent: Ino,
         name: &[u8],
-        mode: u16,
+        mode: impl Into<NewMode>,
         caller: Credentials,
     ) -> Result<Attr> {
-        create::create(&self.txs, 1, parent, name, (CreateKind::File, mode), caller)
+        let how = (CreateKind::File, mode.into());
+        create::create(&self.txs, 1, parent, name, how, caller)
     }
 
     /// Creates a file without a name, and opens it.
     ///
     /// # Errors
     /// As [`Fs::create`].
-    pub fn create_unnamed(&self, parent: Ino, mode: u16, caller: Credentials) -> Result<Attr> {
-        creation::create_unnamed(&self.txs, parent, mode, caller)
+    pub fn create_unnamed(
+        &self,
+        parent: Ino,
+        mode: impl Into<NewMode>,
+        caller: Credentials,
+    ) -> Result<Attr> {
+        creation::create_unnamed(&self.txs, parent, mode.into(), caller)
     }
 
     /// Gives a file another name. Counts as a lookup.
@@ -168,7 +175,7 @@ impl Fs {
         })
     }
 
-    /// Changes attributes. A new owner or group of a file clears its set-id bits and its
+    /// Changes attributes. A new mode changes the access ACL. A new owner or group of a file clears its set-id bits and its
     /// capabilities.
     ///
     /// # Errors
@@ -186,7 +193,31 @@ impl Fs {
         attrs::clear_setid(&self.txs, ino)
     }
 
-    /// The value of an attribute.
+    /// An access control list; `None` of an access list: the mode says all.
+    ///
+    /// # Errors
+    /// `EIO` if the stored list is not valid; `ESTALE`.
+    pub fn acl(&self, ino: Ino, kind: AclKind) -> Result<Option<Acl>> {
+        acls::get(&self.txs, ino, kind)
+    }
+
+    /// Sets an access control list, or removes it, in one transaction with the mode: an access list sets the rights in it, and is not
+    /// stored if it says no more. [`Fs::set_attr`] with a mode changes the list. `clears_setgid`: for a caller
+    /// that is not in the group.
+    ///
+    /// # Errors
+    /// `EACCES` for a default list of anything but a directory, `EOPNOTSUPP` for a symbolic link; `ENOSPC`, `ESTALE`.
+    pub fn set_acl(
+        &self,
+        ino: Ino,
+        kind: AclKind,
+        acl: Option<&Acl>,
+        clears_setgid: bool,
+    ) -> Result<()> {
+        acls::set(&self.txs, ino, (kind, acl), clears_setgid)
+    }
+
+    /// The value of an attribute. An ACL is one (acl(5)), with the rights that the mode has.
     ///
     /// # Errors
     /// `ENODATA` if the attribute does not exist.
@@ -202,9 +233,10 @@ impl Fs {
         xattrs::names(&self.txs, ino)
     }
 
-    /// Sets an attribute.
+    /// Sets an attribute; an ACL as [`Fs::set_acl`] does, without a condition.
     ///
     /// # Errors
+    /// For an ACL `EINVAL`, `EOPNOTSUPP` for another version of its value, and as [`Fs::set_acl`]. For other attributes
     /// `EEXIST`, `ENODATA`, `ERANGE`, `E2BIG`; `ENOSPC` if all attributes together would take more
     /// than 124 KiB.
     pub fn set_xattr(&self, ino: Ino, name: &[u8], value: &[u8], how: SetXattrMode) -> Result<()> {
@@ -214,7 +246,7 @@ impl Fs {
     /// Removes an attribute.
     ///
     /// # Errors
-    /// `ENODATA` if the attribute does not exist.
+    /// `ENODATA` if the attribute does not exist, unless it is an ACL.
     pub fn remove_xattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
         xattrs::remove(&self.txs, ino, name)
     }

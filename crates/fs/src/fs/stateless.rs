@@ -9,14 +9,16 @@ use crate::file::attr::Attr;
 use crate::file::read::ReadReply;
 use crate::file::wcc::WccReply;
 use crate::file::{attr, lifetime, read, sync, write_at};
+use crate::format::acl::{Acl, AclKind};
 use crate::format::file_id::FileId;
 use crate::format::inode::Time;
 use crate::io::channel::IoChannel;
+use crate::names::acls::Acls;
 use crate::names::by_id::{CreateMode, Created, LinkReply, RenameReply};
 use crate::names::list::DirEntry;
 use crate::names::remove::Removal;
 use crate::names::set_attributes::SetAttributes;
-use crate::names::{by_id, list, lookup, set_attributes};
+use crate::names::{acls, by_id, list, lookup, set_attributes};
 use crate::tree::new_inode::CreateKind;
 use bytes::Bytes;
 use std::sync::Arc;
@@ -83,7 +85,7 @@ impl Fs {
         })
     }
 
-    /// The rights among `wanted` that a caller has, by the mode. The owner's right to read and write always is not among them. Returns
+    /// The rights among `wanted` that a caller has, by the mode and the ACL. The owner's right to read and write always is not among them. Returns
     /// the attributes of the same lock.
     ///
     /// # Errors
@@ -96,7 +98,8 @@ impl Fs {
     ) -> Result<(AccessMask, Attr)> {
         self.txs.inspect(|core| {
             let inode = core.inode_of(id)?;
-            let granted = access::access_mask(&inode, caller, wanted);
+            let of = (id.ino, &inode);
+            let granted = access::access_mask(&mut core.begin(), of, caller, wanted)?;
             Ok((granted, attr::attr(core, id.ino, &inode)?))
         })
     }
@@ -318,5 +321,27 @@ impl Fs {
         caller: &Caller,
     ) -> WccReply<()> {
         set_attributes::set_attributes(&self.txs, &self.hooks, channel, id, wanted, guard, caller)
+    }
+
+    /// The access control lists of a file, and its attributes of the same lock. Every caller may read them.
+    ///
+    /// # Errors
+    /// `EIO` if a stored list is not valid, and as [`Fs::pin`].
+    pub fn acls_of(&self, id: FileId) -> Result<(Acls, Attr)> {
+        acls::acls_of(&self.txs, id)
+    }
+
+    /// Sets or removes access control lists of a file, in one transaction, as [`Fs::set_acl`] does. An access list of a caller that
+    /// is not in the group clears set-group-id.
+    ///
+    /// # Errors
+    /// `EPERM` unless the caller is the owner or root, and as [`Fs::set_acl`] and [`Fs::pin`].
+    pub fn set_acls(
+        &self,
+        id: FileId,
+        changes: &[(AclKind, Option<Acl>)],
+        caller: &Caller,
+    ) -> WccReply<()> {
+        acls::set_acls(&self.txs, id, changes, caller)
     }
 }

@@ -6,6 +6,7 @@ use crate::file::attr::Attr;
 use crate::file::privileges::without_setid;
 use crate::format::inode::{Ino, Inode, SET_ID, Time, check_ino};
 use crate::live::file_lock::FileLock;
+use crate::tree::acl_xattrs;
 use crate::tree::xattr_list::remove_capabilities;
 use crate::txn::manager::TxManager;
 use crate::txn::tx::Tx;
@@ -66,7 +67,7 @@ pub(crate) fn lock_to_arm(
     arms.then(|| txs.file_lock(ino)).transpose()
 }
 
-/// Changes the fields of an inode, and removes its privileges if its owner or group changes. The caller sets the ctime and
+/// Changes the fields of an inode, its access ACL with the mode, and removes its privileges if its owner or group changes. The caller sets the ctime and
 /// stores the inode.
 pub(crate) fn apply_changes(
     tx: &mut Tx<'_>,
@@ -76,6 +77,7 @@ pub(crate) fn apply_changes(
 ) -> Result<()> {
     if let Some(mode) = changes.mode {
         inode.mode = inode.kind().bits() | mode & 0o7777;
+        acl_xattrs::apply_mode(tx, ino, inode)?;
     }
     let is_given = changes.uid.is_some() || changes.gid.is_some();
     if is_given && changes.mode.is_none() && !inode.is_directory() {

@@ -9,7 +9,7 @@ use crate::file::free;
 use crate::file::wcc::{Wcc, WccReply, WccTracker};
 use crate::format::directory_page::TreeEntry;
 use crate::format::file_id::FileId;
-use crate::format::inode::{FILE_BYTES_MAX, Ino, Inode, InodeKind, Time};
+use crate::format::inode::{FILE_BYTES_MAX, Ino, Inode, InodeKind, SET_ID, Time};
 use crate::io::channel::IoChannel;
 use crate::live::kernel_hooks::KernelHooks;
 use crate::names::attrs::apply_changes;
@@ -98,7 +98,8 @@ struct NewEntry<'r> {
 impl NewEntry<'_> {
     /// Adds the entry to a directory.
     fn add(&self, tx: &mut Tx<'_>, (parent, parent_inode): (Ino, &mut Inode)) -> Result<Attr> {
-        access::check(parent_inode, self.caller, Rights::CHANGE_ENTRIES)?;
+        let of = (parent, &*parent_inode);
+        access::check(tx, of, self.caller, Rights::CHANGE_ENTRIES)?;
         check_linked(parent_inode)?;
         let is_inherited = parent_inode.mode & SET_GID != 0 && self.make == CreateKind::Directory;
         let mode = match self.make {
@@ -110,7 +111,7 @@ impl NewEntry<'_> {
             tx,
             (parent, parent_inode),
             self.name,
-            (&self.make, mode),
+            (&self.make, mode.into()),
             owner,
             self.now,
         )?;
@@ -118,11 +119,11 @@ impl NewEntry<'_> {
             mode: None,
             ..*self.attrs
         };
-        attrs.check(&inode, self.caller)?;
+        attrs.check(tx, (ino, &inode), self.caller)?;
         let changes = attrs.changes(&inode, self.caller, self.now);
         apply_changes(tx, ino, &mut inode, changes)?;
         // The change of the owner above has cleared set-id bits; they belong to the request.
-        inode.mode |= mode & 0o7777;
+        inode.mode |= mode & SET_ID;
         if !is_inherited {
             inode.mode = access::permitted_mode(inode.mode, inode.gid, self.caller);
         }
@@ -158,7 +159,7 @@ fn check_linked(directory: &Inode) -> Result<()> {
 fn begin_directory(tracker: &mut WccTracker, tx: &mut Tx<'_>, caller: &Caller) -> Result<Inode> {
     let inode = tracker.begin(tx)?;
     check_directory(&inode)?;
-    access::check(&inode, caller, Rights::EXECUTE)?;
+    access::check(tx, (tracker.ino(), &inode), caller, Rights::EXECUTE)?;
     Ok(inode)
 }
 
@@ -273,7 +274,9 @@ pub(crate) fn remove_at(
 ) -> WccReply<FileId> {
     let mut tracker = WccTracker::new(directory);
     let now = txs.now();
-    let may_remove = |parent: &Inode, inode: &Inode| access::check_delete(parent, inode, caller);
+    let may_remove = |tx: &mut Tx<'_>, parent: (Ino, &Inode), inode: &Inode| {
+        access::check_delete(tx, parent, inode, caller)
+    };
     let mut take = |tx: &mut Tx<'_>| {
         let mut inode = begin_directory(&mut tracker, tx, caller)?;
         match removal {
@@ -340,7 +343,8 @@ pub(crate) fn link_at(
         let mut inode = of_file.begin(tx)?;
         let parent_inode = begin_directory(&mut of_directory, tx, caller)?;
         check_name(name)?;
-        access::check(&parent_inode, caller, Rights::CHANGE_ENTRIES)?;
+        let parent = (directory.ino, &parent_inode);
+        access::check(tx, parent, caller, Rights::CHANGE_ENTRIES)?;
         // A pinned file without a name does not come back.
         check_linked(&inode)?;
         link_in(tx, (file.ino, &mut inode), directory.ino, name, now)?;

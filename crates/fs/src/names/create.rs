@@ -5,8 +5,9 @@ use crate::file::attr::Attr;
 use crate::file::{attr, creation};
 use crate::format::inode::{Ino, Inode, LINKS_MAX, Time, check_ino};
 use crate::names::entry::{check_name, incremented_links, put_changed_directory};
+use crate::tree::acl_xattrs;
 use crate::tree::directory::{Tree, linked_directory};
-use crate::tree::new_inode::{CreateKind, Credentials, new_inode};
+use crate::tree::new_inode::{CreateKind, Credentials, NewMode, new_inode};
 use crate::txn::manager::TxManager;
 use crate::txn::tx::Tx;
 use rustix::io::Errno;
@@ -17,7 +18,7 @@ pub(crate) fn create(
     opens: u64,
     parent: Ino,
     name: &[u8],
-    (make, mode): (CreateKind<'_>, u16),
+    (make, mode): (CreateKind<'_>, NewMode),
     caller: Credentials,
 ) -> Result<Attr> {
     check_name(name)?;
@@ -31,17 +32,19 @@ pub(crate) fn create(
     })
 }
 
-/// Adds a new inode to a directory. The caller stores the inode.
+/// Adds a new inode with its inherited ACLs to a directory. The caller stores the inode.
 pub(crate) fn create_in(
     tx: &mut Tx<'_>,
     (parent, parent_inode): (Ino, &mut Inode),
     name: &[u8],
-    (make, mode): (&CreateKind<'_>, u16),
+    (make, NewMode { mode, umask }): (&CreateKind<'_>, NewMode),
     caller: Credentials,
     now: Time,
 ) -> Result<(Ino, Inode)> {
     let key = Tree::new(tx, parent_inode).vacant_key(name)?;
-    let (ino, inode) = new_inode(tx, (parent, parent_inode), make, mode, caller, now)?;
+    let of = (parent, &*parent_inode);
+    let (ino, mut inode) = new_inode(tx, of, make, mode, caller, now)?;
+    acl_xattrs::inherit(tx, of, &mut inode, umask)?;
     Tree::new(tx, parent_inode).insert_at(key, name, ino, make.kind())?;
     if inode.is_directory() {
         parent_inode.links = incremented_links(parent_inode)?;

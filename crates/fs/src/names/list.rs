@@ -62,9 +62,10 @@ pub(crate) fn list_with_attributes(
         let mut inode = core.inode_of(id)?;
         wcc = Wcc::unchanged(core, id, &inode)?;
         check_directory(&inode)?;
-        access::check(&inode, caller, Rights::READ)?;
+        let of = (id.ino, &inode);
+        access::check(&mut core.begin(), of, caller, Rights::READ)?;
+        let may_look = access::may(&mut core.begin(), of, caller, Rights::EXECUTE)?;
         core.record_read_time(id.ino, &inode, now);
-        let may_look = access::may(&inode, caller, Rights::EXECUTE);
         let mut after = after;
         for _ in 0..LISTED_ATTRS_MAX / LIST_STEP {
             let mut step = Vec::new();

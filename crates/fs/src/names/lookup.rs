@@ -37,7 +37,7 @@ pub(crate) fn lookup_at(
         let inode = core.inode_of(id)?;
         wcc = Wcc::unchanged(core, id, &inode)?;
         check_directory(&inode)?;
-        access::check(&inode, caller, Rights::EXECUTE)?;
+        access::check(&mut core.begin(), (id.ino, &inode), caller, Rights::EXECUTE)?;
         named_attr(core, id.ino, inode, name)
     });
     WccReply { wcc, result }

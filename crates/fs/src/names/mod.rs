@@ -1,5 +1,6 @@
 //! Names and attributes. Every call is one transaction, but for the pages behind a new size.
 
+pub(crate) mod acls;
 pub(crate) mod attrs;
 pub(crate) mod by_id;
 pub(crate) mod create;

@@ -59,7 +59,7 @@ fn remove_name(txs: &TxManager, parent: Ino, name: &[u8], removal: Removal) -> R
     let now = txs.now();
     let mut take = |tx: &mut Tx<'_>| {
         let mut parent_inode = directory(tx, parent)?;
-        let all = |_: &Inode, _: &Inode| Ok(());
+        let all = |_: &mut Tx<'_>, _: (Ino, &Inode), _: &Inode| Ok(());
         let (ino, _) = remove_in(tx, (parent, &mut parent_inode), name, removal, now, all)?;
         Ok(ino)
     };
@@ -75,11 +75,11 @@ pub(crate) fn remove_in(
     name: &[u8],
     removal: Removal,
     now: Time,
-    may_remove: impl Fn(&Inode, &Inode) -> Result<()>,
+    may_remove: impl Fn(&mut Tx<'_>, (Ino, &Inode), &Inode) -> Result<()>,
 ) -> Result<(Ino, Inode)> {
     let entry = find(tx, parent_inode, name)?;
     let mut inode = named_inode(tx, parent, &entry)?;
-    may_remove(parent_inode, &inode)?;
+    may_remove(tx, (parent, parent_inode), &inode)?;
     removal.check(tx, &mut inode)?;
     Tree::new(tx, parent_inode).remove(entry.key)?;
     if inode.is_directory() {

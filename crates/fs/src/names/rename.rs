@@ -129,18 +129,20 @@ impl<'t, 'c, 'n> RenameOp<'t, 'c, 'n> {
     /// changes itself, too.
     pub(crate) fn check_access(&mut self, caller: &Caller) -> Result<()> {
         let moved = self.tx.inode(self.entry.ino)?;
-        access::check_delete(&self.from.1, &moved, caller)?;
+        let from = (self.from.0, &self.from.1);
+        access::check_delete(self.tx, from, &moved, caller)?;
         let replaced = match self.target {
             Some(target) => Some(self.tx.inode(target.ino)?),
             None => None,
         };
-        let to = self.target_inode();
+        let to = self.to.as_ref().map_or(from, |(ino, inode)| (*ino, inode));
         match &replaced {
-            Some(inode) => access::check_delete(to, inode, caller)?,
-            None => access::check(to, caller, Rights::CHANGE_ENTRIES)?,
+            Some(inode) => access::check_delete(self.tx, to, inode, caller)?,
+            None => access::check(self.tx, to, caller, Rights::CHANGE_ENTRIES)?,
         }
-        match moved.is_directory() && self.to.is_some() {
-            true => access::check(&moved, caller, Rights::WRITE),
+        let moved = (self.entry.ino, &moved);
+        match moved.1.is_directory() && self.to.is_some() {
+            true => access::check(self.tx, moved, caller, Rights::WRITE),
             false => Ok(()),
         }
     }

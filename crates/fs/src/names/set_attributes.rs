@@ -2,7 +2,6 @@
 
 use crate::error::Result;
 use crate::file::access::{self, Caller, Rights};
-use crate::file::privileges::without_setid;
 use crate::file::resize::{ResizeHook, set_size_with};
 use crate::file::wcc::{WccReply, WccTracker};
 use crate::file::{lifetime, write_at};
@@ -43,7 +42,12 @@ pub struct SetAttributes {
 
 impl SetAttributes {
     /// Checks that a caller may change these attributes of an inode.
-    pub(crate) fn check(&self, inode: &Inode, caller: &Caller) -> Result<()> {
+    pub(crate) fn check(
+        &self,
+        tx: &mut Tx<'_>,
+        (ino, inode): (Ino, &Inode),
+        caller: &Caller,
+    ) -> Result<()> {
         if self.mode.is_some() {
             access::check_owner(inode, caller)?;
         }
@@ -54,13 +58,13 @@ impl SetAttributes {
             access::check_new_gid(inode, caller, gid)?;
         }
         if self.size.is_some() {
-            access::check_write(inode, caller)?;
+            access::check_write(tx, (ino, inode), caller)?;
         }
         for time in [self.atime, self.mtime].into_iter().flatten() {
             match time {
                 SetTime::At(_) => access::check_owner(inode, caller)?,
                 SetTime::Now if access::check_owner(inode, caller).is_ok() => {}
-                SetTime::Now => access::check(inode, caller, Rights::WRITE)?,
+                SetTime::Now => access::check(tx, (ino, inode), caller, Rights::WRITE)?,
             }
         }
         Ok(())
@@ -74,8 +78,14 @@ impl SetAttributes {
         };
         let gid = self.gid.unwrap_or(inode.gid);
         let mode = self.mode.map(|mode| mode & 0o7777);
+        let is_given = self.uid.is_some() || self.gid.is_some();
+        // A new owner clears set-id bits, also one that root gives.
+        let is_cleared = is_given && !inode.is_directory();
         AttrChanges {
-            mode: mode.map(|mode| access::permitted_mode(mode, gid, caller)),
+            mode: match mode {
+                Some(mode) => Some(access::permitted_mode(mode, gid, caller)),
+                None => is_cleared.then(|| access::mode_without_setid(inode, caller) & 0o7777),
+            },
             uid: self.uid,
             gid: self.gid,
             atime: self.atime.map(time),
@@ -101,7 +111,7 @@ impl AttrChange<'_> {
         if self.guard.is_some_and(|ctime| ctime != inode.ctime) {
             return Err(Errno::AGAIN.into());
         }
-        self.wanted.check(&inode, self.caller)?;
+        self.wanted.check(tx, (self.id.ino, &inode), self.caller)?;
         Ok(inode)
     }
 
@@ -125,9 +135,7 @@ impl ResizeHook for AttrChange<'_> {
 
     fn apply(&mut self, tx: &mut Tx<'_>, ino: Ino, inode: &mut Inode) -> Result<()> {
         let changes = self.wanted.changes(inode, self.caller, self.now);
-        if !self.caller.is_privileged() {
-            inode.mode = without_setid(inode.mode);
-        }
+        inode.mode = access::mode_after_write(inode, self.caller);
         apply_changes(tx, ino, inode, changes)
     }
 

@@ -1,7 +1,9 @@
 //! Extended attributes by name.
 
 use crate::error::Result;
+use crate::format::acl::{Acl, AclKind};
 use crate::format::inode::Ino;
+use crate::names::acls;
 use crate::tree::tier::TIER_ATTRIBUTE;
 use crate::tree::xattr_list::{CAPABILITIES, XattrList, load_xattrs, store_xattrs};
 use crate::txn::manager::TxManager;
@@ -28,6 +30,10 @@ pub(crate) fn get(txs: &TxManager, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
     if name == TIER_ATTRIBUTE {
         let inode = txs.inspect(|core| core.inode(ino))?;
         return Ok(inode.tier_value().ok_or(Errno::NODATA)?.to_vec());
+    }
+    if let Some(kind) = AclKind::of_attribute(name) {
+        let acl = acls::get(txs, ino, kind)?;
+        return Ok(acl.ok_or(Errno::NODATA)?.encode());
     }
     let all = all_xattrs(txs, ino)?;
     let found = all.into_iter().find(|(other, _)| other == name);
@@ -69,6 +75,11 @@ pub(crate) fn set(
     if name == TIER_ATTRIBUTE {
         return change_tier(txs, ino, Some(value), how);
     }
+    // The kernel has no conditions for ACLs.
+    if let Some(kind) = AclKind::of_attribute(name) {
+        let acl = Acl::decode(value)?;
+        return acls::set(txs, ino, (kind, acl.as_ref()), false);
+    }
     // A write through the kernel removes capabilities; direct clients must be blocked.
     let arms = name == CAPABILITIES;
     let armed = arms.then(|| txs.file_lock(ino)).transpose()?;
@@ -89,6 +100,9 @@ pub(crate) fn set(
 pub(crate) fn remove(txs: &TxManager, ino: Ino, name: &[u8]) -> Result<()> {
     if name == TIER_ATTRIBUTE {
         return change_tier(txs, ino, None, SetXattrMode::Replace);
+    }
+    if let Some(kind) = AclKind::of_attribute(name) {
+        return acls::set(txs, ino, (kind, None), false);
     }
     change_xattrs(txs, ino, |all| {
         let index = all.iter().position(|(other, _)| other == name);

@@ -18,6 +18,21 @@ pub struct Credentials {
     pub gid: u32,
 }
 
+/// Permissions of a new inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewMode {
+    /// Of the request, with the set-id and sticky bits.
+    pub mode: u16,
+    /// Permissions to leave out (umask(2)), unless the directory has a default ACL.
+    pub umask: u16,
+}
+
+impl From<u16> for NewMode {
+    fn from(mode: u16) -> NewMode {
+        NewMode { mode, umask: 0 }
+    }
+}
+
 /// The type of a new inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CreateKind<'m> {
@@ -42,7 +57,7 @@ impl CreateKind<'_> {
     }
 }
 
-/// Allocates and fills a new inode; the caller stores it.
+/// Allocates and fills a new inode; the caller stores it. It inherits no ACL: see [`super::acl_xattrs::inherit`].
 pub(crate) fn new_inode(
     tx: &mut Tx<'_>,
     (parent_ino, parent): (Ino, &Inode),

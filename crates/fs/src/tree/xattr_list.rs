@@ -3,8 +3,10 @@
 //! One after the other: length of the name 1, length of the value 4, name, value.
 
 use crate::error::{Corruption, FsError, Result};
+use crate::format::acl::AclKind;
 use crate::format::inode::{Ino, Inode, Xattrs};
 use crate::format::page_map::Span;
+use crate::format::xattr_kinds::XattrKinds;
 use crate::txn::tx::Tx;
 use pagemesh_base::bytes::get_u32;
 use pagemesh_base::units::PAGE_BYTES;
@@ -71,13 +73,23 @@ pub(crate) fn store_xattrs(tx: &mut Tx<'_>, inode: &mut Inode, all: &XattrList) 
         at: span.page,
         order: span.order,
         len: bytes.len() as u32,
+        kinds: XattrKinds::of(all.iter().filter_map(|(name, _)| kind_of(name))),
     };
     Ok(())
 }
 
+/// The kind of an attribute, if operations ask for it.
+fn kind_of(name: &[u8]) -> Option<XattrKinds> {
+    match AclKind::of_attribute(name) {
+        Some(AclKind::Access) => Some(XattrKinds::ACCESS_ACL),
+        Some(AclKind::Default) => Some(XattrKinds::DEFAULT_ACL),
+        None => (name == CAPABILITIES).then_some(XattrKinds::CAPABILITIES),
+    }
+}
+
 /// Removes all attributes of an inode.
 pub(crate) fn clear_xattrs(tx: &mut Tx<'_>, inode: &mut Inode) {
-    let Xattrs { at, order, len } = std::mem::take(&mut inode.xattrs);
+    let Xattrs { at, order, len, .. } = std::mem::take(&mut inode.xattrs);
     if at == 0 {
         return;
     }
@@ -89,7 +101,7 @@ pub(crate) fn clear_xattrs(tx: &mut Tx<'_>, inode: &mut Inode) {
 
 /// Whether a file has capabilities.
 pub(crate) fn has_capabilities(tx: &mut Tx<'_>, ino: Ino, inode: &Inode) -> Result<bool> {
-    if !inode.has_xattrs() {
+    if !inode.may_have_xattr(XattrKinds::CAPABILITIES) {
         return Ok(false);
     }
     let all = load_xattrs(tx, ino, inode)?;

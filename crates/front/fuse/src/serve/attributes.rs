@@ -8,7 +8,7 @@ use crate::names;
 use crate::reply::{self, FuseReply};
 use crate::request::{Request, SetAttr};
 use pagemesh_base::units::PAGE_BYTES;
-use pagemesh_fs::{Attr, AttrChanges, NAME_MAX, Result, SetXattrMode};
+use pagemesh_fs::{Acl, AclKind, Attr, AttrChanges, NAME_MAX, Result, SetXattrMode};
 use rustix::io::Errno;
 
 const XATTR_CREATE: u32 = 1;
@@ -44,7 +44,15 @@ impl RequestContext<'_> {
                 )
             }
             Request::ListXattr { size } => self.list_xattr(size),
-            Request::SetXattr { name, value, flags } => self.set_xattr(name, value, flags),
+            Request::SetXattr {
+                name,
+                value,
+                flags,
+                acl_flags,
+            } => match AclKind::of_attribute(name) {
+                Some(kind) => self.set_acl(kind, value, acl_flags),
+                None => self.set_xattr(name, value, flags),
+            },
             Request::RemoveXattr(name) => {
                 let removed = self.fs.remove_xattr(self.ino, name);
                 removed.map_err(|error| names::missing_xattr_error(name, error))?;
@@ -107,6 +115,16 @@ impl RequestContext<'_> {
             _ => return refuse(Errno::INVAL),
         };
         self.fs.set_xattr(self.ino, name, value, how)?;
+        Ok(FuseReply::DONE)
+    }
+
+    fn set_acl(&self, kind: AclKind, value: &[u8], flags: Option<u32>) -> Result<FuseReply> {
+        // Such a kernel would give rights that the ACL does not.
+        let flags = flags.ok_or(Errno::OPNOTSUPP)?;
+        let acl = Acl::decode(value)?;
+        let clears_setgid = flags & abi::SETXATTR_ACL_KILL_SGID != 0;
+        self.fs
+            .set_acl(self.ino, kind, acl.as_ref(), clears_setgid)?;
         Ok(FuseReply::DONE)
     }
 

@@ -4,7 +4,7 @@ use super::{PERMISSIONS, RequestContext, entry, refuse};
 use crate::attr::dirent_type;
 use crate::reply::{self, FuseReply, Listing};
 use crate::request::{ReadRange, Request};
-use pagemesh_fs::{CreateKind, DirEntry, Ino, InodeKind, RenameMode, Result};
+use pagemesh_fs::{CreateKind, DirEntry, Ino, InodeKind, NewMode, RenameMode, Result};
 use rustix::fs::RenameFlags;
 use rustix::io::Errno;
 
@@ -24,6 +24,14 @@ fn rename_mode(flags: u32) -> Option<(RenameMode, bool)> {
     Some((how?, leaves_whiteout))
 }
 
+/// A kernel that applies the umask itself has removed its bits from the mode.
+fn new_mode(mode: u32, umask: u32) -> NewMode {
+    NewMode {
+        mode: (mode & PERMISSIONS) as u16,
+        umask: (umask & PERMISSIONS) as u16,
+    }
+}
+
 impl RequestContext<'_> {
     pub(super) fn dispatch_name_op(&self, request: Request<'_>) -> Result<FuseReply> {
         match request {
@@ -40,20 +48,32 @@ impl RequestContext<'_> {
             }
             Request::ReadDir(span) => self.list(span),
             Request::ReadDirPlus(span) => self.list_with_attributes(span),
-            Request::Create { name, mode, flags } => {
-                let mode = (mode & PERMISSIONS) as u16;
+            Request::Create {
+                name,
+                mode,
+                umask,
+                flags,
+            } => {
+                let mode = new_mode(mode, umask);
                 let made = self.fs.create_opened(self.ino, name, mode, self.caller)?;
                 self.created_reply(&made, flags)
             }
-            Request::CreateUnnamed { mode, flags } => {
-                let mode = (mode & PERMISSIONS) as u16;
+            Request::CreateUnnamed { mode, umask, flags } => {
+                let mode = new_mode(mode, umask);
                 let made = self.fs.create_unnamed(self.ino, mode, self.caller)?;
                 self.created_reply(&made, flags)
             }
-            Request::Mknod { name, mode, device } => self.mknod(name, mode, device),
-            Request::Mkdir { name, mode } => self.make(name, CreateKind::Directory, mode),
+            Request::Mknod {
+                name,
+                mode,
+                umask,
+                device,
+            } => self.mknod(name, (mode, umask), device),
+            Request::Mkdir { name, mode, umask } => {
+                self.make(name, CreateKind::Directory, (mode, umask))
+            }
             Request::Symlink { name, target } => {
-                self.make(name, CreateKind::Symlink(target), 0o777)
+                self.make(name, CreateKind::Symlink(target), (0o777, 0))
             }
             Request::ReadLink => Ok(FuseReply::Data(self.fs.read_link(self.ino)?)),
             Request::Link { node, name } => Ok(entry(&self.fs.link(Ino(node), self.ino, name)?)),
@@ -77,8 +97,8 @@ impl RequestContext<'_> {
         }?))
     }
 
-    fn mknod(&self, name: &[u8], mode: u32, device: u32) -> Result<FuseReply> {
-        let make = match InodeKind::of_mode(mode as u16) {
+    fn mknod(&self, name: &[u8], mode: (u32, u32), device: u32) -> Result<FuseReply> {
+        let make = match InodeKind::of_mode(mode.0 as u16) {
             Some(InodeKind::File) => CreateKind::File,
             None | Some(InodeKind::Directory | InodeKind::Symlink) => {
                 return refuse(Errno::INVAL);
@@ -88,8 +108,14 @@ impl RequestContext<'_> {
         self.make(name, make, mode)
     }
 
-    fn make(&self, name: &[u8], make: CreateKind<'_>, mode: u32) -> Result<FuseReply> {
-        let mode = (mode & PERMISSIONS) as u16;
+    /// Creates an inode with this mode and umask.
+    fn make(
+        &self,
+        name: &[u8],
+        make: CreateKind<'_>,
+        (mode, umask): (u32, u32),
+    ) -> Result<FuseReply> {
+        let mode = new_mode(mode, umask);
         let made = self.fs.create(self.ino, name, make, mode, self.caller)?;
         Ok(entry(&made))
     }

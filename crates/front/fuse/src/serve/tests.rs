@@ -88,6 +88,7 @@ fn inode_stays_until_the_kernel_forgets_it() {
         Request::Create {
             name,
             mode,
+            umask: 0,
             flags: 0,
         },
     );
@@ -131,6 +132,7 @@ fn unprivileged_write_clears_setid_bits() {
         Request::Create {
             name,
             mode: 0o6755,
+            umask: 0,
             flags: 0,
         },
     );
@@ -157,6 +159,7 @@ fn mmap_writeback_is_not_appended() {
         Request::Create {
             name,
             mode,
+            umask: 0,
             flags: 0,
         },
     );

@@ -1,0 +1,84 @@
+//! GETACL and SETACL of the ACL protocol beside NFSv3.
+
+use super::{Failed, NoReply, Outcome, Service};
+use crate::acl3::{AclCall, FileAcls, GetAclArguments, SentAcl, SetAclArguments, mask};
+use crate::nfs3::attributes::Attributes;
+use crate::nfs3::status::Status;
+use crate::rpc::{Call, Credential, Reply};
+use crate::xdr::Reader;
+use pagemesh_fs::{Acl, AclKind};
+
+impl Service {
+    pub(super) fn answer_acl(
+        &self,
+        call: &Call<'_>,
+        arguments: Reader<'_>,
+    ) -> Result<Reply, NoReply> {
+        let credential = &call.credential;
+        match AclCall::decode(call.procedure, arguments) {
+            Ok(AclCall::Null) => Ok(Reply::success(call.xid, &())),
+            Ok(AclCall::Get(it)) => self.reply(call.xid, self.get_acl(credential, &it)),
+            Ok(AclCall::Set(it)) => self.reply(call.xid, self.set_acl(credential, &it)),
+            Err(error) => Ok(self.refuse_arguments(call, error)),
+        }
+    }
+
+    /// A file without an access ACL gets one from its mode, as with Solaris and Linux.
+    fn get_acl(
+        &self,
+        credential: &Credential<'_>,
+        it: &GetAclArguments<'_>,
+    ) -> Outcome<FileAcls, Option<Attributes>> {
+        let target = self.target(credential, it.file)?;
+        if it.wanted & !mask::ALL != 0 {
+            return Err(Status::Invalid.into());
+        }
+        let (acls, attr) = match target.export.fs.acls_of(target.id) {
+            Ok(found) => found,
+            Err(error) => return Err(target.report(&error).into()),
+        };
+        let owner = (attr.uid, attr.gid);
+        let sent = |acl: Option<&Acl>, is_default, (entries, count)| {
+            let acl = acl.filter(|_| it.wanted & (entries | count) != 0);
+            let is_counted = it.wanted & entries == 0;
+            acl.map(|acl| SentAcl::new(acl, is_default, is_counted, owner))
+                .unwrap_or_default()
+        };
+        let access = acls.access.unwrap_or_else(|| Acl::of_mode(attr.mode));
+        let of_access = (mask::ACCESS, mask::ACCESS_COUNT);
+        let of_default = (mask::DEFAULT, mask::DEFAULT_COUNT);
+        Ok(FileAcls {
+            attributes: Some(target.attributes(&attr)),
+            parts: it.wanted,
+            access: sent(Some(&access), false, of_access),
+            default: sent(acls.default.as_ref(), true, of_default),
+        })
+    }
+
+    fn set_acl(
+        &self,
+        credential: &Credential<'_>,
+        it: &SetAclArguments<'_>,
+    ) -> Outcome<Option<Attributes>, Option<Attributes>> {
+        let target = self.changed_target(credential, it.file)?;
+        if it.parts & !mask::ALL != 0 {
+            return Err(Status::Invalid.into());
+        }
+        let mut changes = Vec::new();
+        if it.parts & mask::ACCESS != 0 {
+            changes.push((AclKind::Access, it.access.acl()?));
+        }
+        if it.parts & mask::DEFAULT != 0 {
+            changes.push((AclKind::Default, it.default.acl()?));
+        }
+        let reply = target
+            .export
+            .fs
+            .set_acls(target.id, &changes, &target.caller);
+        let after = target.after(&reply.wcc);
+        match reply.result {
+            Ok(()) => Ok(after),
+            Err(error) => Err(Failed::new(target.report(&error), after)),
+        }
+    }
+}
