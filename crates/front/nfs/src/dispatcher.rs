@@ -217,12 +217,9 @@ impl Dispatcher {
     /// Runs a call, and sends its reply. `thread` is the place of its figures.
     pub(crate) fn run(&self, call: QueuedCall, thread: usize, budget: Option<&InlineBudget>) {
         let workers = self.workers_of(&call.route);
-        let ended = EndedWork {
-            connection: call.connection.id,
-            bytes: call.bytes(),
-        };
+        let ended = EndedWork::of(&call);
         if call.connection.is_closed() {
-            workers.end_call(&ended, budget);
+            self.nudge_if(workers.end_call(&ended, budget));
             return;
         }
         let (route, received, begun) = (call.route, call.received, Instant::now());
@@ -233,7 +230,7 @@ impl Dispatcher {
                 .answer(connection.client(), &record, &mut waiting)
         };
         let answered = catch_unwind(AssertUnwindSafe(answer));
-        workers.end_call(&ended, budget);
+        self.nudge_if(workers.end_call(&ended, budget));
         match answered {
             Ok(Ok(reply)) => {
                 let call = EndedCall {
@@ -269,6 +266,7 @@ impl Dispatcher {
     fn submit_released(&self) {
         for mut call in self.service.replies.take_released() {
             call.is_released = true;
+            call.is_in_order = false;
             let workers = self.workers_of(&call.route);
             let needs_worker = workers.submit_again(call);
             self.nudge_if(needs_worker);

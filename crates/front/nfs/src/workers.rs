@@ -15,6 +15,7 @@ pub(crate) mod figures;
 pub(crate) mod processors;
 pub(crate) mod queued_call;
 pub(crate) mod sizing;
+pub(crate) mod write_order;
 
 pub(crate) use queued_call::QueuedCall;
 
@@ -32,6 +33,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
+use write_order::{WriteOrder, WriteRange};
 
 /// The hard shares of an export.
 #[derive(Clone, Copy, Debug)]
@@ -115,6 +117,7 @@ struct IdleWorker {
 
 struct WorkersState {
     queue: FairQueue<QueuedCall>,
+    writes: WriteOrder<QueuedCall>,
     sizing: Sizing,
     slots: Vec<WorkerSlot>,
     /// The workers without a call. The last one is woken first, so that the others become idle.
@@ -158,6 +161,7 @@ impl ExportWorkers {
             shares,
             state: Mutex::new(WorkersState {
                 queue: FairQueue::default(),
+                writes: WriteOrder::default(),
                 sizing: Sizing::new(shares.workers_max),
                 slots: vec![WorkerSlot::default(); shares.workers_max],
                 idle: Vec::new(),
@@ -179,7 +183,7 @@ impl ExportWorkers {
     }
 
     /// Takes a call, unless the shares are used.
-    pub(crate) fn submit(&self, call: QueuedCall, inline: Option<&InlineBudget>) -> Submitted {
+    pub(crate) fn submit(&self, mut call: QueuedCall, inline: Option<&InlineBudget>) -> Submitted {
         let (id, bytes) = (call.connection.id, call.bytes());
         let mut state = poison::lock(&self.state);
         let now = call.received;
@@ -195,6 +199,18 @@ impl ExportWorkers {
                 self.is_pending.store(true, Ordering::Release);
             }
             return Submitted::Full { call, is_stalled };
+        }
+        if let Some(range) = call.route.write {
+            call.is_in_order = state.writes.begin(range);
+            match state.writes.follow(range, call) {
+                Err(returned) => call = returned,
+                Ok(()) => {
+                    state.queue.begin(id, bytes);
+                    return Submitted::Queued {
+                        needs_worker: false,
+                    };
+                }
+            }
         }
         if let Some(budget) = inline
             && state.allows_inline(&self.shares, now)
@@ -220,8 +236,13 @@ impl ExportWorkers {
 
     /// Returns whether no worker is free.
     fn enqueue(&self, state: &mut WorkersState, call: QueuedCall) -> bool {
+        state.queue.begin(call.connection.id, call.bytes());
+        self.enqueue_begun(state, call)
+    }
+
+    fn enqueue_begun(&self, state: &mut WorkersState, call: QueuedCall) -> bool {
         let (id, bytes) = (call.connection.id, call.bytes());
-        state.queue.push(id, bytes, call);
+        state.queue.push_begun(id, bytes, call);
         state.most_queued = state.most_queued.max(state.queue.queued());
         self.is_pending.store(true, Ordering::Release);
         !state.wake_one()
@@ -241,11 +262,13 @@ impl ExportWorkers {
         poison::lock(&self.state).refused += 1;
     }
 
-    /// Ends a call that ran.
-    pub(crate) fn end_call(&self, call: &EndedWork, budget: Option<&InlineBudget>) {
+    /// Ends a call that ran. Returns whether another one waits now and no worker is free.
+    pub(crate) fn end_call(&self, call: &EndedWork, budget: Option<&InlineBudget>) -> bool {
         let mut state = poison::lock(&self.state);
         state.queue.end(call.connection, call.bytes);
         state.end(Instant::now());
+        let successor = call.write.and_then(|range| state.writes.end(range));
+        let needs_worker = successor.is_some_and(|next| self.enqueue_begun(&mut state, next));
         if let Some(budget) = budget {
             state.inline -= 1;
             state.inline_since = state.progress_at;
@@ -256,6 +279,7 @@ impl ExportWorkers {
         if let Some(connection) = resumed {
             connection.resume();
         }
+        needs_worker
     }
 
     /// Counts a call in the figures of a thread.
@@ -414,7 +438,8 @@ impl ExportWorkers {
         let mut state = poison::lock(&self.state);
         state.is_stopping = true;
         state.is_sweep_due = false;
-        let dropped = (state.queue.drain(), std::mem::take(&mut state.waiting));
+        let calls = (state.queue.drain(), state.writes.drain());
+        let dropped = (calls, std::mem::take(&mut state.waiting));
         for idle in std::mem::take(&mut state.idle) {
             idle.thread.unpark();
         }
@@ -427,6 +452,18 @@ impl ExportWorkers {
 pub(crate) struct EndedWork {
     pub(crate) connection: ConnectionId,
     pub(crate) bytes: usize,
+    /// The bytes of a WRITE that others may follow.
+    pub(crate) write: Option<WriteRange>,
+}
+
+impl EndedWork {
+    pub(crate) fn of(call: &QueuedCall) -> Self {
+        Self {
+            connection: call.connection.id,
+            bytes: call.bytes(),
+            write: call.route.write.filter(|_| call.is_in_order),
+        }
+    }
 }
 
 impl WorkersState {

@@ -7,7 +7,7 @@ mod support;
 use pagemesh_nfs::handle::HandleBytes;
 use pagemesh_nfs::limits::{EXPORT_WORKERS_MAX, Limits};
 use pagemesh_nfs::nfs3::Nfs3Call;
-use pagemesh_nfs::nfs3::files::ReadArguments;
+use pagemesh_nfs::nfs3::files::{Durability, ReadArguments, WriteArguments};
 use pagemesh_nfs::nfs3::status::Status;
 use pagemesh_nfs::{ExportFigures, SizingReason};
 use std::io::Write;
@@ -229,4 +229,44 @@ fn stop_during_a_stall_ends_after_the_drain_limit() {
     });
     let report = world.server.stop();
     assert_eq!((report.cut_off, report.abandoned), (0, 0));
+}
+
+#[test]
+fn sequential_writes_in_flight_leave_no_hole() {
+    let world = World::new();
+    let mut session = Session::new(&world);
+    let root = session.root();
+    let file = session.create(&root, "file", 0o644).expect("made").handle;
+    let parts: Vec<Vec<u8>> = (0..60u8).map(|part| vec![part; 10_000]).collect();
+    let calls: Vec<_> = parts
+        .iter()
+        .enumerate()
+        .map(|(at, data)| {
+            session.bytes_of(&Nfs3Call::Write(WriteArguments {
+                file: HandleBytes(&file),
+                offset: at as u64 * 10_000,
+                durability: Durability::Unstable,
+                data,
+            }))
+        })
+        .collect();
+    world.space.memory.while_stalled(|_| {
+        session.stream.write_all(&calls.concat()).expect("sent");
+        wait_for(&world, "data", |now| now.running >= 1);
+    });
+    let mut sizes: Vec<(Vec<u8>, u64)> = Vec::new();
+    for _ in &calls {
+        let reply = session.receive().expect("a reply");
+        // The size is after the status, the attributes before, and five words of those after.
+        let at = 28 + 28 + 4 + 20;
+        let size = u64::from_be_bytes(reply[at..at + 8].try_into().unwrap());
+        sizes.push((reply[..4].to_vec(), size));
+    }
+    // In the order of the calls.
+    sizes.sort();
+    let sizes: Vec<u64> = sizes.into_iter().map(|(_, size)| size).collect();
+    let wanted: Vec<u64> = (1..=60).map(|count| count * 10_000).collect();
+    assert_eq!(sizes, wanted);
+    let (data, _) = session.read(&file, 0, 600_000).expect("read");
+    assert_eq!(data, parts.concat());
 }

@@ -11,7 +11,9 @@ use crate::limits::{
 use crate::mount3;
 use crate::nfs3::{self, FailedCall, Procedure, status::Status};
 use crate::rpc::{Call, CallError, Reply};
+use crate::workers::write_order::WriteRange;
 use crate::xdr::Reader;
+use std::hash::{DefaultHasher, Hasher};
 
 /// Bytes of a reply beside data and listings.
 const REPLY_BYTES: usize = 512;
@@ -46,6 +48,8 @@ pub(crate) struct CallRoute {
     pub(crate) procedure: Option<Procedure>,
     /// The most bytes of the reply.
     pub(crate) reply_bytes: usize,
+    /// The bytes of a WRITE.
+    pub(crate) write: Option<WriteRange>,
 }
 
 impl CallRoute {
@@ -82,9 +86,16 @@ impl Service {
         let Some(procedure) = Procedure::from_number(call.procedure) else {
             return Route::AtOnce;
         };
+        let all = arguments.rest();
         let export = self.export_of(&mut arguments);
+        let handle = all.len() - arguments.rest().len();
+        let handle = all.get(..handle).unwrap_or_default();
         Route::Queue(CallRoute {
             export,
+            write: match procedure {
+                Procedure::Write => write_range(handle, arguments.clone()),
+                _ => None,
+            },
             xid: call.xid,
             procedure: Some(procedure),
             reply_bytes: reply_bytes(procedure, arguments),
@@ -115,6 +126,7 @@ impl Service {
             xid: call.xid,
             procedure: None,
             reply_bytes: REPLY_BYTES,
+            write: None,
         })
     }
 
@@ -125,6 +137,7 @@ impl Service {
             xid: call.xid,
             procedure: None,
             reply_bytes: LISTING_BYTES_MAX as usize,
+            write: None,
         }
     }
 
@@ -157,4 +170,17 @@ fn reply_bytes(procedure: Procedure, mut arguments: Reader<'_>) -> usize {
         _ => 0,
     };
     REPLY_BYTES + data as usize
+}
+
+/// The bytes of a WRITE, by its handle and the arguments after it.
+fn write_range(handle: &[u8], mut arguments: Reader<'_>) -> Option<WriteRange> {
+    let offset = arguments.u64().ok()?;
+    let count = arguments.u32().ok()?;
+    let mut hasher = DefaultHasher::new();
+    hasher.write(handle);
+    Some(WriteRange {
+        file: hasher.finish(),
+        offset,
+        end: offset.checked_add(count.into())?,
+    })
 }

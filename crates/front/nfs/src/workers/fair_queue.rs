@@ -96,6 +96,11 @@ impl<T> FairQueue<T> {
     /// Adds a call that waits.
     pub(crate) fn push(&mut self, connection: ConnectionId, bytes: usize, call: T) {
         self.begin(connection, bytes);
+        self.push_begun(connection, bytes, call);
+    }
+
+    /// As [`push`](Self::push), for a call that [`begin`](Self::begin) has added.
+    pub(crate) fn push_begun(&mut self, connection: ConnectionId, bytes: usize, call: T) {
         self.queued += 1;
         if let Some(share) = self.shares.get_mut(&connection) {
             if share.queued.is_empty() {

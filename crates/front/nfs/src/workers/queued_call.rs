@@ -16,6 +16,8 @@ pub(crate) struct QueuedCall {
     pub(crate) received: Instant,
     /// A repetition that has waited for the end of the first call.
     pub(crate) is_released: bool,
+    /// A WRITE that others may follow, see [`write_order`](super::write_order).
+    pub(crate) is_in_order: bool,
     /// The bytes that its connection has admitted.
     admitted: Option<usize>,
 }
@@ -30,6 +32,7 @@ impl QueuedCall {
             route,
             received: Instant::now(),
             is_released: false,
+            is_in_order: false,
             admitted,
         }
     }
