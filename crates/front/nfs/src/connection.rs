@@ -1,20 +1,29 @@
-//! One client: a thread that owns a socket, and answers one call after the other.
+//! One client: a socket, the calls in progress, and the replies that are not sent.
 //!
-//! Invariants: a connection holds one record and one reply. It reads no call while a reply is
-//! unsent. The thread blocks only in `poll`, up to a deadline, and in the file system.
+//! A connection has no thread. `epoll` reports it to one thread at a time (`EPOLLONESHOT`); that
+//! thread owns its [`Input`] until it gives it back. Any thread may add a reply; one at a time
+//! sends replies, and no lock is held meanwhile. An idle connection is this structure and a socket.
+//!
+//! Invariants: calls and replies are within the bounds of [`limits`](crate::limits), or else no call
+//! is read. No thread waits for a client.
 
-use crate::limits::{Limits, RECEIVE_BYTES};
-use crate::record::{RecordAssembler, RecordError};
+mod input;
+mod output;
+
+pub(crate) use input::{Input, Received};
+
+use crate::connections::Connections;
+use crate::limits::{CONNECTION_BYTES_MAX, CONNECTION_CALLS_MAX, Limits, UNSENT_BYTES_MAX};
+use crate::record::RecordError;
 use crate::rpc::{CallError, Reply};
-use crate::service::{NoReply, Service};
-use crate::stop_signal::{StopSignal, wait_writable};
-use bytes::Bytes;
-use rustix::fd::AsFd;
-use rustix::io::Errno;
-use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
-use std::io::{self, IoSlice, Read};
-use std::net::{IpAddr, Shutdown, TcpStream};
-use std::sync::Arc;
+use crate::workers::fair_queue::ConnectionId;
+use pagemesh_base::poison;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use std::collections::VecDeque;
+use std::io;
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 /// Why a connection ended.
@@ -34,10 +43,14 @@ pub(crate) enum EndReason {
     BrokenRecord(#[from] RecordError),
     #[error("the client broke the protocol: {0}")]
     NotACall(CallError),
-    #[error("the client repeated a call that still runs")]
-    RepeatedCall,
+    #[error("there are too many connections, or too many of this address")]
+    TooMany,
+    #[error("clients hold too many bytes of incomplete calls and untaken replies")]
+    Overload,
     #[error("another host has the volume of the export")]
     Fenced,
+    #[error("a call failed by a fault of the server")]
+    Fault,
     #[error("the socket failed: {0}")]
     Socket(io::Error),
 }
@@ -45,20 +58,13 @@ pub(crate) enum EndReason {
 impl EndReason {
     /// Whether the client is at fault.
     pub(crate) fn is_violation(&self) -> bool {
-        match self {
-            Self::CallStalled | Self::ReplyStalled | Self::BrokenRecord(_) | Self::NotACall(_) => {
-                true
-            }
-            Self::Closed
-            | Self::Stopped
-            | Self::Idle
-            | Self::RepeatedCall
-            | Self::Fenced
-            | Self::Socket(_) => false,
-        }
+        matches!(
+            self,
+            Self::CallStalled | Self::ReplyStalled | Self::BrokenRecord(_) | Self::NotACall(_)
+        )
     }
 
-    fn of_socket(error: io::Error) -> Self {
+    pub(crate) fn of_socket(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => Self::Closed,
             _ => Self::Socket(error),
@@ -66,182 +72,332 @@ impl EndReason {
     }
 }
 
-impl From<Errno> for EndReason {
-    fn from(errno: Errno) -> Self {
-        Self::of_socket(errno.into())
-    }
+/// A reply that is not sent as a whole.
+struct UnsentReply {
+    reply: Reply,
+    sent: usize,
 }
 
-impl From<NoReply> for EndReason {
-    fn from(reason: NoReply) -> Self {
-        match reason {
-            NoReply::Fenced => Self::Fenced,
-            NoReply::NotACall(error) => Self::NotACall(error),
-            NoReply::Running => Self::RepeatedCall,
-        }
-    }
+struct ConnectionState {
+    /// None: a thread reads calls, or no more are read.
+    input: Option<Box<Input>>,
+    /// The events that `epoll` waits for.
+    armed: EventFlags,
+    /// A call waits in the input for room.
+    is_paused: bool,
+    /// A thread must look at the input again, also without new bytes.
+    is_kicked: bool,
+    /// A call was refused because of the bounds of the connection.
+    wants_room: bool,
+    /// Calls whose replies are not sent.
+    calls: usize,
+    /// Bytes of these calls and replies.
+    bytes: usize,
+    replies: VecDeque<UnsentReply>,
+    is_writing: bool,
+    /// The socket takes no bytes. The time is that of the front reply.
+    blocked_since: Option<Instant>,
+    /// Bytes that count against the bound of all connections: of the incomplete record, and of
+    /// replies while the socket is blocked.
+    held_input: usize,
+    held_output: usize,
+    /// No more calls are read. The connection ends after the last reply.
+    end: Option<EndReason>,
+    is_closed: bool,
+    last_event: Instant,
+    record_since: Option<Instant>,
 }
 
 /// See the module.
-pub(crate) struct Connection<'a> {
-    socket: &'a TcpStream,
-    /// The address of the client.
-    client: IpAddr,
-    signal: &'a StopSignal,
-    service: &'a Service,
-    limits: Limits,
-    assembler: RecordAssembler,
-    buffer: Box<[u8]>,
-    /// The bytes of the buffer that no record has yet.
-    unused: std::ops::Range<usize>,
-    /// The deadline of the record, or of the next call.
-    until: Instant,
+pub(crate) struct Connection {
+    pub(crate) id: ConnectionId,
+    pub(crate) peer: SocketAddr,
+    pub(crate) socket: TcpStream,
+    connections: Arc<Connections>,
+    is_established: AtomicBool,
+    state: Mutex<ConnectionState>,
 }
 
-impl<'a> Connection<'a> {
+impl Connection {
     pub(crate) fn new(
-        (socket, client): (&'a TcpStream, IpAddr),
-        signal: &'a StopSignal,
-        service: &'a Service,
-        limits: Limits,
+        id: ConnectionId,
+        (socket, peer): (TcpStream, SocketAddr),
+        connections: Arc<Connections>,
     ) -> Self {
         Self {
+            id,
+            peer,
             socket,
-            client,
-            signal,
-            service,
-            limits,
-            assembler: RecordAssembler::new(),
-            buffer: vec![0; RECEIVE_BYTES].into(),
-            unused: 0..0,
-            until: Instant::now() + limits.idle,
+            connections,
+            is_established: AtomicBool::new(false),
+            state: Mutex::new(ConnectionState {
+                input: Some(Box::default()),
+                armed: EventFlags::empty(),
+                is_paused: false,
+                is_kicked: false,
+                wants_room: false,
+                calls: 0,
+                bytes: 0,
+                replies: VecDeque::new(),
+                is_writing: false,
+                blocked_since: None,
+                held_input: 0,
+                held_output: 0,
+                end: None,
+                is_closed: false,
+                last_event: Instant::now(),
+                record_since: None,
+            }),
         }
     }
 
-    /// Serves the client until it or the server ends the connection.
-    pub(crate) fn serve(mut self) -> EndReason {
-        let Err(reason) = self.serve_calls();
-        // A client gets the last reply before the end.
-        let _ = self.socket.shutdown(Shutdown::Write);
-        reason
+    fn lock(&self) -> MutexGuard<'_, ConnectionState> {
+        poison::lock(&self.state)
     }
 
-    fn serve_calls(&mut self) -> Result<std::convert::Infallible, EndReason> {
-        loop {
-            let record = self.next_record()?;
-            let reply = self.service.answer(self.client, record)?;
-            self.send(&reply)?;
-        }
+    /// The address of the client.
+    pub(crate) fn client(&self) -> IpAddr {
+        self.peer.ip()
     }
 
-    /// The next call. It has the deadline of its record, once a byte of it has arrived.
-    fn next_record(&mut self) -> Result<Bytes, EndReason> {
-        self.until = Instant::now() + self.limits.idle;
-        let mut has_begun = false;
-        loop {
-            if self.signal.is_raised() {
-                return Err(EndReason::Stopped);
-            }
-            if let Some(record) = self.take_buffered()? {
-                return Ok(record.into());
-            }
-            if self.assembler.is_within_record() && !has_begun {
-                has_begun = true;
-                self.until = Instant::now() + self.limits.record;
-            }
-            if let Some(record) = self.receive()? {
-                return Ok(record.into());
-            }
-        }
+    pub(crate) fn is_established(&self) -> bool {
+        self.is_established.load(Ordering::Relaxed)
     }
 
-    fn take_buffered(&mut self) -> Result<Option<Vec<u8>>, RecordError> {
-        let bytes = self.buffer.get(self.unused.clone()).unwrap_or_default();
-        if bytes.is_empty() {
-            return Ok(None);
-        }
-        let pushed = self.assembler.push(bytes)?;
-        self.unused.start += pushed.consumed;
-        Ok(pushed.record)
+    pub(crate) fn is_closed(&self) -> bool {
+        self.lock().is_closed
     }
 
-    /// Receives bytes, or waits for some. The buffer is used up.
-    fn receive(&mut self) -> Result<Option<Vec<u8>>, EndReason> {
-        let mut socket = self.socket;
-        let received = if self.assembler.fragment_left() >= self.buffer.len() {
-            let pushed = self.assembler.receive(&mut socket);
-            pushed.map(|pushed| (pushed.consumed, pushed.record))
-        } else {
-            let received = socket.read(&mut self.buffer);
-            received.map(|count| {
-                self.unused = 0..count;
-                (count, None)
-            })
-        };
-        match received {
-            Ok((0, _)) => Err(EndReason::Closed),
-            Ok((_, record)) => Ok(record),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(None),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                self.wait_for_bytes()?;
-                Ok(None)
-            }
-            Err(error) => Err(EndReason::of_socket(error)),
+    /// The first call has come: the connection is one of those with calls from now on.
+    pub(crate) fn establish(&self) -> Result<(), EndReason> {
+        if self.is_established() {
+            return Ok(());
         }
-    }
-
-    fn wait_for_bytes(&self) -> Result<(), EndReason> {
-        if Instant::now() >= self.until {
-            return Err(match self.assembler.is_within_record() {
-                true => EndReason::CallStalled,
-                false => EndReason::Idle,
-            });
-        }
-        self.signal.wait([self.socket.as_fd()], Some(self.until))?;
+        self.connections.establish(self)?;
+        self.is_established.store(true, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Sends a reply. The server shuts the socket down if this takes too long when it stops.
-    fn send(&self, reply: &Reply) -> Result<(), EndReason> {
-        let until = Instant::now() + self.limits.reply;
-        let mut sent = 0;
-        let len: usize = reply.parts().iter().map(|part| part.len()).sum();
-        while sent < len {
-            match self.send_rest(reply, sent) {
-                Ok(count) => sent += count,
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) if Instant::now() >= until => {
-                    return Err(EndReason::ReplyStalled);
-                }
-                Err(Errno::AGAIN) => wait_writable(self.socket.as_fd(), until)?,
-                Err(errno) => return Err(errno.into()),
-            }
-        }
-        Ok(())
-    }
-
-    /// Sends bytes after the first `skipped`, without a wait.
-    fn send_rest(&self, reply: &Reply, mut skipped: usize) -> Result<usize, Errno> {
-        let rest = reply.parts().map(|part| {
-            let skip = skipped.min(part.len());
-            skipped -= skip;
-            IoSlice::new(&part[skip..])
-        });
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        sendmsg(
-            self.socket,
-            &rest,
-            &mut SendAncillaryBuffer::default(),
+    /// Waits for events from now on.
+    pub(crate) fn start(&self) -> io::Result<()> {
+        let mut state = self.lock();
+        let flags = EventFlags::IN | EventFlags::RDHUP | EventFlags::ONESHOT;
+        state.armed = flags;
+        let data = EventData::new_u64(self.id);
+        Ok(epoll::add(
+            &self.connections.epoll,
+            &self.socket,
+            data,
             flags,
-        )
+        )?)
+    }
+
+    /// Begins to handle an event. Returns the input if the caller must read calls; then it calls
+    /// [`end_turn`](Self::end_turn) or [`end_input`](Self::end_input).
+    pub(crate) fn begin_turn(&self, event: EventFlags) -> Option<Box<Input>> {
+        let failed = EventFlags::HUP | EventFlags::ERR;
+        let mut state = self.lock();
+        state.armed = EventFlags::empty();
+        state.last_event = Instant::now();
+        if event.intersects(EventFlags::OUT | failed) && state.blocked_since.is_some() {
+            drop(state);
+            self.send_blocked();
+            state = self.lock();
+        }
+        let is_readable = event.intersects(EventFlags::IN | EventFlags::RDHUP | failed);
+        let is_wanted = (is_readable || state.is_kicked) && !state.is_paused;
+        let input = match is_wanted && state.end.is_none() {
+            true => state.input.take(),
+            false => None,
+        };
+        match &input {
+            Some(_) => state.is_kicked = false,
+            None => self.arm(&mut state),
+        }
+        input
+    }
+
+    /// Gives the input back, and waits for further events.
+    pub(crate) fn end_turn(&self, input: Box<Input>) {
+        let mut state = self.lock();
+        if state.is_closed {
+            return;
+        }
+        state.record_since = input.record_since();
+        let held = input.held_bytes();
+        let is_overload = self.connections.hold(&mut state.held_input, held);
+        // Room that came in the meantime is looked at at once.
+        state.is_paused = input.is_parked() && !state.is_kicked;
+        state.input = Some(input);
+        self.arm(&mut state);
+        drop(state);
+        if is_overload {
+            self.close(EndReason::Overload);
+        } else {
+            self.close_if_over();
+        }
+    }
+
+    /// Reads no more calls: the connection ends after the last reply.
+    pub(crate) fn end_input(&self, reason: EndReason) {
+        let mut state = self.lock();
+        state.end.get_or_insert(reason);
+        state.input = None;
+        self.connections.hold(&mut state.held_input, 0);
+        drop(state);
+        self.close_if_over();
+    }
+
+    /// Looks at the input again: there may be room for a call that waits.
+    pub(crate) fn resume(&self) {
+        let mut state = self.lock();
+        self.kick(&mut state);
+    }
+
+    fn kick(&self, state: &mut ConnectionState) {
+        state.is_kicked = true;
+        state.is_paused = false;
+        self.arm(state);
+    }
+
+    /// Waits for the events that the connection needs now. A kick waits for a writable socket, which
+    /// is one at once, or after a blocked reply.
+    fn arm(&self, state: &mut ConnectionState) {
+        let mut wanted = EventFlags::empty();
+        if state.input.is_some() && state.end.is_none() && !state.is_paused {
+            wanted |= EventFlags::IN | EventFlags::RDHUP;
+            wanted.set(EventFlags::OUT, state.is_kicked);
+        }
+        if state.blocked_since.is_some() && !state.is_writing {
+            wanted |= EventFlags::OUT;
+        }
+        if state.is_closed || state.armed.contains(wanted) {
+            return;
+        }
+        state.armed = wanted | EventFlags::ONESHOT;
+        let data = EventData::new_u64(self.id);
+        let armed = epoll::modify(&self.connections.epoll, &self.socket, data, state.armed);
+        if let Err(errno) = armed {
+            tracing::warn!(peer = %self.peer, %errno, "cannot wait for an NFS client");
+            state.end.get_or_insert(EndReason::Socket(errno.into()));
+        }
+    }
+
+    /// Adds a call, if the bounds allow one with this many bytes of call and reply. Else the
+    /// connection is resumed when there is room.
+    pub(crate) fn admit(&self, bytes: usize) -> bool {
+        let (mut calls_max, mut bytes_max) = (CONNECTION_CALLS_MAX, CONNECTION_BYTES_MAX);
+        if self.connections.held() > UNSENT_BYTES_MAX / 2 {
+            (calls_max, bytes_max) = (1, 0);
+        }
+        let mut state = self.lock();
+        let fits = state.calls < calls_max && state.bytes + bytes <= bytes_max;
+        let fits = state.calls == 0 || fits;
+        if fits {
+            state.calls += 1;
+            state.bytes += bytes;
+        } else {
+            state.wants_room = true;
+        }
+        fits
+    }
+
+    /// As [`admit`](Self::admit), beyond the bounds: the caller has a bound of its own.
+    pub(crate) fn admit_always(&self, bytes: usize) {
+        let mut state = self.lock();
+        state.calls += 1;
+        state.bytes += bytes;
+        state.wants_room = false;
+    }
+
+    /// Whether a refusal may be sent although the bounds allow no call.
+    pub(crate) fn takes_refusals(&self) -> bool {
+        let state = self.lock();
+        state.blocked_since.is_none() && state.replies.len() < CONNECTION_CALLS_MAX
+    }
+
+    /// Removes a call that gets no reply.
+    pub(crate) fn drop_call(&self, bytes: usize) {
+        let mut state = self.lock();
+        self.release(&mut state, 1, bytes);
+        drop(state);
+        self.close_if_over();
+    }
+
+    fn release(&self, state: &mut ConnectionState, calls: usize, bytes: usize) {
+        state.calls -= calls;
+        state.bytes -= bytes;
+        if state.wants_room {
+            state.wants_room = false;
+            self.kick(state);
+        }
+    }
+
+    fn close_if_over(&self) {
+        let mut state = self.lock();
+        let is_over = state.calls == 0 && state.replies.is_empty() && !state.is_writing;
+        if !is_over || state.is_closed {
+            return;
+        }
+        let Some(reason) = state.end.take() else {
+            return;
+        };
+        drop(state);
+        self.close_with(reason, Shutdown::Write);
+    }
+
+    /// Ends the connection now. Calls in progress go on, without replies.
+    pub(crate) fn close(&self, reason: EndReason) {
+        self.close_with(reason, Shutdown::Both);
+    }
+
+    fn close_with(&self, reason: EndReason, how: Shutdown) {
+        let mut state = self.lock();
+        if std::mem::replace(&mut state.is_closed, true) {
+            return;
+        }
+        let dropped = (state.input.take(), std::mem::take(&mut state.replies));
+        self.connections.hold(&mut state.held_input, 0);
+        self.connections.hold(&mut state.held_output, 0);
+        drop(state);
+        drop(dropped);
+        // It fails if the client has closed the connection.
+        let _ = self.socket.shutdown(how);
+        self.connections.remove(self, &reason);
+    }
+
+    /// Whether calls or replies are in progress.
+    pub(crate) fn is_busy(&self) -> bool {
+        let state = self.lock();
+        state.calls > 0 || !state.replies.is_empty()
+    }
+
+    /// Ends the connection if it is beyond a deadline.
+    pub(crate) fn check_deadlines(&self, now: Instant, limits: &Limits) {
+        let state = self.lock();
+        let is_after = |since: Option<Instant>, limit| {
+            since.is_some_and(|since| now.saturating_duration_since(since) >= limit)
+        };
+        let is_idle = state.calls == 0 && state.replies.is_empty() && !state.is_paused;
+        let reason = if is_after(state.blocked_since, limits.reply) {
+            EndReason::ReplyStalled
+        } else if state.input.is_some() && is_after(state.record_since, limits.record) {
+            EndReason::CallStalled
+        } else if is_idle && is_after(Some(state.last_event), limits.idle) {
+            EndReason::Idle
+        } else {
+            return;
+        };
+        drop(state);
+        self.close(reason);
     }
 }
 
 /// The socket of a client, ready for a connection.
-pub(crate) fn prepare(socket: TcpStream) -> io::Result<Arc<TcpStream>> {
+pub(crate) fn prepare(socket: &TcpStream) -> io::Result<()> {
     socket.set_nonblocking(true)?;
     // A failure of these is no reason to lose the client.
     let _ = socket.set_nodelay(true);
-    let _ = rustix::net::sockopt::set_socket_keepalive(&socket, true);
-    Ok(Arc::new(socket))
+    let _ = rustix::net::sockopt::set_socket_keepalive(socket, true);
+    Ok(())
 }

@@ -29,21 +29,26 @@
 pub mod acl3;
 pub mod acl4;
 mod connection;
+mod connections;
 mod counters;
+mod dispatcher;
 mod export;
 pub mod handle;
 pub mod limits;
 pub mod mount3;
 pub mod nfs3;
 mod pin_cache;
+mod poller;
 pub mod record;
 mod reply_cache;
 pub mod rpc;
 mod server;
 mod service;
 mod stop_signal;
+mod supervisor;
 #[cfg(test)]
 mod testing;
+mod workers;
 pub mod xdr;
 
 pub use counters::{Counters, PROCEDURES};
@@ -52,3 +57,6 @@ pub use export::{
 };
 pub use server::{Server, ServerError, StopReport};
 pub use service::is_fenced;
+pub use workers::call_figures::{CallFigures, LATENCY_BUCKETS, latency_bound};
+pub use workers::figures::{ExportFigures, Figures};
+pub use workers::sizing::SizingReason;

@@ -46,7 +46,7 @@ pub const PINS_MAX: usize = 1024;
 pub const PIN_IDLE_LIMIT: Duration = Duration::from_secs(5);
 /// The pause between two searches for unused pins.
 pub(crate) const PIN_SWEEP_PAUSE: Duration = Duration::from_secs(1);
-/// Bytes of the receive buffer of a connection. All calls but WRITEs fit; the data of a WRITE goes
+/// Bytes of the receive buffer of a polling thread. All calls but WRITEs fit; the data of a WRITE goes
 /// past it.
 pub(crate) const RECEIVE_BYTES: usize = 16 << 10;
 /// Replies that the server keeps for repeated calls, of all clients. A client repeats a call within
@@ -58,19 +58,67 @@ pub const REPLY_CACHE_BYTES_MAX: usize = 16 << 20;
 pub(crate) const REPLY_ENTRY_BYTES: usize = 256;
 /// Bytes of the arguments that identify a repeated call: all of a RENAME with the longest names.
 pub(crate) const REPLY_CHECKSUM_BYTES_MAX: usize = 1024;
-/// The time that a repeated call waits for the end of the first one. Then its connection ends, and
-/// the client asks again. It is shorter than the drain limit.
-pub(crate) const RUNNING_CALL_WAIT: Duration = Duration::from_secs(5);
+/// Repetitions that wait for the end of one running call. More are dropped; their client asks again.
+pub(crate) const REPETITIONS_MAX: usize = 8;
+/// Clients that wait until they are accepted; the system may allow fewer. Clients beyond it connect a
+/// second later.
+pub(crate) const LISTEN_BACKLOG: i32 = 4096;
 /// The pause of accepting after descriptors or memory ran out.
 pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// The time that threads get after their sockets are shut down.
 pub(crate) const ABANDON_LIMIT: Duration = Duration::from_secs(2);
 
+/// Workers of one export, and calls that polling threads run for it. A call holds a channel of the
+/// volume at most, and a volume has 62 for calls: the rest is for a mount and for upkeep.
+pub const EXPORT_WORKERS_MAX: usize = 40;
+/// Workers of all exports. Each export has an equal share of its own, so that no export can take the
+/// workers of another one; the share is one worker at least.
+pub const WORKERS_MAX: usize = 1024;
+/// The wait of a call that lets an export grow.
+pub(crate) const QUEUE_WAIT_LIMIT: Duration = Duration::from_millis(1);
+/// The time that a worker without a call stays.
+pub(crate) const WORKER_IDLE_LIMIT: Duration = Duration::from_secs(10);
+/// The time without the end of a call after which an export with running calls counts as stalled.
+pub(crate) const STALL_LIMIT: Duration = Duration::from_secs(1);
+/// Calls of one connection to one export, queued and running.
+pub(crate) const SHARE_CALLS_MAX: usize = 128;
+/// Bytes of these calls and of the longest replies to them.
+pub(crate) const SHARE_BYTES_MAX: usize = 8 << 20;
+/// Calls of one connection whose replies are not sent. Clients keep up to 64 calls in flight.
+pub(crate) const CONNECTION_CALLS_MAX: usize = 256;
+/// Bytes of these calls and replies. One call to each export is always allowed.
+pub(crate) const CONNECTION_BYTES_MAX: usize = 16 << 20;
+/// Calls of one export, queued and running.
+pub(crate) const EXPORT_CALLS_MAX: usize = 4096;
+/// Bytes of the calls and replies of all exports. Each export has an equal share.
+pub const CALL_BYTES_MAX: usize = 512 << 20;
+/// The least share of an export: the longest WRITE and the longest READ.
+pub(crate) const EXPORT_BYTES_MIN: usize = 4 << 20;
+/// Bytes of incomplete records, and of replies that clients have not taken, of all connections. A
+/// connection that needs more is closed.
+pub const UNSENT_BYTES_MAX: usize = 512 << 20;
+/// Replies that one system call sends.
+pub(crate) const REPLIES_AT_ONCE: usize = 8;
+/// System calls that read one connection before the next one gets its turn.
+pub(crate) const READS_PER_TURN: usize = 64;
+/// Connections that a polling thread takes at once.
+pub(crate) const EVENTS_AT_ONCE: usize = 8;
+/// The least polling threads. One of them never waits for a file system.
+pub(crate) const POLLERS_MIN: usize = 4;
+/// The most polling threads.
+pub(crate) const POLLERS_MAX: usize = 16;
+/// The longest pause between two searches for connections that are beyond a deadline.
+pub(crate) const DEADLINE_PAUSE: Duration = Duration::from_secs(1);
+
 /// The configurable bounds of a server.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections in total; more are closed at once. Each is a thread.
+    /// Connections with a call so far. One more is closed at its first call.
     pub connections_max: usize,
+    /// Those among them from one address.
+    pub address_connections_max: usize,
+    /// Connections without a call so far. One more closes the oldest of them.
+    pub half_open_max: usize,
     /// The time without a call. Clients connect again by themselves; Linux closes after 5 minutes.
     pub idle: Duration,
     /// The time from the first byte of a record to its last.
@@ -84,7 +132,9 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            connections_max: 1000,
+            connections_max: 4096,
+            address_connections_max: 2048,
+            half_open_max: 10_240,
             idle: Duration::from_secs(360),
             record: Duration::from_secs(60),
             reply: Duration::from_secs(60),

@@ -116,6 +116,14 @@ impl PinCache {
         drop(pin);
     }
 
+    /// Whether a pin has not been used lately.
+    pub(crate) fn has_idle(&self, now: Instant) -> bool {
+        let table = poison::lock(&self.pins);
+        let oldest = table.by_use.first_key_value();
+        let oldest = oldest.and_then(|(_, id)| table.by_file.get(id));
+        oldest.is_some_and(|pin| now.saturating_duration_since(pin.used_at) >= PIN_IDLE_LIMIT)
+    }
+
     /// Drops the pins that no call has used lately. The caller holds no channel.
     pub(crate) fn drop_idle(&self, now: Instant) {
         let evicted = poison::lock(&self.pins).evict(now);

@@ -81,6 +81,12 @@ impl RecordAssembler {
         self.fragments > 0 || self.mark_bytes > 0
     }
 
+    /// Bytes of the incomplete record.
+    #[must_use]
+    pub fn record_bytes(&self) -> usize {
+        self.record.len()
+    }
+
     /// Takes bytes from the front of `input`, up to the end of one record.
     ///
     /// # Errors

@@ -8,13 +8,16 @@
 //! A WRITE is known while it runs, and forgotten at its end: it may run again, but not beside
 //! itself. Else the first one could overwrite data that the client writes after the second one.
 //!
+//! A repetition of a running call waits in the entry of that call, without a thread. It is released at
+//! the end of the call, and then admitted again: it gets the reply, or runs.
+//!
 //! The cache is in memory. A server that has restarted or taken over knows no earlier call.
 //!
 //! Invariant: `done` has exactly the calls with a reply, and `bytes` is their size.
 
-use crate::counters::count;
 use crate::limits::{
-    REPLIES_MAX, REPLY_CACHE_BYTES_MAX, REPLY_CHECKSUM_BYTES_MAX, REPLY_ENTRY_BYTES,
+    REPETITIONS_MAX, REPLIES_MAX, REPLY_CACHE_BYTES_MAX, REPLY_CHECKSUM_BYTES_MAX,
+    REPLY_ENTRY_BYTES,
 };
 use crate::nfs3::Procedure;
 use crate::rpc::{Call, Credential, Reply};
@@ -22,9 +25,8 @@ use pagemesh_base::poison;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::IpAddr;
-use std::sync::atomic::AtomicU64;
-use std::sync::{Condvar, Mutex};
-use std::time::Instant;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The treatment of a repeated call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,21 +74,49 @@ struct CallKey {
     checksum: u64,
 }
 
-enum CallState {
-    Running,
-    Done { number: u64, reply: Reply },
+enum CallState<W> {
+    /// With the repetitions that wait for the end.
+    Running(Vec<W>),
+    Done {
+        number: u64,
+        reply: Reply,
+    },
 }
 
-#[derive(Default)]
-struct CallTable {
-    calls: HashMap<CallKey, CallState>,
+struct CallTable<W> {
+    calls: HashMap<CallKey, CallState<W>>,
+    /// Repetitions of calls that have ended.
+    released: Vec<W>,
     /// The calls with a reply, the earliest first.
     done: BTreeMap<u64, CallKey>,
     next_number: u64,
     bytes: usize,
 }
 
-impl CallTable {
+impl<W> Default for CallTable<W> {
+    fn default() -> Self {
+        Self {
+            calls: HashMap::new(),
+            released: Vec::new(),
+            done: BTreeMap::new(),
+            next_number: 0,
+            bytes: 0,
+        }
+    }
+}
+
+impl<W> CallTable<W> {
+    /// Ends a running call. Returns whether repetitions are released.
+    fn end(&mut self, key: &CallKey) -> bool {
+        match self.calls.remove(key) {
+            Some(CallState::Running(waiting)) => {
+                self.released.extend(waiting);
+                !self.released.is_empty()
+            }
+            Some(CallState::Done { .. }) | None => false,
+        }
+    }
+
     fn insert(&mut self, key: CallKey, reply: Reply) {
         let number = self.next_number;
         self.next_number += 1;
@@ -122,71 +152,77 @@ fn entry_bytes(reply: &Reply) -> usize {
     parts + REPLY_ENTRY_BYTES
 }
 
-/// See the module.
-#[derive(Default)]
-pub(crate) struct ReplyCache {
+/// See the module. `W` is a repetition that waits.
+pub(crate) struct ReplyCache<W> {
     hasher: RandomState,
-    table: Mutex<CallTable>,
-    call_ended: Condvar,
+    table: Mutex<CallTable<W>>,
+    has_released: AtomicBool,
+}
+
+impl<W> Default for ReplyCache<W> {
+    fn default() -> Self {
+        Self {
+            hasher: RandomState::new(),
+            table: Mutex::default(),
+            has_released: AtomicBool::new(false),
+        }
+    }
 }
 
 /// The decision about a call.
-pub(crate) enum Admission<'a> {
+pub(crate) enum Admission<'a, W> {
     /// Run it, and finish the execution with its reply.
-    Run(Execution<'a>),
+    Run(Execution<'a, W>),
     /// Send this reply.
     Repeat(Reply),
-    /// The first one still runs. The client must ask again.
+    /// The first one still runs. The cache has the repetition now, or too many wait already: then
+    /// the client must ask again.
     Running,
 }
 
 /// A call that runs. Its drop ends it, also without a reply.
-pub(crate) struct Execution<'a> {
+pub(crate) struct Execution<'a, W> {
     /// None: a repetition of the call is harmless.
-    known: Option<(&'a ReplyCache, CallKey)>,
+    known: Option<(&'a ReplyCache<W>, CallKey)>,
     keeps_reply: bool,
 }
 
-impl Execution<'_> {
+impl<W> Execution<'_, W> {
     /// Ends the call with its reply.
     pub(crate) fn finish(mut self, reply: &Reply) {
         if !self.keeps_reply {
             return;
         }
         if let Some((cache, key)) = self.known.take() {
-            poison::lock(&cache.table).insert(key, reply.clone());
-            cache.call_ended.notify_all();
+            cache.end(&key, Some(reply.clone()));
         }
     }
 }
 
-impl Drop for Execution<'_> {
+impl<W> Drop for Execution<'_, W> {
     fn drop(&mut self) {
         if let Some((cache, key)) = self.known.take() {
-            poison::lock(&cache.table).calls.remove(&key);
-            cache.call_ended.notify_all();
+            cache.end(&key, None);
         }
     }
 }
 
-impl ReplyCache {
-    /// Admits a call with these arguments. If the same call runs, waits for its end, until `until` at
-    /// the latest. Adds a call that is known to `repeated`, before it waits.
+impl<W> ReplyCache<W> {
+    /// Admits a call with these arguments. If the same call runs, takes `waiting`, unless too many
+    /// wait. The flag says whether the call is a repetition.
     pub(crate) fn admit(
         &self,
         client: IpAddr,
         call: &Call<'_>,
         arguments: &[u8],
-        (repeated, until): (&AtomicU64, Instant),
-    ) -> Admission<'_> {
+        waiting: &mut Option<W>,
+    ) -> (Admission<'_, W>, bool) {
         let procedure = Procedure::from_number(call.procedure);
         let repetition = procedure.map_or(Repetition::Harmless, repetition);
         let keeps_reply = repetition == Repetition::Answered;
+        let run = |known| Admission::Run(Execution { known, keeps_reply });
         if repetition == Repetition::Harmless {
-            return Admission::Run(Execution {
-                known: None,
-                keeps_reply,
-            });
+            return (run(None), false);
         }
         let key = CallKey {
             client: client.to_canonical(),
@@ -195,29 +231,50 @@ impl ReplyCache {
             checksum: self.checksum(&call.credential, arguments),
         };
         let mut table = poison::lock(&self.table);
-        if table.calls.contains_key(&key) {
-            count(repeated);
+        if let Some(reply) = table.repeat(&key) {
+            return (Admission::Repeat(reply), true);
         }
-        loop {
-            match table.calls.get(&key) {
-                None => {
-                    table.calls.insert(key, CallState::Running);
-                    let known = Some((self, key));
-                    return Admission::Run(Execution { known, keeps_reply });
-                }
-                Some(CallState::Running) => {}
-                Some(CallState::Done { .. }) => {
-                    return table
-                        .repeat(&key)
-                        .map_or(Admission::Running, Admission::Repeat);
-                }
+        if let Some(CallState::Running(others)) = table.calls.get_mut(&key) {
+            if others.len() < REPETITIONS_MAX {
+                others.extend(waiting.take());
             }
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Admission::Running;
-            }
-            table = poison::recover(self.call_ended.wait_timeout(table, left)).0;
+            return (Admission::Running, true);
         }
+        table.calls.insert(key, CallState::Running(Vec::new()));
+        (run(Some((self, key))), false)
+    }
+
+    fn end(&self, key: &CallKey, reply: Option<Reply>) {
+        let mut table = poison::lock(&self.table);
+        if table.end(key) {
+            self.has_released.store(true, Ordering::Release);
+        }
+        if let Some(reply) = reply {
+            table.insert(*key, reply);
+        }
+    }
+
+    /// The repetitions of calls that have ended since the last time. Admit them again.
+    pub(crate) fn take_released(&self) -> Vec<W> {
+        if !self.has_released.load(Ordering::Acquire) {
+            return Vec::new();
+        }
+        let mut table = poison::lock(&self.table);
+        self.has_released.store(false, Ordering::Release);
+        std::mem::take(&mut table.released)
+    }
+
+    /// Drops all repetitions that wait: the server stops.
+    pub(crate) fn drop_waiting(&self) {
+        let mut dropped = self.take_released();
+        let mut table = poison::lock(&self.table);
+        for state in table.calls.values_mut() {
+            if let CallState::Running(waiting) = state {
+                dropped.append(waiting);
+            }
+        }
+        drop(table);
+        drop(dropped);
     }
 
     /// The data of a WRITE and the target of a SYMLINK may be left out: they follow a handle and an
@@ -240,8 +297,6 @@ mod tests {
     use super::*;
     use crate::rpc::Refusal;
     use std::net::Ipv4Addr;
-    use std::sync::atomic::Ordering;
-    use std::time::Duration;
 
     const CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 
@@ -260,10 +315,8 @@ mod tests {
     }
 
     /// The reply of an earlier call; none if the call runs now, with a reply of its own.
-    fn run(cache: &ReplyCache, call: &Call<'_>, arguments: &[u8]) -> Option<Reply> {
-        let repeated = AtomicU64::new(0);
-        let admitted = cache.admit(CLIENT, call, arguments, (&repeated, Instant::now()));
-        match admitted {
+    fn run(cache: &ReplyCache<u32>, call: &Call<'_>, arguments: &[u8]) -> Option<Reply> {
+        match cache.admit(CLIENT, call, arguments, &mut Some(0)).0 {
             Admission::Run(execution) => {
                 execution.finish(&reply(call.xid));
                 None
@@ -294,41 +347,46 @@ mod tests {
         let cache = ReplyCache::default();
         for procedure in [Procedure::Create, Procedure::Write] {
             let call = call(1, procedure);
-            let repeated = AtomicU64::new(0);
-            let admit = || cache.admit(CLIENT, &call, b"a", (&repeated, Instant::now()));
-            let first = admit();
-            assert!(matches!(admit(), Admission::Running));
-            assert_eq!(repeated.load(Ordering::Relaxed), 1);
+            let admit = |number| cache.admit(CLIENT, &call, b"a", &mut Some(number));
+            let (first, is_repeated) = admit(1);
+            assert!(!is_repeated);
+            assert!(matches!(admit(2), (Admission::Running, true)));
+            assert_eq!(cache.take_released(), []);
             // The end without a reply admits the next one.
             drop(first);
-            assert!(matches!(admit(), Admission::Run(_)));
+            assert_eq!(cache.take_released(), [2]);
+            assert_eq!(cache.take_released(), []);
+            assert!(matches!(admit(2), (Admission::Run(_), false)));
         }
     }
 
     #[test]
-    fn waiting_call_gets_the_reply() {
+    fn waiting_call_gets_the_reply_at_the_end() {
         let cache = ReplyCache::default();
         let call = call(1, Procedure::Create);
-        let repeated = AtomicU64::new(0);
-        let until = Instant::now() + Duration::from_secs(60);
-        let admit = || cache.admit(CLIENT, &call, b"a", (&repeated, until));
-        let Admission::Run(first) = admit() else {
+        let admit = |number| {
+            let mut waiting = Some(number);
+            let (admission, _) = cache.admit(CLIENT, &call, b"a", &mut waiting);
+            (admission, waiting)
+        };
+        let (Admission::Run(first), Some(0)) = admit(0) else {
             panic!("no other call runs");
         };
-        std::thread::scope(|scope| {
-            let second = scope.spawn(admit);
-            while repeated.load(Ordering::Relaxed) == 0 {
-                std::thread::yield_now();
-            }
-            first.finish(&reply(1));
-            let second = second.join().expect("no panic");
-            assert!(matches!(second, Admission::Repeat(found) if found == reply(1)));
-        });
+        for number in 1..=REPETITIONS_MAX {
+            assert!(matches!(admit(number), (Admission::Running, None)));
+        }
+        let (_, beyond) = admit(99);
+        assert_eq!(beyond, Some(99), "the number of waiting calls is bounded");
+        first.finish(&reply(1));
+        let released: Vec<usize> = (1..=REPETITIONS_MAX).collect();
+        assert_eq!(cache.take_released(), released);
+        let (again, _) = admit(1);
+        assert!(matches!(again, Admission::Repeat(found) if found == reply(1)));
     }
 
     #[test]
     fn replies_are_bounded_and_the_oldest_ones_are_dropped() {
-        let cache = ReplyCache::default();
+        let cache = ReplyCache::<u32>::default();
         let count = 2 * REPLIES_MAX as u32;
         for xid in 0..count {
             assert_eq!(run(&cache, &call(xid, Procedure::Create), b"a"), None);
@@ -340,7 +398,7 @@ mod tests {
         assert_eq!(table.calls.len(), table.done.len());
         let replies = table.calls.values().map(|state| match state {
             CallState::Done { reply, .. } => entry_bytes(reply),
-            CallState::Running => panic!("no call runs"),
+            CallState::Running(_) => panic!("no call runs"),
         });
         assert_eq!(table.bytes, replies.sum::<usize>());
         assert!(table.bytes <= REPLY_CACHE_BYTES_MAX);

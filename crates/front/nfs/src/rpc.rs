@@ -95,6 +95,9 @@ impl From<XdrError> for CallError {
     }
 }
 
+/// The offset of the result in an accepted reply: mark, xid, type, status, verifier, status.
+const RESULT_AT: usize = MARK_BYTES + 6 * UNIT_BYTES;
+
 /// Supplementary groups of a caller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Groups {
@@ -313,6 +316,17 @@ impl Reply {
         let mark = reply_mark(len).expect("limits of results bound a reply below 2 GiB");
         head[..MARK_BYTES].copy_from_slice(&mark);
         Self { head, tail }
+    }
+
+    /// The bytes of the reply, with its mark.
+    pub(crate) fn len(&self) -> usize {
+        self.parts().iter().map(|part| part.len()).sum()
+    }
+
+    /// The first word of the result, which is the status of NFS and MOUNT; none without a result.
+    pub(crate) fn status(&self) -> Option<u32> {
+        let word = self.head.get(RESULT_AT..)?.first_chunk()?;
+        Some(u32::from_be_bytes(*word))
     }
 
     /// The bytes to send, in order: the mark with the fields, the tail, and its padding.

@@ -1,21 +1,35 @@
-//! The server: accepts clients and runs a thread for each.
+//! The server: accepts clients, and owns all threads.
 //!
-//! Threads are joined, never detached: ended threads are joined when the next client comes, the
-//! rest when the server stops. Only a thread that is stuck in a file system beyond all limits is left
-//! behind, and counted.
+//! | threads | number | duty |
+//! |---|---|---|
+//! | `nfs-accept` | 1 | accepts clients |
+//! | `nfs-poll` | by processors | see [`Poller`] |
+//! | `nfs-care` | 1 | see [`Supervisor`] |
+//! | `nfs-work` | by load, see [`workers`](crate::workers) | runs calls of one export |
+//!
+//! Threads are joined, never detached: ended workers are joined by the supervisor, the rest when the
+//! server stops. Only a thread that is stuck in a file system beyond all limits is left behind, and
+//! counted.
 
-use crate::connection::{Connection, EndReason, prepare};
+use crate::connections::Connections;
 use crate::counters::{Counters, count};
+use crate::dispatcher::Dispatcher;
 use crate::export::{ErrorHook, Exports};
-use crate::limits::{ABANDON_LIMIT, ACCEPT_PAUSE, Limits, PIN_SWEEP_PAUSE};
+use crate::limits::{
+    ABANDON_LIMIT, ACCEPT_PAUSE, LISTEN_BACKLOG, Limits, POLLERS_MAX, POLLERS_MIN,
+};
+use crate::poller::{END_EVENT, Poller};
 use crate::service::Service;
 use crate::stop_signal::StopSignal;
+use crate::supervisor::Supervisor;
+use crate::workers::figures::Figures;
+use crate::workers::{Work, processors};
 use pagemesh_base::poison;
+use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::fd::AsFd;
 use std::collections::HashMap;
 use std::io;
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::Ordering;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -42,7 +56,7 @@ pub enum ServerError {
 /// The result of stopping a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StopReport {
-    /// Threads with calls or replies that had not ended at the drain limit.
+    /// Connections with calls or replies that had not ended at the drain limit.
     pub cut_off: usize,
     /// Threads that are stuck in a file system and were left behind.
     pub abandoned: usize,
@@ -55,9 +69,12 @@ pub struct Server {
 }
 
 struct ServerState {
-    service: Service,
+    dispatcher: Dispatcher,
     limits: Limits,
+    /// Ends the thread that accepts.
     signal: StopSignal,
+    /// Ends polling threads.
+    end: StopSignal,
     threads: Mutex<ThreadTable>,
     thread_ended: Condvar,
 }
@@ -65,15 +82,8 @@ struct ServerState {
 #[derive(Default)]
 struct ThreadTable {
     next_id: u64,
-    running: HashMap<u64, RunningThread>,
-    connections: usize,
+    running: HashMap<u64, JoinHandle<()>>,
     finished: Vec<JoinHandle<()>>,
-}
-
-struct RunningThread {
-    thread: JoinHandle<()>,
-    /// The socket of a connection.
-    socket: Option<Arc<TcpStream>>,
 }
 
 impl Server {
@@ -105,18 +115,30 @@ impl Server {
         }
         let bound: Result<Vec<_>, _> = listen.iter().map(|address| bind(*address)).collect();
         let (listeners, local_addrs): (Vec<_>, Vec<_>) = bound?.into_iter().unzip();
+        let pollers = (processors::count() + 2).clamp(POLLERS_MIN, POLLERS_MAX);
+        let service = Service::new(exports, on_error);
+        let counters = Arc::clone(&service.counters);
+        let connections = Arc::new(Connections::new(limits, counters)?);
         let state = Arc::new(ServerState {
-            service: Service::new(exports, on_error),
+            dispatcher: Dispatcher::new(service, connections, pollers),
             limits,
             signal: StopSignal::new()?,
+            end: StopSignal::new()?,
             threads: Mutex::default(),
             thread_ended: Condvar::new(),
         });
         // From here on, a failure drops the server, which ends its threads.
         let server = Self { state, local_addrs };
         let state = &server.state;
-        state.spawn("nfs-pins".into(), None, |state| state.sweep_pins())?;
-        state.spawn("nfs-accept".into(), None, move |state| {
+        let epoll = &state.dispatcher.connections.epoll;
+        let data = EventData::new_u64(END_EVENT);
+        let added = epoll::add(epoll, state.end.as_fd(), data, EventFlags::IN);
+        added.map_err(io::Error::from)?;
+        for number in 0..pollers {
+            state.spawn("nfs-poll".into(), move |state| state.poll(number))?;
+        }
+        state.spawn("nfs-care".into(), ServerState::supervise)?;
+        state.spawn("nfs-accept".into(), move |state| {
             state.accept_all(&listeners);
         })?;
         Ok(server)
@@ -131,27 +153,34 @@ impl Server {
     /// The counters so far.
     #[must_use]
     pub fn counters(&self) -> Counters {
-        let connections = poison::lock(&self.state.threads).connections;
-        self.state.service.counters.read(connections)
+        let dispatcher = &self.state.dispatcher;
+        let connections = dispatcher.connections.count();
+        dispatcher.service.counters.read(connections)
     }
 
-    /// Stops accepting, lets connections finish the calls in progress, ends them, joins their
+    /// The figures of exports and connections.
+    #[must_use]
+    pub fn figures(&self) -> Figures {
+        self.state.dispatcher.figures()
+    }
+
+    /// Stops accepting, lets connections finish the calls in progress, ends them, joins all
     /// threads, and drops the pins of files. It takes little longer than the drain limit, unless
     /// the drop of a pin waits for its volume. Call it before the last sync of the file systems.
     pub fn stop(&self) -> StopReport {
         let state = &self.state;
+        let connections = &state.dispatcher.connections;
         state.signal.raise();
-        let cut_off = state.wait_for_threads(state.limits.drain);
-        if cut_off > 0 {
-            state.shut_sockets_down();
-        }
-        let abandoned = match cut_off {
-            0 => 0,
-            _ => state.wait_for_threads(ABANDON_LIMIT),
-        };
+        connections.stop();
+        let cut_off = connections.wait_for_end(state.limits.drain);
+        connections.close_all();
+        state.dispatcher.stop();
+        state.dispatcher.nudge.stop();
+        state.end.raise();
+        let abandoned = state.wait_for_threads(ABANDON_LIMIT);
         state.join_finished();
         if abandoned == 0 {
-            for export in state.service.exports.iter() {
+            for export in state.dispatcher.service.exports.iter() {
                 export.pins.close();
             }
         }
@@ -169,6 +198,8 @@ fn bind(address: SocketAddr) -> Result<(TcpListener, SocketAddr), ServerError> {
     let failed = |cause| ServerError::Listen { address, cause };
     let listener = TcpListener::bind(address).map_err(failed)?;
     listener.set_nonblocking(true).map_err(failed)?;
+    let longer = rustix::net::listen(&listener, LISTEN_BACKLOG);
+    longer.map_err(|errno| failed(errno.into()))?;
     let bound = listener.local_addr().map_err(failed)?;
     Ok((listener, bound))
 }
@@ -178,7 +209,6 @@ impl ServerState {
     fn spawn(
         self: &Arc<Self>,
         name: String,
-        socket: Option<Arc<TcpStream>>,
         run: impl FnOnce(&Arc<Self>) + Send + 'static,
     ) -> io::Result<()> {
         // The table is locked until the entry is in it, so that the thread finds its entry when it
@@ -191,45 +221,43 @@ impl ServerState {
             run(&state);
         })?;
         table.next_id += 1;
-        table.connections += usize::from(socket.is_some());
-        table.running.insert(id, RunningThread { thread, socket });
+        table.running.insert(id, thread);
         Ok(())
     }
 
-    fn accept_all(self: &Arc<Self>, listeners: &[TcpListener]) {
+    fn accept_all(&self, listeners: &[TcpListener]) {
         while !self.signal.is_raised() {
             let sockets = listeners.iter().map(AsFd::as_fd);
             if let Err(errno) = self.signal.wait(sockets, None) {
                 tracing::warn!(%errno, "cannot wait for NFS clients now");
                 self.pause(ACCEPT_PAUSE);
             }
-            self.join_finished();
             for listener in listeners {
-                self.accept(listener);
+                while !self.signal.is_raised() && self.accept(listener) {}
             }
         }
     }
 
-    /// Accepts one client, if one waits.
-    fn accept(self: &Arc<Self>, listener: &TcpListener) {
-        if self.signal.is_raised() {
-            return;
-        }
+    /// Accepts one client, if one waits. Returns whether another one may wait.
+    fn accept(&self, listener: &TcpListener) -> bool {
+        let counters = &self.dispatcher.service.counters;
         match listener.accept() {
             Ok((socket, peer)) => {
-                count(&self.service.counters.accepted);
-                if let Err(error) = self.start_connection(socket, peer) {
-                    count(&self.service.counters.refused);
+                count(&counters.accepted);
+                if let Err(error) = self.dispatcher.connections.add(socket, peer) {
+                    count(&counters.refused);
                     tracing::warn!(%peer, %error, "NFS connection refused");
                 }
+                true
             }
             Err(error) => match error.kind() {
-                io::ErrorKind::WouldBlock
-                | io::ErrorKind::Interrupted
-                | io::ErrorKind::ConnectionAborted => {}
+                io::ErrorKind::WouldBlock => false,
+                io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => true,
                 _ => {
                     tracing::warn!(%error, "cannot accept an NFS connection now");
+                    self.dispatcher.connections.make_room();
                     self.pause(ACCEPT_PAUSE);
+                    false
                 }
             },
         }
@@ -242,45 +270,52 @@ impl ServerState {
         }
     }
 
-    /// Starts a thread for a client.
-    fn start_connection(self: &Arc<Self>, socket: TcpStream, peer: SocketAddr) -> io::Result<()> {
-        // Only the thread that accepts adds connections.
-        if poison::lock(&self.threads).connections >= self.limits.connections_max {
-            return Err(io::Error::other("there are too many connections"));
-        }
-        let socket = prepare(socket)?;
-        let own = Arc::clone(&socket);
-        self.spawn(format!("nfs-{}", peer.port()), Some(socket), move |state| {
-            tracing::info!(%peer, "NFS client connected");
-            let connection = Connection::new(
-                (&own, peer.ip()),
-                &state.signal,
-                &state.service,
-                state.limits,
-            );
-            state.record_end(peer, &connection.serve());
-        })
-    }
-
-    fn record_end(&self, peer: SocketAddr, reason: &EndReason) {
-        if reason.is_violation() {
-            self.service
-                .counters
-                .violations
-                .fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(%peer, %reason, "NFS connection ended");
-        } else {
-            tracing::info!(%peer, %reason, "NFS connection ended");
+    fn poll(&self, number: usize) {
+        let mut poller = Poller::new(&self.dispatcher, number);
+        while let Err(errno) = poller.run() {
+            tracing::warn!(%errno, "cannot wait for NFS calls now");
+            std::thread::sleep(ACCEPT_PAUSE);
         }
     }
 
-    /// Drops unused pins from time to time, also without calls.
-    fn sweep_pins(&self) {
-        while !self.signal.is_raised() {
-            self.pause(PIN_SWEEP_PAUSE);
-            for export in self.service.exports.iter() {
-                export.pins.drop_idle(Instant::now());
+    fn supervise(self: &Arc<Self>) {
+        let supervisor = Supervisor {
+            dispatcher: &self.dispatcher,
+            start_worker: &|export, slot| {
+                let started = self.spawn("nfs-work".into(), move |state| state.work(export, slot));
+                if let Err(error) = &started {
+                    tracing::warn!(%error, "cannot start an NFS worker");
+                }
+                started.is_ok()
+            },
+            tidy: &|| self.join_finished(),
+        };
+        supervisor.run();
+    }
+
+    /// Runs calls of an export, in a slot of its workers.
+    fn work(&self, export: usize, slot: usize) {
+        let dispatcher = &self.dispatcher;
+        let Some(workers) = dispatcher.workers(export) else {
+            return;
+        };
+        workers.begin_worker(slot);
+        let thread = workers.thread_of_worker(slot);
+        loop {
+            match workers.next_work(slot) {
+                (Work::Call(call), _) => dispatcher.run(call, thread, None),
+                (Work::SweepPins, _) => {
+                    if let Some(export) = dispatcher.service.exports.iter().nth(export) {
+                        export.pins.drop_idle(Instant::now());
+                    }
+                    workers.end_sweep();
+                }
+                (Work::End, is_counted) => {
+                    workers.end_worker(slot, !is_counted);
+                    return;
+                }
             }
+            workers.leave_call(slot);
         }
     }
 
@@ -296,14 +331,6 @@ impl ServerState {
             table = poison::recover(self.thread_ended.wait_timeout(table, left)).0;
         }
         table.running.len()
-    }
-
-    fn shut_sockets_down(&self) {
-        let table = poison::lock(&self.threads);
-        for socket in table.running.values().filter_map(|it| it.socket.as_ref()) {
-            // It fails if the client has closed the connection.
-            let _ = socket.shutdown(Shutdown::Both);
-        }
     }
 
     /// Joins threads that are at their end. A panic was reported where it happened.
@@ -325,8 +352,7 @@ impl Drop for ThreadGuard<'_> {
     fn drop(&mut self) {
         let mut table = poison::lock(&self.state.threads);
         if let Some(ended) = table.running.remove(&self.id) {
-            table.connections -= usize::from(ended.socket.is_some());
-            table.finished.push(ended.thread);
+            table.finished.push(ended);
         }
         self.state.thread_ended.notify_all();
     }

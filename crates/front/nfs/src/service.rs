@@ -8,23 +8,26 @@ mod filesystem;
 mod listing;
 mod mount;
 mod names;
+mod route;
 
 use crate::acl3;
 use crate::counters::{CounterCells, count};
 use crate::export::{ErrorHook, Exports, ServedExport};
 use crate::handle::HandleBytes;
-use crate::limits::RUNNING_CALL_WAIT;
 use crate::mount3::{self, MountCall};
 use crate::nfs3::status::{Answer, Status};
 use crate::nfs3::{self, Nfs3Call};
 use crate::reply_cache::{Admission, ReplyCache};
 use crate::rpc::{ArgumentsError, Call, CallError, Credential, Refusal, Reply};
+use crate::workers::QueuedCall;
 use crate::xdr::{Encode, Reader};
 use bytes::Bytes;
 use pagemesh_base::space::SpaceError;
 use pagemesh_fs::{Caller, FileId, FsError, Ino};
 use std::net::IpAddr;
-use std::time::Instant;
+use std::sync::Arc;
+
+pub(crate) use route::{CallRoute, Route};
 
 /// Whether another host has the volume of the file system that failed.
 #[must_use]
@@ -42,7 +45,8 @@ pub(crate) enum NoReply {
     Fenced,
     /// The record is no call.
     NotACall(CallError),
-    /// The call is a repetition, and the first one still runs.
+    /// The call is a repetition, and the first one still runs. Its connection goes on: the reply
+    /// follows at the end of the first one.
     Running,
 }
 
@@ -94,8 +98,9 @@ impl<F: Default> From<Status> for Failed<F> {
 /// The exports and the state that all connections share.
 pub(crate) struct Service {
     pub(crate) exports: Exports,
-    pub(crate) counters: CounterCells,
-    replies: ReplyCache,
+    pub(crate) counters: Arc<CounterCells>,
+    /// The repeated calls that wait, and the replies to others.
+    pub(crate) replies: ReplyCache<QueuedCall>,
     on_error: ErrorHook,
 }
 
@@ -111,15 +116,21 @@ impl Service {
     pub(crate) fn new(exports: Exports, on_error: ErrorHook) -> Self {
         Self {
             exports,
-            counters: CounterCells::default(),
+            counters: Arc::default(),
             replies: ReplyCache::default(),
             on_error,
         }
     }
 
-    /// The reply to the call in a record of a client.
-    pub(crate) fn answer(&self, client: IpAddr, record: Bytes) -> Result<Reply, NoReply> {
-        let (call, arguments) = match Call::decode(&record) {
+    /// The reply to the call in a record of a client. If the same call still runs, the reply cache
+    /// takes `waiting`, which is this call.
+    pub(crate) fn answer(
+        &self,
+        client: IpAddr,
+        record: &Bytes,
+        waiting: &mut Option<QueuedCall>,
+    ) -> Result<Reply, NoReply> {
+        let (call, arguments) = match Call::decode(record) {
             Ok(decoded) => decoded,
             Err(CallError::Denied { xid, denial }) => {
                 count(&self.counters.refused_calls);
@@ -128,7 +139,9 @@ impl Service {
             Err(error) => return Err(NoReply::NotACall(error)),
         };
         match (call.program, call.version) {
-            (nfs3::PROGRAM, nfs3::VERSION) => self.answer_once(client, &call, arguments, &record),
+            (nfs3::PROGRAM, nfs3::VERSION) => {
+                self.answer_once((client, record), &call, arguments, waiting)
+            }
             (mount3::PROGRAM, mount3::VERSION) => self.answer_mount(&call, arguments),
             (acl3::PROGRAM, acl3::VERSION) => self.answer_acl(&call, arguments),
             (nfs3::PROGRAM | mount3::PROGRAM | acl3::PROGRAM, _) => {
@@ -162,14 +175,17 @@ impl Service {
     /// Runs a call, unless it is a repetition of one that must not run again.
     fn answer_once(
         &self,
-        client: IpAddr,
+        (client, record): (IpAddr, &Bytes),
         call: &Call<'_>,
         arguments: Reader<'_>,
-        record: &Bytes,
+        waiting: &mut Option<QueuedCall>,
     ) -> Result<Reply, NoReply> {
-        let until = Instant::now() + RUNNING_CALL_WAIT;
-        let repeated = (&self.counters.repeated_calls, until);
-        match self.replies.admit(client, call, arguments.rest(), repeated) {
+        let was_known = waiting.as_ref().is_some_and(|call| call.is_released);
+        let (admission, is_repeated) = self.replies.admit(client, call, arguments.rest(), waiting);
+        if is_repeated && !was_known {
+            count(&self.counters.repeated_calls);
+        }
+        match admission {
             Admission::Run(execution) => {
                 let reply = self.answer_nfs(call, arguments, record)?;
                 execution.finish(&reply);

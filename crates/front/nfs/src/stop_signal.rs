@@ -34,6 +34,10 @@ impl StopSignal {
         self.is_raised.load(Ordering::Acquire)
     }
 
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+
     /// Waits for the signal or one of the sockets, until `until` at the latest.
     pub(crate) fn wait<'a>(
         &'a self,
@@ -46,12 +50,4 @@ impl StopSignal {
         until_ready(&mut polled, until)?;
         Ok(())
     }
-}
-
-/// Waits until a socket takes bytes or has failed, until `until` at the latest. It does not end by
-/// the signal: the server lets a client read its last reply, and then shuts the socket down.
-pub(crate) fn wait_writable(socket: BorrowedFd<'_>, until: Instant) -> Result<(), Errno> {
-    let mut polled = [PollFd::from_borrowed_fd(socket, PollFlags::OUT)];
-    until_ready(&mut polled, Some(until))?;
-    Ok(())
 }

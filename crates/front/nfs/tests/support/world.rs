@@ -17,6 +17,7 @@ pub const OWNER: Credentials = Credentials {
     gid: 100,
 };
 pub const VOLUME: Uuid = Uuid::from_u128(0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10);
+pub const OTHER_VOLUME: Uuid = Uuid::from_u128(0x0f0e);
 pub const KEY: [u8; 16] = [7; 16];
 pub const ATTACHMENT: u32 = 5;
 pub const FREE_BYTES: u64 = 1 << 30;
@@ -97,6 +98,43 @@ impl Channel for TestChannel {
     }
 }
 
+/// A file system in memory.
+fn export(
+    name: &str,
+    volume: Uuid,
+    options: ExportOptions,
+    has_write_cache: bool,
+) -> (Export, TestSpace) {
+    let memory = match has_write_cache {
+        true => MemorySpace::new(1 << 36).with_write_cache(),
+        false => MemorySpace::new(1 << 36),
+    };
+    let made = MkfsOptions {
+        uuid: Uuid::from_u128(1),
+        hash_key: [2, 3],
+        limit_bytes: 0,
+        owner: OWNER,
+        mode: 0o755,
+    };
+    mkfs(&memory.shared(), wait, clock, made).expect("made");
+    let space = TestSpace {
+        memory,
+        lost_writes: Arc::default(),
+        is_fenced: Arc::default(),
+    };
+    let fs = Fs::mount(Arc::new(space.clone()), wait, clock).expect("mounted");
+    let export = Export {
+        name: name.into(),
+        fs: Arc::new(fs),
+        volume,
+        key: HandleKey::new(KEY),
+        attachment: ATTACHMENT,
+        options,
+        free_space: Arc::new(|| Some(FREE_BYTES)),
+    };
+    (export, space)
+}
+
 /// See the module.
 pub struct World {
     pub server: Server,
@@ -120,40 +158,29 @@ impl World {
     }
 
     pub fn with(options: ExportOptions, limits: Limits, has_write_cache: bool) -> World {
-        let memory = match has_write_cache {
-            true => MemorySpace::new(1 << 36).with_write_cache(),
-            false => MemorySpace::new(1 << 36),
-        };
-        let made = MkfsOptions {
-            uuid: Uuid::from_u128(1),
-            hash_key: [2, 3],
-            limit_bytes: 0,
-            owner: OWNER,
-            mode: 0o755,
-        };
-        mkfs(&memory.shared(), wait, clock, made).expect("made");
-        let space = TestSpace {
-            memory,
-            lost_writes: Arc::default(),
-            is_fenced: Arc::default(),
-        };
-        let fs = Fs::mount(Arc::new(space.clone()), wait, clock).expect("mounted");
-        let fs = Arc::new(fs);
-        let export = Export {
-            name: "data".into(),
-            fs: Arc::clone(&fs),
-            volume: VOLUME,
-            key: HandleKey::new(KEY),
-            attachment: ATTACHMENT,
-            options,
-            free_space: Arc::new(|| Some(FREE_BYTES)),
-        };
+        let (export, space) = export("data", VOLUME, options, has_write_cache);
+        World::of(vec![(export, space)], limits)
+    }
+
+    /// Two exports, `data` and `other`, and the space of the second.
+    pub fn pair(limits: Limits) -> (World, TestSpace) {
+        let options = ExportOptions::default();
+        let data = export("data", VOLUME, options, false);
+        let other = export("other", OTHER_VOLUME, options, false);
+        let space = other.1.clone();
+        (World::of(vec![data, other], limits), space)
+    }
+
+    fn of(exports: Vec<(Export, TestSpace)>, limits: Limits) -> World {
+        let (first, space) = exports.first().expect("an export");
+        let (fs, space) = (Arc::clone(&first.fs), space.clone());
+        let exports = exports.into_iter().map(|(export, _)| export).collect();
         let errors = Arc::new(Mutex::new(Vec::new()));
         let seen = Arc::clone(&errors);
         let hook = move |name: &str, error: &FsError| {
             seen.lock().unwrap().push((name.into(), error.clone()));
         };
-        let exports = Exports::new(vec![export]).expect("exports");
+        let exports = Exports::new(exports).expect("exports");
         let listen = ["127.0.0.1:0".parse().expect("an address")];
         let server = Server::start_with(&listen, exports, Box::new(hook), limits);
         World {

@@ -1,0 +1,233 @@
+//! All connections of a server: their bounds, and their removal.
+//!
+//! A connection without a call is half-open. It is cheap, and the oldest one makes room for a new
+//! one. Connections with a call are bounded in total and for each address; beyond, a connection ends
+//! at its first call.
+
+use crate::connection::{Connection, EndReason};
+use crate::counters::{CounterCells, count};
+use crate::limits::{Limits, UNSENT_BYTES_MAX};
+use crate::workers::fair_queue::ConnectionId;
+use pagemesh_base::poison;
+use rustix::event::epoll;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::Display;
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+/// See the module.
+pub(crate) struct Connections {
+    pub(crate) epoll: OwnedFd,
+    pub(crate) limits: Limits,
+    counters: Arc<CounterCells>,
+    table: Mutex<ConnectionTable>,
+    removed: Condvar,
+    /// Bytes of incomplete records and of replies that clients have not taken.
+    held: AtomicUsize,
+}
+
+#[derive(Default)]
+struct ConnectionTable {
+    next_id: ConnectionId,
+    all: HashMap<ConnectionId, Arc<Connection>>,
+    /// Connections without a call, the oldest first.
+    half_open: BTreeMap<ConnectionId, ()>,
+    /// Connections with a call.
+    established: usize,
+    by_address: HashMap<IpAddr, usize>,
+    is_stopping: bool,
+}
+
+impl Connections {
+    pub(crate) fn new(limits: Limits, counters: Arc<CounterCells>) -> io::Result<Self> {
+        Ok(Self {
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            limits,
+            counters,
+            table: Mutex::default(),
+            removed: Condvar::new(),
+            held: AtomicUsize::new(0),
+        })
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        poison::lock(&self.table).all.len()
+    }
+
+    pub(crate) fn half_open(&self) -> usize {
+        poison::lock(&self.table).half_open.len()
+    }
+
+    pub(crate) fn get(&self, id: ConnectionId) -> Option<Arc<Connection>> {
+        poison::lock(&self.table).all.get(&id).cloned()
+    }
+
+    /// Adds a client. The oldest half-open connection makes room, if there are too many.
+    pub(crate) fn add(self: &Arc<Self>, socket: TcpStream, peer: SocketAddr) -> io::Result<()> {
+        crate::connection::prepare(&socket)?;
+        let mut table = poison::lock(&self.table);
+        if table.is_stopping {
+            return Err(io::Error::other("the server stops"));
+        }
+        let id = table.next_id;
+        table.next_id += 1;
+        let connection = Connection::new(id, (socket, peer), Arc::clone(self));
+        let connection = Arc::new(connection);
+        let added = Arc::clone(&connection);
+        table.all.insert(id, connection);
+        table.half_open.insert(id, ());
+        let oldest = match table.half_open.len() > self.limits.half_open_max {
+            true => table.oldest_half_open(),
+            false => None,
+        };
+        drop(table);
+        if let Some(oldest) = oldest {
+            count(&self.counters.refused);
+            oldest.close(EndReason::TooMany);
+        }
+        let started = added.start();
+        if let Err(error) = &started {
+            let error = io::Error::from(error.kind());
+            added.close(EndReason::Socket(error));
+        }
+        started
+    }
+
+    /// Closes the oldest half-open connection: the process has no descriptor for another one.
+    pub(crate) fn make_room(&self) {
+        let oldest = poison::lock(&self.table).oldest_half_open();
+        if let Some(oldest) = oldest {
+            count(&self.counters.refused);
+            oldest.close(EndReason::TooMany);
+        }
+    }
+
+    /// See [`Connection::establish`].
+    pub(crate) fn establish(&self, connection: &Connection) -> Result<(), EndReason> {
+        let address = connection.client();
+        let mut table = poison::lock(&self.table);
+        if table.half_open.remove(&connection.id).is_none() {
+            // It was closed meanwhile.
+            return Ok(());
+        }
+        let of_address = table.by_address.get(&address).copied().unwrap_or(0);
+        let is_full = table.established >= self.limits.connections_max;
+        if is_full || of_address >= self.limits.address_connections_max {
+            // It is half-open until its end.
+            table.half_open.insert(connection.id, ());
+            drop(table);
+            count(&self.counters.refused);
+            return Err(EndReason::TooMany);
+        }
+        table.established += 1;
+        table.by_address.insert(address, of_address + 1);
+        Ok(())
+    }
+
+    /// Removes a connection that is closed.
+    pub(crate) fn remove(&self, connection: &Connection, reason: &EndReason) {
+        let peer = connection.peer;
+        let mut table = poison::lock(&self.table);
+        if table.all.remove(&connection.id).is_none() {
+            return;
+        }
+        if table.half_open.remove(&connection.id).is_none() {
+            table.established -= 1;
+            let address = connection.client();
+            if let Some(of_address) = table.by_address.get_mut(&address) {
+                *of_address -= 1;
+                if *of_address == 0 {
+                    table.by_address.remove(&address);
+                }
+            }
+        }
+        // The removal is seen together with its counter.
+        if reason.is_violation() {
+            count(&self.counters.violations);
+        }
+        drop(table);
+        self.removed.notify_all();
+        log_end(&peer, connection.is_established(), reason);
+    }
+
+    /// Sets the bytes that a connection holds, of which `held` is the earlier number. Returns whether
+    /// all connections hold too many.
+    pub(crate) fn hold(&self, held: &mut usize, now: usize) -> bool {
+        let before = std::mem::replace(held, now);
+        if now <= before {
+            if now < before {
+                self.held.fetch_sub(before - now, Ordering::Relaxed);
+            }
+            return false;
+        }
+        let all = self.held.fetch_add(now - before, Ordering::Relaxed);
+        all + now - before > UNSENT_BYTES_MAX
+    }
+
+    /// The bytes that all connections hold.
+    pub(crate) fn held(&self) -> usize {
+        self.held.load(Ordering::Relaxed)
+    }
+
+    fn all(&self) -> Vec<Arc<Connection>> {
+        poison::lock(&self.table).all.values().cloned().collect()
+    }
+
+    /// Ends connections that are beyond a deadline.
+    pub(crate) fn check_deadlines(&self, now: Instant) {
+        for connection in self.all() {
+            connection.check_deadlines(now, &self.limits);
+        }
+    }
+
+    /// Reads no more calls, and ends connections after their last replies.
+    pub(crate) fn stop(&self) {
+        poison::lock(&self.table).is_stopping = true;
+        for connection in self.all() {
+            connection.end_input(EndReason::Stopped);
+        }
+    }
+
+    /// Waits until no connection has a call or a reply. Returns the number that have one.
+    pub(crate) fn wait_for_end(&self, limit: Duration) -> usize {
+        let until = Instant::now() + limit;
+        let mut table = poison::lock(&self.table);
+        while !table.all.is_empty() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            table = poison::recover(self.removed.wait_timeout(table, left)).0;
+        }
+        drop(table);
+        self.all().iter().filter(|it| it.is_busy()).count()
+    }
+
+    /// Ends all connections now.
+    pub(crate) fn close_all(&self) {
+        for connection in self.all() {
+            connection.close(EndReason::Stopped);
+        }
+    }
+}
+
+impl ConnectionTable {
+    fn oldest_half_open(&self) -> Option<Arc<Connection>> {
+        let (id, ()) = self.half_open.first_key_value()?;
+        self.all.get(id).cloned()
+    }
+}
+
+fn log_end(peer: &dyn Display, is_established: bool, reason: &EndReason) {
+    if reason.is_violation() {
+        tracing::warn!(%peer, %reason, "NFS connection ended");
+    } else if is_established {
+        tracing::info!(%peer, %reason, "NFS connection ended");
+    } else {
+        tracing::debug!(%peer, %reason, "NFS connection without a call ended");
+    }
+}

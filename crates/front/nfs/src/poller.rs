@@ -1,0 +1,123 @@
+//! A polling thread: waits for events of all connections together with the other polling threads,
+//! reads calls, and runs one of them from time to time.
+
+use crate::connection::Received;
+use crate::connection::{Connection, EndReason, Input};
+use crate::dispatcher::{Dispatcher, Turn};
+use crate::limits::{EVENTS_AT_ONCE, READS_PER_TURN, RECEIVE_BYTES};
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll::{self, Event, EventFlags};
+use rustix::io::Errno;
+use std::sync::Arc;
+
+/// The event of the signal that ends polling threads.
+pub(crate) const END_EVENT: u64 = u64::MAX;
+
+/// See the module.
+pub(crate) struct Poller<'a> {
+    pub(crate) dispatcher: &'a Dispatcher,
+    /// The place of its figures.
+    pub(crate) thread: usize,
+    buffer: Box<[u8]>,
+}
+
+impl<'a> Poller<'a> {
+    pub(crate) fn new(dispatcher: &'a Dispatcher, thread: usize) -> Self {
+        Self {
+            dispatcher,
+            thread,
+            buffer: vec![0; RECEIVE_BYTES].into(),
+        }
+    }
+
+    /// Serves connections until the end event.
+    ///
+    /// # Errors
+    /// If the system refuses to wait.
+    pub(crate) fn run(&mut self) -> Result<(), Errno> {
+        let mut events: Vec<Event> = Vec::with_capacity(EVENTS_AT_ONCE);
+        loop {
+            events.clear();
+            let epoll = &self.dispatcher.connections.epoll;
+            match epoll::wait(epoll, spare_capacity(&mut events), None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno),
+            }
+            let last = events.len().saturating_sub(1);
+            for (at, event) in events.iter().enumerate() {
+                let id = event.data.u64();
+                if id == END_EVENT {
+                    return Ok(());
+                }
+                if let Some(connection) = self.dispatcher.connections.get(id) {
+                    // A call may take long, so it is the last duty.
+                    self.serve(&connection, event.flags, at == last);
+                }
+            }
+        }
+    }
+
+    fn serve(&mut self, connection: &Arc<Connection>, event: EventFlags, may_run: bool) {
+        let Some(mut input) = connection.begin_turn(event) else {
+            return;
+        };
+        match self.take_calls(connection, &mut input, may_run) {
+            Ok(Turn::Over | Turn::Parked) => connection.end_turn(input),
+            Ok(Turn::Run(call)) => {
+                // Another thread reads further calls meanwhile.
+                connection.end_turn(input);
+                self.dispatcher.run_inline(call, self.thread);
+            }
+            Err(EndReason::Fenced) => connection.close(EndReason::Fenced),
+            Err(reason) => connection.end_input(reason),
+        }
+    }
+
+    fn take_calls(
+        &mut self,
+        connection: &Arc<Connection>,
+        input: &mut Input,
+        may_run: bool,
+    ) -> Result<Turn, EndReason> {
+        let dispatcher = self.dispatcher;
+        if let Some(record) = input.take_parked() {
+            let rest = input.take_unparsed();
+            match dispatcher.take_last_record(connection, input, record, false)? {
+                Turn::Over => {}
+                turn => {
+                    input.unparse(&rest);
+                    return Ok(turn);
+                }
+            }
+            match dispatcher.take_bytes(connection, input, &rest, false)? {
+                Turn::Over => {}
+                turn => return Ok(turn),
+            }
+        }
+        for _ in 0..READS_PER_TURN {
+            let received = input.receive(&connection.socket, &mut self.buffer);
+            let turn = match received.map_err(EndReason::of_socket)? {
+                Received::Nothing => return Ok(Turn::Over),
+                Received::End => return Err(EndReason::Closed),
+                Received::Part => continue,
+                Received::Record(record) => {
+                    dispatcher.take_last_record(connection, input, record, may_run)?
+                }
+                Received::Bytes(count) => {
+                    let bytes = self.buffer.get(..count).unwrap_or_default();
+                    let turn = dispatcher.take_bytes(connection, input, bytes, may_run)?;
+                    let is_drained = count < self.buffer.len() && !input.is_within_long_fragment();
+                    match turn {
+                        // A short read has taken all bytes.
+                        Turn::Over if is_drained => return Ok(Turn::Over),
+                        turn => turn,
+                    }
+                }
+            };
+            if !matches!(turn, Turn::Over) {
+                return Ok(turn);
+            }
+        }
+        Ok(Turn::Over)
+    }
+}

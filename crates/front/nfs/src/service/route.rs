@@ -1,0 +1,186 @@
+//! The export that a call addresses, found without decoding all of its arguments.
+//!
+//! Each procedure of NFSv3 but NULL begins with a file handle. A wrong route costs speed only: the
+//! procedure checks the handle again.
+
+use super::Service;
+use crate::handle::HandleBytes;
+use crate::limits::{
+    HANDLE_BYTES_MAX, LISTING_BYTES_MAX, MOUNT_PATH_BYTES_MAX, NAME_BYTES_MAX, TRANSFER_BYTES_MAX,
+};
+use crate::mount3;
+use crate::nfs3::{self, FailedCall, Procedure, status::Status};
+use crate::rpc::{Call, CallError, Reply};
+use crate::workers::write_order::WriteRange;
+use crate::xdr::Reader;
+use std::hash::{DefaultHasher, Hasher};
+
+/// Bytes of a reply beside data and listings.
+const REPLY_BYTES: usize = 512;
+/// The procedure MNT of MOUNT.
+const MOUNT_PATH: u32 = 1;
+/// NFSv4: its version, COMPOUND, and two of its operations (RFC 8881, section 16.2).
+const VERSION_4: u32 = 4;
+const COMPOUND: u32 = 1;
+const PUT_HANDLE: u32 = 22;
+const SEQUENCE: u32 = 53;
+/// Bytes of the arguments of SEQUENCE: a session, and four words.
+const SEQUENCE_BYTES: usize = 32;
+/// Operations before the first handle of a COMPOUND that are looked at.
+const FIRST_OPERATIONS: u32 = 2;
+
+/// The way of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Route {
+    /// It is answered at once: no file system takes part.
+    AtOnce,
+    /// It goes to the workers of this export, or to those of calls without an export.
+    Queue(CallRoute),
+}
+
+/// A call for workers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CallRoute {
+    /// The number of the export; none: the call is not about one.
+    pub(crate) export: Option<usize>,
+    pub(crate) xid: u32,
+    /// The procedure, if it is one of NFSv3.
+    pub(crate) procedure: Option<Procedure>,
+    /// The most bytes of the reply.
+    pub(crate) reply_bytes: usize,
+    /// The bytes of a WRITE.
+    pub(crate) write: Option<WriteRange>,
+}
+
+impl CallRoute {
+    /// The reply to a call that the export cannot take now; none if its program has no such status.
+    pub(crate) fn try_later(&self) -> Option<Reply> {
+        let failed = FailedCall {
+            procedure: self.procedure?,
+            status: Status::Jukebox,
+        };
+        Some(Reply::success(self.xid, &failed))
+    }
+}
+
+impl Service {
+    /// The way of the call in a record. An error ends the connection.
+    pub(crate) fn route(&self, record: &[u8]) -> Result<Route, CallError> {
+        let (call, arguments) = match Call::decode(record) {
+            Ok(decoded) => decoded,
+            Err(CallError::Denied { .. }) => return Ok(Route::AtOnce),
+            Err(error) => return Err(error),
+        };
+        Ok(match (call.program, call.version) {
+            (_, _) if call.procedure == 0 => Route::AtOnce,
+            (nfs3::PROGRAM, nfs3::VERSION) => self.route_nfs(&call, arguments),
+            (nfs3::PROGRAM, VERSION_4) if call.procedure == COMPOUND => {
+                Route::Queue(self.route_compound(&call, arguments))
+            }
+            (mount3::PROGRAM, mount3::VERSION) => self.route_mount(&call, arguments),
+            _ => Route::AtOnce,
+        })
+    }
+
+    fn route_nfs(&self, call: &Call<'_>, mut arguments: Reader<'_>) -> Route {
+        let Some(procedure) = Procedure::from_number(call.procedure) else {
+            return Route::AtOnce;
+        };
+        let all = arguments.rest();
+        let export = self.export_of(&mut arguments);
+        let handle = all.len() - arguments.rest().len();
+        let handle = all.get(..handle).unwrap_or_default();
+        Route::Queue(CallRoute {
+            export,
+            write: match procedure {
+                Procedure::Write => write_range(handle, arguments.clone()),
+                _ => None,
+            },
+            xid: call.xid,
+            procedure: Some(procedure),
+            reply_bytes: reply_bytes(procedure, arguments),
+        })
+    }
+
+    /// The export of the handle at the front.
+    fn export_of(&self, arguments: &mut Reader<'_>) -> Option<usize> {
+        let handle = arguments.opaque("file handle", HANDLE_BYTES_MAX).ok()?;
+        let volume = HandleBytes(handle).claimed_volume()?;
+        self.exports
+            .iter()
+            .position(|export| export.volume.as_bytes() == &volume)
+    }
+
+    fn route_mount(&self, call: &Call<'_>, mut arguments: Reader<'_>) -> Route {
+        if call.procedure != MOUNT_PATH {
+            return Route::AtOnce;
+        }
+        let Ok(path) = arguments.opaque("mount path", MOUNT_PATH_BYTES_MAX) else {
+            return Route::AtOnce;
+        };
+        let mut names = path.split(|byte| *byte == b'/');
+        let name = names.find(|name| !name.is_empty()).unwrap_or_default();
+        let mut exports = self.exports.iter();
+        Route::Queue(CallRoute {
+            export: exports.position(|export| export.name.as_bytes() == name),
+            xid: call.xid,
+            procedure: None,
+            reply_bytes: REPLY_BYTES,
+            write: None,
+        })
+    }
+
+    /// The export of the first handle of a COMPOUND, if it comes first or after SEQUENCE.
+    fn route_compound(&self, call: &Call<'_>, arguments: Reader<'_>) -> CallRoute {
+        CallRoute {
+            export: self.export_of_compound(arguments),
+            xid: call.xid,
+            procedure: None,
+            reply_bytes: LISTING_BYTES_MAX as usize,
+            write: None,
+        }
+    }
+
+    fn export_of_compound(&self, mut arguments: Reader<'_>) -> Option<usize> {
+        arguments.opaque("tag", NAME_BYTES_MAX).ok()?;
+        let _minor_version = arguments.u32().ok()?;
+        let count = arguments.u32().ok()?;
+        for _ in 0..count.min(FIRST_OPERATIONS) {
+            match arguments.u32().ok()? {
+                SEQUENCE => {
+                    arguments.fixed::<SEQUENCE_BYTES>().ok()?;
+                }
+                PUT_HANDLE => return self.export_of(&mut arguments),
+                _ => return None,
+            }
+        }
+        None
+    }
+}
+
+/// The most bytes of a reply, by the arguments after the handle.
+fn reply_bytes(procedure: Procedure, mut arguments: Reader<'_>) -> usize {
+    let data = match procedure {
+        Procedure::Read => {
+            let count = arguments.u64().and_then(|_offset| arguments.u32());
+            count.unwrap_or(0).min(TRANSFER_BYTES_MAX)
+        }
+        Procedure::List | Procedure::ListPlus => LISTING_BYTES_MAX,
+        Procedure::ReadSymlink => 4096,
+        _ => 0,
+    };
+    REPLY_BYTES + data as usize
+}
+
+/// The bytes of a WRITE, by its handle and the arguments after it.
+fn write_range(handle: &[u8], mut arguments: Reader<'_>) -> Option<WriteRange> {
+    let offset = arguments.u64().ok()?;
+    let count = arguments.u32().ok()?;
+    let mut hasher = DefaultHasher::new();
+    hasher.write(handle);
+    Some(WriteRange {
+        file: hasher.finish(),
+        offset,
+        end: offset.checked_add(count.into())?,
+    })
+}

@@ -1,0 +1,535 @@
+//! The calls of one export, and the threads that run them.
+//!
+//! A polling thread runs a call itself if it is the only one that its client has sent, and the export
+//! has nothing in its queue: a handover to another thread would cost more than most calls. All other
+//! calls go to the queue, and workers of the export take them. [`sizing`] decides the number of
+//! workers.
+//!
+//! An export has hard shares of everything: workers, queued calls and their bytes. A polling thread
+//! runs no call of an export with a slow one, and one polling thread never runs calls. So a stalled
+//! export stops no other one, and neither the other calls of its connections.
+
+pub(crate) mod call_figures;
+pub(crate) mod fair_queue;
+pub(crate) mod figures;
+pub(crate) mod processors;
+pub(crate) mod queued_call;
+pub(crate) mod sizing;
+pub(crate) mod write_order;
+
+pub(crate) use queued_call::QueuedCall;
+
+use crate::connection::Connection;
+use crate::limits::{
+    CALL_BYTES_MAX, EXPORT_BYTES_MIN, EXPORT_CALLS_MAX, EXPORT_WORKERS_MAX, QUEUE_WAIT_LIMIT,
+    SHARE_BYTES_MAX, SHARE_CALLS_MAX, STALL_LIMIT, WORKER_IDLE_LIMIT, WORKERS_MAX,
+};
+use call_figures::{CallCells, EndedCall};
+use fair_queue::{ConnectionId, FairQueue};
+use pagemesh_base::poison;
+use sizing::{Load, Sizing, SizingReason};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+use write_order::{WriteOrder, WriteRange};
+
+/// The hard shares of an export.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shares {
+    workers_max: usize,
+    bytes_max: usize,
+    /// Calls that polling threads run at once.
+    inline_max: usize,
+}
+
+impl Shares {
+    /// Equal shares of so many exports, with so many polling threads.
+    pub(crate) fn of(exports: usize, pollers: usize) -> Self {
+        let exports = exports.max(1);
+        let most_inline = pollers.saturating_sub(1).max(1);
+        Self {
+            workers_max: (WORKERS_MAX / exports).clamp(1, EXPORT_WORKERS_MAX),
+            bytes_max: (CALL_BYTES_MAX / exports).max(EXPORT_BYTES_MIN),
+            inline_max: match exports {
+                1 => most_inline,
+                _ => most_inline.div_ceil(2),
+            },
+        }
+    }
+}
+
+/// The polling threads that may still run a call.
+pub(crate) struct InlineBudget(AtomicUsize);
+
+impl InlineBudget {
+    /// One of the polling threads never runs calls.
+    pub(crate) fn new(pollers: usize) -> Self {
+        Self(AtomicUsize::new(pollers.saturating_sub(1)))
+    }
+
+    fn take(&self) -> bool {
+        let taken = self
+            .0
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| {
+                left.checked_sub(1)
+            });
+        taken.is_ok()
+    }
+
+    fn give_back(&self) {
+        self.0.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+/// The result of [`ExportWorkers::submit`].
+pub(crate) enum Submitted {
+    /// It waits for a worker. The flag says that no worker is free.
+    Queued { needs_worker: bool },
+    /// The caller runs it now.
+    Inline(QueuedCall),
+    /// The share of the connection or the export is used. The connection is resumed when there is
+    /// room. The flag says whether the export is stalled.
+    Full { call: QueuedCall, is_stalled: bool },
+}
+
+/// The next duty of a worker.
+pub(crate) enum Work {
+    Call(QueuedCall),
+    /// Drop the pins that are not used.
+    SweepPins,
+    End,
+}
+
+#[derive(Clone, Copy, Default)]
+struct WorkerSlot {
+    is_used: bool,
+    /// The thread id of the system.
+    thread: u32,
+    is_in_call: bool,
+}
+
+struct IdleWorker {
+    slot: usize,
+    thread: Thread,
+}
+
+struct WorkersState {
+    queue: FairQueue<QueuedCall>,
+    writes: WriteOrder<QueuedCall>,
+    sizing: Sizing,
+    slots: Vec<WorkerSlot>,
+    /// The workers without a call. The last one is woken first, so that the others become idle.
+    idle: Vec<IdleWorker>,
+    /// A worker was woken and has not taken a call yet.
+    is_waking: bool,
+    /// Calls that run, in workers and polling threads.
+    running: usize,
+    inline: usize,
+    /// The start of the inline call, or the end of another one after it.
+    inline_since: Instant,
+    /// The last time that a call ended, or the first one of several began.
+    progress_at: Instant,
+    /// Connections with a call that has no room.
+    waiting: VecDeque<Arc<Connection>>,
+    is_sweep_due: bool,
+    is_stopping: bool,
+    refused: u64,
+    most_queued: usize,
+}
+
+/// See the module.
+pub(crate) struct ExportWorkers {
+    /// The name of the export; none: calls without one.
+    pub(crate) name: Option<String>,
+    shares: Shares,
+    state: Mutex<WorkersState>,
+    /// Calls or connections wait, so the supervisor looks at this export.
+    is_pending: AtomicBool,
+    /// The figures of the polling threads, and then of the workers.
+    cells: Box<[OnceLock<Box<CallCells>>]>,
+    pollers: usize,
+}
+
+impl ExportWorkers {
+    pub(crate) fn new(name: Option<String>, shares: Shares, pollers: usize) -> Self {
+        let threads = pollers + shares.workers_max;
+        let now = Instant::now();
+        Self {
+            name,
+            shares,
+            state: Mutex::new(WorkersState {
+                queue: FairQueue::default(),
+                writes: WriteOrder::default(),
+                sizing: Sizing::new(shares.workers_max),
+                slots: vec![WorkerSlot::default(); shares.workers_max],
+                idle: Vec::new(),
+                is_waking: false,
+                running: 0,
+                inline: 0,
+                inline_since: now,
+                progress_at: now,
+                waiting: VecDeque::new(),
+                is_sweep_due: false,
+                is_stopping: false,
+                refused: 0,
+                most_queued: 0,
+            }),
+            is_pending: AtomicBool::new(false),
+            cells: (0..threads).map(|_| OnceLock::new()).collect(),
+            pollers,
+        }
+    }
+
+    /// Takes a call, unless the shares are used.
+    pub(crate) fn submit(&self, mut call: QueuedCall, inline: Option<&InlineBudget>) -> Submitted {
+        let (id, bytes) = (call.connection.id, call.bytes());
+        let mut state = poison::lock(&self.state);
+        let now = call.received;
+        let (own, all) = (state.queue.of(id), state.queue.all());
+        let fits = own.fits(bytes, SHARE_CALLS_MAX, SHARE_BYTES_MAX)
+            && all.fits(bytes, EXPORT_CALLS_MAX, self.shares.bytes_max);
+        if !fits {
+            let is_stalled = state.is_stalled(now);
+            if is_stalled {
+                state.refused += 1;
+            } else {
+                state.waiting.push_back(Arc::clone(&call.connection));
+                self.is_pending.store(true, Ordering::Release);
+            }
+            return Submitted::Full { call, is_stalled };
+        }
+        if let Some(range) = call.route.write {
+            call.is_in_order = state.writes.begin(range);
+            match state.writes.follow(range, call) {
+                Err(returned) => call = returned,
+                Ok(()) => {
+                    state.queue.begin(id, bytes);
+                    return Submitted::Queued {
+                        needs_worker: false,
+                    };
+                }
+            }
+        }
+        if let Some(budget) = inline
+            && state.allows_inline(&self.shares, now)
+            && budget.take()
+        {
+            state.queue.begin(id, bytes);
+            state.begin(now);
+            state.inline += 1;
+            if state.inline == 1 {
+                state.inline_since = now;
+            }
+            return Submitted::Inline(call);
+        }
+        Submitted::Queued {
+            needs_worker: self.enqueue(&mut state, call),
+        }
+    }
+
+    /// Takes a call again that has waited elsewhere, beyond the shares: it was taken before.
+    pub(crate) fn submit_again(&self, call: QueuedCall) -> bool {
+        self.enqueue(&mut poison::lock(&self.state), call)
+    }
+
+    /// Returns whether no worker is free.
+    fn enqueue(&self, state: &mut WorkersState, call: QueuedCall) -> bool {
+        state.queue.begin(call.connection.id, call.bytes());
+        self.enqueue_begun(state, call)
+    }
+
+    fn enqueue_begun(&self, state: &mut WorkersState, call: QueuedCall) -> bool {
+        let (id, bytes) = (call.connection.id, call.bytes());
+        state.queue.push_begun(id, bytes, call);
+        state.most_queued = state.most_queued.max(state.queue.queued());
+        self.is_pending.store(true, Ordering::Release);
+        !state.wake_one()
+    }
+
+    /// Whether a connection has a call here, queued or running.
+    pub(crate) fn has_call_of(&self, connection: ConnectionId) -> bool {
+        poison::lock(&self.state).queue.of(connection).calls > 0
+    }
+
+    /// Whether calls run, and none has ended for a long time.
+    pub(crate) fn is_stalled(&self, now: Instant) -> bool {
+        poison::lock(&self.state).is_stalled(now)
+    }
+
+    pub(crate) fn count_refused(&self) {
+        poison::lock(&self.state).refused += 1;
+    }
+
+    /// Ends a call that ran. Returns whether another one waits now and no worker is free.
+    pub(crate) fn end_call(&self, call: &EndedWork, budget: Option<&InlineBudget>) -> bool {
+        let mut state = poison::lock(&self.state);
+        state.queue.end(call.connection, call.bytes);
+        state.end(Instant::now());
+        let successor = call.write.and_then(|range| state.writes.end(range));
+        let needs_worker = successor.is_some_and(|next| self.enqueue_begun(&mut state, next));
+        if let Some(budget) = budget {
+            state.inline -= 1;
+            state.inline_since = state.progress_at;
+            budget.give_back();
+        }
+        let resumed = state.waiting.pop_front();
+        drop(state);
+        if let Some(connection) = resumed {
+            connection.resume();
+        }
+        needs_worker
+    }
+
+    /// Counts a call in the figures of a thread.
+    pub(crate) fn count(&self, thread: usize, call: &EndedCall) {
+        if let Some(cells) = self.cells.get(thread) {
+            cells.get_or_init(Box::default).count(call);
+        }
+    }
+
+    /// The figures' place of a worker.
+    pub(crate) fn thread_of_worker(&self, slot: usize) -> usize {
+        self.pollers + slot
+    }
+
+    /// A worker begins. Call it in its thread.
+    pub(crate) fn begin_worker(&self, slot: usize) {
+        let thread = rustix::thread::gettid().as_raw_nonzero().get();
+        if let Some(slot) = poison::lock(&self.state).slots.get_mut(slot) {
+            slot.thread = thread.cast_unsigned();
+        }
+    }
+
+    /// A worker ends, or could not be started.
+    pub(crate) fn end_worker(&self, slot: usize, is_counted: bool) {
+        let mut state = poison::lock(&self.state);
+        if let Some(slot) = state.slots.get_mut(slot) {
+            *slot = WorkerSlot::default();
+        }
+        if is_counted {
+            state.sizing.record_end();
+        }
+    }
+
+    /// The next duty of a worker; it waits for one. The second value: whether [`sizing`] has counted
+    /// the end.
+    pub(crate) fn next_work(&self, slot: usize) -> (Work, bool) {
+        let mut state = poison::lock(&self.state);
+        let idle_since = Instant::now();
+        loop {
+            if let Some(work) = self.take_work(&mut state, slot) {
+                return (work, false);
+            }
+            if state.is_stopping {
+                return (Work::End, false);
+            }
+            let thread = std::thread::current();
+            state.idle.push(IdleWorker { slot, thread });
+            loop {
+                drop(state);
+                let idle = idle_since.elapsed();
+                std::thread::park_timeout(WORKER_IDLE_LIMIT.saturating_sub(idle));
+                state = poison::lock(&self.state);
+                let Some(at) = state.idle.iter().position(|it| it.slot == slot) else {
+                    break;
+                };
+                if state.sizing.shrink(idle_since.elapsed()) {
+                    state.idle.remove(at);
+                    return (Work::End, true);
+                }
+            }
+        }
+    }
+
+    fn take_work(&self, state: &mut WorkersState, slot: usize) -> Option<Work> {
+        state.is_waking = false;
+        let work = if std::mem::take(&mut state.is_sweep_due) {
+            Work::SweepPins
+        } else if let Some(call) = state.queue.pop() {
+            Work::Call(call)
+        } else {
+            return None;
+        };
+        state.begin(Instant::now());
+        if let Some(slot) = state.slots.get_mut(slot) {
+            slot.is_in_call = true;
+        }
+        if state.queue.queued() > 0 {
+            state.wake_one();
+        }
+        Some(work)
+    }
+
+    /// A worker has ended its duty.
+    pub(crate) fn leave_call(&self, slot: usize) {
+        let mut state = poison::lock(&self.state);
+        if let Some(slot) = state.slots.get_mut(slot) {
+            slot.is_in_call = false;
+        }
+    }
+
+    /// Ends a sweep of pins.
+    pub(crate) fn end_sweep(&self) {
+        poison::lock(&self.state).end(Instant::now());
+    }
+
+    /// Lets a worker drop unused pins. Returns whether no worker is free.
+    pub(crate) fn request_sweep(&self) -> bool {
+        let mut state = poison::lock(&self.state);
+        if state.is_stopping || std::mem::replace(&mut state.is_sweep_due, true) {
+            return false;
+        }
+        self.is_pending.store(true, Ordering::Release);
+        !state.wake_one()
+    }
+
+    pub(crate) fn is_pending(&self) -> bool {
+        self.is_pending.load(Ordering::Acquire)
+    }
+
+    /// Looks at waiting calls. Returns the slot of a worker that the caller starts, with the reason.
+    pub(crate) fn supervise(&self, start: Instant) -> Option<(usize, SizingReason)> {
+        let now = Instant::now();
+        let mut state = poison::lock(&self.state);
+        let resumed: Vec<_> = match state.is_stalled(now) {
+            true => state.waiting.drain(..).collect(),
+            false => Vec::new(),
+        };
+        let is_idle = state.queue.queued() == 0 && !state.is_sweep_due;
+        if is_idle && state.waiting.is_empty() {
+            self.is_pending.store(false, Ordering::Release);
+        }
+        let mut load = state.load(now);
+        let is_full = state.sizing.workers() >= self.shares.workers_max;
+        let is_waiting = load
+            .oldest_wait
+            .is_some_and(|wait| wait >= QUEUE_WAIT_LIMIT);
+        if is_waiting && !is_full && state.sizing.workers() > 0 {
+            let threads: Vec<u32> = state.threads_in_calls().collect();
+            drop(state);
+            let blocked = threads.iter().filter(|id| processors::is_blocked(**id));
+            load.blocked = blocked.count();
+            load.idle_processors = processors::idle();
+            state = poison::lock(&self.state);
+        }
+        let begun = now.saturating_duration_since(start);
+        let started = match state.is_stopping {
+            true => None,
+            false => state.start_worker(begun, load),
+        };
+        drop(state);
+        resumed.iter().for_each(|connection| connection.resume());
+        started
+    }
+
+    /// The system has no thread for a worker.
+    pub(crate) fn record_failed_start(&self, slot: usize) {
+        let mut state = poison::lock(&self.state);
+        state.sizing.record_failed_start();
+        if let Some(slot) = state.slots.get_mut(slot) {
+            *slot = WorkerSlot::default();
+        }
+    }
+
+    /// Drops queued calls, and lets workers end.
+    pub(crate) fn stop(&self) {
+        let mut state = poison::lock(&self.state);
+        state.is_stopping = true;
+        state.is_sweep_due = false;
+        let calls = (state.queue.drain(), state.writes.drain());
+        let dropped = (calls, std::mem::take(&mut state.waiting));
+        for idle in std::mem::take(&mut state.idle) {
+            idle.thread.unpark();
+        }
+        drop(state);
+        drop(dropped);
+    }
+}
+
+/// A call that has run, as its queue knows it.
+pub(crate) struct EndedWork {
+    pub(crate) connection: ConnectionId,
+    pub(crate) bytes: usize,
+    /// The bytes of a WRITE that others may follow.
+    pub(crate) write: Option<WriteRange>,
+}
+
+impl EndedWork {
+    pub(crate) fn of(call: &QueuedCall) -> Self {
+        Self {
+            connection: call.connection.id,
+            bytes: call.bytes(),
+            write: call.route.write.filter(|_| call.is_in_order),
+        }
+    }
+}
+
+impl WorkersState {
+    fn is_stalled(&self, now: Instant) -> bool {
+        self.running > 0 && now.saturating_duration_since(self.progress_at) >= STALL_LIMIT
+    }
+
+    fn allows_inline(&self, shares: &Shares, now: Instant) -> bool {
+        let is_slow =
+            self.inline > 0 && now.saturating_duration_since(self.inline_since) >= QUEUE_WAIT_LIMIT;
+        self.queue.queued() == 0
+            && self.inline < shares.inline_max
+            && self.running < shares.workers_max
+            && !is_slow
+            && !self.is_stopping
+    }
+
+    fn begin(&mut self, now: Instant) {
+        if self.running == 0 {
+            self.progress_at = now;
+        }
+        self.running += 1;
+    }
+
+    fn end(&mut self, now: Instant) {
+        self.running -= 1;
+        self.progress_at = now;
+    }
+
+    /// Wakes an idle worker, unless one is on its way. Returns whether one will come.
+    fn wake_one(&mut self) -> bool {
+        if self.is_waking {
+            return true;
+        }
+        let Some(idle) = self.idle.pop() else {
+            return false;
+        };
+        self.is_waking = true;
+        idle.thread.unpark();
+        true
+    }
+
+    /// The load, without the state of processors.
+    fn load(&self, now: Instant) -> Load {
+        let received = self.queue.fronts().map(|call| call.received).min();
+        let wait = received.map(|received| now.saturating_duration_since(received));
+        let sweep = self.is_sweep_due.then_some(Duration::ZERO);
+        Load {
+            oldest_wait: wait.or(sweep),
+            running: self.slots.iter().filter(|slot| slot.is_in_call).count(),
+            blocked: 0,
+            idle_processors: 0,
+        }
+    }
+
+    fn threads_in_calls(&self) -> impl Iterator<Item = u32> {
+        let slots = self.slots.iter().filter(|slot| slot.is_in_call);
+        slots.map(|slot| slot.thread)
+    }
+
+    fn start_worker(&mut self, now: Duration, load: Load) -> Option<(usize, SizingReason)> {
+        let free = self.slots.iter().position(|slot| !slot.is_used)?;
+        let reason = self.sizing.grow(now, load)?;
+        if let Some(slot) = self.slots.get_mut(free) {
+            slot.is_used = true;
+        }
+        Some((free, reason))
+    }
+}
