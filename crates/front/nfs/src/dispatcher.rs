@@ -51,8 +51,8 @@ impl Dispatcher {
     pub(crate) fn new(service: Service, connections: Arc<Connections>, pollers: usize) -> Self {
         let names = service
             .exports
-            .iter()
-            .map(|export| Some(export.name.clone()));
+            .file_systems()
+            .map(|fs| Some(fs.name.clone()));
         let names: Vec<_> = names.chain([None]).collect();
         let shares = Shares::of(names.len() - 1, pollers);
         let workers = |name| ExportWorkers::new(name, shares, pollers);
@@ -147,7 +147,7 @@ impl Dispatcher {
         if !connection.admit(bytes) {
             return Ok(Dispatched::NoRoom(record));
         }
-        match self.service.answer(connection.client(), &record, &mut None) {
+        match self.service.answer(connection.peer, &record, &mut None) {
             Ok(reply) => connection.reply(reply, bytes),
             Err(reason) => {
                 connection.drop_call(bytes);
@@ -225,10 +225,7 @@ impl Dispatcher {
         let (route, received, begun) = (call.route, call.received, Instant::now());
         let (record, connection) = (call.record.clone(), Arc::clone(&call.connection));
         let mut waiting = Some(call);
-        let answer = || {
-            self.service
-                .answer(connection.client(), &record, &mut waiting)
-        };
+        let answer = || self.service.answer(connection.peer, &record, &mut waiting);
         let answered = catch_unwind(AssertUnwindSafe(answer));
         self.nudge_if(workers.end_call(&ended, budget));
         match answered {

@@ -12,7 +12,7 @@
 //!
 //! ```text
 //! Server ── connection (thread) ── Service ── procedures ── Fs
-//!                               │     └─ Exports ── PinCache
+//!                               │     └─ Exports ── rules of the client ── PinCache
 //!                               └─ ReplyCache
 //! ```
 //!
@@ -28,20 +28,26 @@
 
 pub mod acl3;
 pub mod acl4;
+mod client_pattern;
 mod connection;
 mod connections;
 mod counters;
 mod dispatcher;
 mod export;
+mod export_table;
+pub mod exports_file;
+mod groups;
 pub mod handle;
 pub mod limits;
 pub mod mount3;
+mod mount_list;
 pub mod nfs3;
 mod pin_cache;
 mod poller;
 pub mod record;
 mod reply_cache;
 pub mod rpc;
+pub mod rpcbind;
 mod server;
 mod service;
 mod stop_signal;
@@ -51,10 +57,13 @@ mod testing;
 mod workers;
 pub mod xdr;
 
+pub use client_pattern::{ClientPattern, ClientPatternError};
 pub use counters::{Counters, PROCEDURES};
 pub use export::{
-    ANONYMOUS_ID, ErrorHook, Export, ExportError, ExportOptions, Exports, FreeSpaceFn, Squash,
+    ANONYMOUS_ID, ErrorHook, Export, ExportError, ExportOptions, FreeSpaceFn, Squash,
 };
+pub use export_table::Exports;
+pub use groups::{GroupLookup, system_groups};
 pub use server::{Server, ServerError, StopReport};
 pub use service::is_fenced;
 pub use workers::call_figures::{CallFigures, LATENCY_BUCKETS, latency_bound};

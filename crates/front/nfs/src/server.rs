@@ -14,7 +14,8 @@
 use crate::connections::Connections;
 use crate::counters::{Counters, count};
 use crate::dispatcher::Dispatcher;
-use crate::export::{ErrorHook, Exports};
+use crate::export::ErrorHook;
+use crate::export_table::Exports;
 use crate::limits::{
     ABANDON_LIMIT, ACCEPT_PAUSE, LISTEN_BACKLOG, Limits, POLLERS_MAX, POLLERS_MIN,
 };
@@ -180,8 +181,8 @@ impl Server {
         let abandoned = state.wait_for_threads(ABANDON_LIMIT);
         state.join_finished();
         if abandoned == 0 {
-            for export in state.dispatcher.service.exports.iter() {
-                export.pins.close();
+            for fs in state.dispatcher.service.exports.file_systems() {
+                fs.pins.close();
             }
         }
         StopReport { cut_off, abandoned }
@@ -305,8 +306,8 @@ impl ServerState {
             match workers.next_work(slot) {
                 (Work::Call(call), _) => dispatcher.run(call, thread, None),
                 (Work::SweepPins, _) => {
-                    if let Some(export) = dispatcher.service.exports.iter().nth(export) {
-                        export.pins.drop_idle(Instant::now());
+                    if let Some(fs) = dispatcher.service.exports.file_systems().nth(export) {
+                        fs.pins.drop_idle(Instant::now());
                     }
                     workers.end_sweep();
                 }

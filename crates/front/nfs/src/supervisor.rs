@@ -128,14 +128,9 @@ impl Supervisor<'_> {
 
     /// Lets workers drop unused pins: the drop of one may wait for its volume.
     fn sweep_pins(&self, now: Instant) {
-        for (export, (_, workers)) in self
-            .dispatcher
-            .service
-            .exports
-            .iter()
-            .zip(self.dispatcher.exports())
-        {
-            if export.pins.has_idle(now) && workers.request_sweep() {
+        let file_systems = self.dispatcher.service.exports.file_systems();
+        for (fs, (_, workers)) in file_systems.zip(self.dispatcher.exports()) {
+            if fs.pins.has_idle(now) && workers.request_sweep() {
                 self.dispatcher.nudge.send();
             }
         }

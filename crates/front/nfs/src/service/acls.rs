@@ -1,24 +1,31 @@
 //! GETACL and SETACL of the ACL protocol beside NFSv3.
 
-use super::{Failed, NoReply, Outcome, Service};
+use super::{Failed, NoReply, Outcome, Peer, Service};
 use crate::acl3::{AclCall, FileAcls, GetAclArguments, SentAcl, SetAclArguments, mask};
 use crate::nfs3::attributes::Attributes;
 use crate::nfs3::status::Status;
-use crate::rpc::{Call, Credential, Reply};
+use crate::rpc::{Call, Reply};
 use crate::xdr::Reader;
 use pagemesh_fs::{Acl, AclKind};
+use std::net::SocketAddr;
 
 impl Service {
     pub(super) fn answer_acl(
         &self,
+        client: SocketAddr,
         call: &Call<'_>,
         arguments: Reader<'_>,
     ) -> Result<Reply, NoReply> {
-        let credential = &call.credential;
+        let table = self.exports.table();
+        let peer = Peer {
+            address: client,
+            credential: &call.credential,
+            table: &table,
+        };
         match AclCall::decode(call.procedure, arguments) {
             Ok(AclCall::Null) => Ok(Reply::success(call.xid, &())),
-            Ok(AclCall::Get(it)) => self.reply(call.xid, self.get_acl(credential, &it)),
-            Ok(AclCall::Set(it)) => self.reply(call.xid, self.set_acl(credential, &it)),
+            Ok(AclCall::Get(it)) => self.reply(call.xid, self.get_acl(peer, &it)),
+            Ok(AclCall::Set(it)) => self.reply(call.xid, self.set_acl(peer, &it)),
             Err(error) => Ok(self.refuse_arguments(call, error)),
         }
     }
@@ -26,10 +33,10 @@ impl Service {
     /// A file without an access ACL gets one from its mode, as with Solaris and Linux.
     fn get_acl(
         &self,
-        credential: &Credential<'_>,
+        peer: Peer<'_>,
         it: &GetAclArguments<'_>,
     ) -> Outcome<FileAcls, Option<Attributes>> {
-        let target = self.target(credential, it.file)?;
+        let target = self.target(peer, it.file)?;
         if it.wanted & !mask::ALL != 0 {
             return Err(Status::Invalid.into());
         }
@@ -57,10 +64,10 @@ impl Service {
 
     fn set_acl(
         &self,
-        credential: &Credential<'_>,
+        peer: Peer<'_>,
         it: &SetAclArguments<'_>,
     ) -> Outcome<Option<Attributes>, Option<Attributes>> {
-        let target = self.changed_target(credential, it.file)?;
+        let target = self.changed_target(peer, it.file)?;
         if it.parts & !mask::ALL != 0 {
             return Err(Status::Invalid.into());
         }

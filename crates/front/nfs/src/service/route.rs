@@ -4,6 +4,7 @@
 //! procedure checks the handle again.
 
 use super::Service;
+use crate::acl3;
 use crate::handle::HandleBytes;
 use crate::limits::{
     HANDLE_BYTES_MAX, LISTING_BYTES_MAX, MOUNT_PATH_BYTES_MAX, NAME_BYTES_MAX, TRANSFER_BYTES_MAX,
@@ -17,6 +18,8 @@ use std::hash::{DefaultHasher, Hasher};
 
 /// Bytes of a reply beside data and listings.
 const REPLY_BYTES: usize = 512;
+/// The same with two ACLs.
+const ACL_REPLY_BYTES: usize = 64 << 10;
 /// The procedure MNT of MOUNT.
 const MOUNT_PATH: u32 = 1;
 /// NFSv4: its version, COMPOUND, and two of its operations (RFC 8881, section 16.2).
@@ -78,6 +81,7 @@ impl Service {
                 Route::Queue(self.route_compound(&call, arguments))
             }
             (mount3::PROGRAM, mount3::VERSION) => self.route_mount(&call, arguments),
+            (acl3::PROGRAM, acl3::VERSION) => self.route_acl(&call, arguments),
             _ => Route::AtOnce,
         })
     }
@@ -105,10 +109,22 @@ impl Service {
     /// The export of the handle at the front.
     fn export_of(&self, arguments: &mut Reader<'_>) -> Option<usize> {
         let handle = arguments.opaque("file handle", HANDLE_BYTES_MAX).ok()?;
-        let volume = HandleBytes(handle).claimed_volume()?;
-        self.exports
-            .iter()
-            .position(|export| export.volume.as_bytes() == &volume)
+        let id = HandleBytes(handle).claimed_volume()?;
+        let table = self.exports.table();
+        let volume = table.by_id(id)?.volume;
+        let mut file_systems = self.exports.file_systems();
+        file_systems.position(|fs| fs.volume == volume)
+    }
+
+    /// Each procedure of the ACL protocol but NULL begins with a file handle, too.
+    fn route_acl(&self, call: &Call<'_>, mut arguments: Reader<'_>) -> Route {
+        Route::Queue(CallRoute {
+            export: self.export_of(&mut arguments),
+            xid: call.xid,
+            procedure: None,
+            reply_bytes: ACL_REPLY_BYTES,
+            write: None,
+        })
     }
 
     fn route_mount(&self, call: &Call<'_>, mut arguments: Reader<'_>) -> Route {
@@ -120,9 +136,9 @@ impl Service {
         };
         let mut names = path.split(|byte| *byte == b'/');
         let name = names.find(|name| !name.is_empty()).unwrap_or_default();
-        let mut exports = self.exports.iter();
+        let mut file_systems = self.exports.file_systems();
         Route::Queue(CallRoute {
-            export: exports.position(|export| export.name.as_bytes() == name),
+            export: file_systems.position(|fs| fs.name.as_bytes() == name),
             xid: call.xid,
             procedure: None,
             reply_bytes: REPLY_BYTES,
