@@ -18,8 +18,9 @@ use crate::handle::{EncodedHandle, FileHandle, HandleKey};
 use crate::nfs3::files::WriteVerifier;
 use crate::nfs3::listing::CookieVerifier;
 use crate::pin_cache::PinCache;
+use crate::service::snapshots::ExportedSnapshots;
 use pagemesh_base::poison;
-use pagemesh_fs::{Caller, FileId, Fs, FsError, Ino, InodeKind};
+use pagemesh_fs::{Caller, FileId, Fs, FsError, Ino, InodeKind, OpenSnapshots};
 use siphasher::sip::SipHasher24;
 use siphasher::sip128::{Hasher128, SipHasher24 as WideSipHasher24};
 use std::collections::HashMap;
@@ -27,7 +28,7 @@ use std::hash::Hasher;
 use std::net::IpAddr;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, OnceLock, RwLock};
 use uuid::Uuid;
 
 /// The key of the hash that makes cookie verifiers. It stays for ever, because clients keep them.
@@ -68,6 +69,17 @@ impl Exports {
             table: RwLock::new(Arc::new(ExportTable::new(exports))),
             groups: GroupCache::new(lookup),
         })))
+    }
+
+    /// Gives the file system of a volume `.snapshot/NAME` in each directory for each snapshot; `are_listed`: listings show `.snapshot`.
+    /// Call it before a server has the exports; only the first call for a volume has an effect.
+    #[must_use]
+    pub fn with_snapshots(self, volume: Uuid, open: &Arc<OpenSnapshots>, are_listed: bool) -> Self {
+        for fs in self.file_systems().filter(|fs| fs.volume == volume) {
+            let open = Arc::clone(open);
+            let _ = fs.snapshots.set(ExportedSnapshots { open, are_listed });
+        }
+        self
     }
 
     /// Replaces all paths and rules by the ones of a file. Calls that begin later use them, also on
@@ -215,10 +227,11 @@ impl ServedExport {
         self.id == other.id
     }
 
-    pub(crate) fn handle(&self, id: FileId) -> EncodedHandle {
+    /// The handle of a file in the snapshot of this epoch; 0: the live file system.
+    pub(crate) fn handle_in(&self, snapshot_epoch: u32, id: FileId) -> EncodedHandle {
         self.key.encode(&FileHandle {
             volume: self.id,
-            snapshot_epoch: 0,
+            snapshot_epoch,
             inode: id.ino.0,
             generation: id.generation,
             birth_fold: id.birth,
@@ -249,6 +262,7 @@ pub(crate) struct ServedFs {
     /// Another host has the volume. No call gets a reply any more.
     is_fenced: AtomicBool,
     cookie_verifier: CookieVerifier,
+    snapshots: OnceLock<ExportedSnapshots>,
 }
 
 impl ServedFs {
@@ -260,6 +274,7 @@ impl ServedFs {
             pins: PinCache::new(Arc::clone(&export.fs)),
             is_fenced: AtomicBool::new(false),
             cookie_verifier: CookieVerifier(hasher.finish().to_be_bytes()),
+            snapshots: OnceLock::new(),
             name: export.name,
             fs: export.fs,
             volume: export.volume,
@@ -308,6 +323,10 @@ impl ServedFs {
     /// Returns whether it was not fenced before.
     pub(crate) fn set_fenced(&self) -> bool {
         !self.is_fenced.swap(true, Ordering::AcqRel)
+    }
+
+    pub(crate) fn snapshots(&self) -> Option<&ExportedSnapshots> {
+        self.snapshots.get()
     }
 
     /// Constant per volume: cookies survive changes, restarts and takeovers.

@@ -9,12 +9,13 @@ mod listing;
 mod mount;
 mod names;
 mod route;
+pub(crate) mod snapshots;
 
 use crate::acl3;
 use crate::counters::{CounterCells, count};
 use crate::export::{ErrorHook, ExportOptions};
 use crate::export_table::{ExportTable, Exports, ServedExport, ServedFs};
-use crate::handle::HandleBytes;
+use crate::handle::{EncodedHandle, HandleBytes};
 use crate::mount_list::MountRegister;
 use crate::mount3::{self, MountCall};
 use crate::nfs3::status::{Answer, Status};
@@ -25,7 +26,8 @@ use crate::workers::QueuedCall;
 use crate::xdr::{Encode, Reader};
 use bytes::Bytes;
 use pagemesh_base::space::SpaceError;
-use pagemesh_fs::{Caller, FileId, FsError, Ino};
+use pagemesh_fs::{Caller, FileId, Fs, FsError, Ino};
+use snapshots::View;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -125,6 +127,9 @@ struct Target<'a> {
     options: ExportOptions,
     id: FileId,
     caller: Caller,
+    view: View,
+    /// The file system of the view.
+    fs: Arc<Fs>,
 }
 
 impl Service {
@@ -293,16 +298,13 @@ impl Service {
         let export = file.claimed_volume().ok_or(Status::BadHandle)?;
         let export = peer.table.by_id(export).ok_or(Status::Stale)?;
         let handle = export.key.decode(file).map_err(|_| Status::BadHandle)?;
-        // No snapshot is exported yet.
-        if handle.snapshot_epoch != 0 {
-            return Err(Status::Stale.into());
-        }
         let id = FileId {
             ino: Ino(handle.inode),
             generation: handle.generation,
             birth: handle.birth_fold,
         };
-        self.target_in(export, id, peer)
+        let target = self.target_in(export, id, peer)?;
+        target.in_view(View::of_epoch(handle.snapshot_epoch))
     }
 
     /// A file of an export, if the client has access to it. A client that has lost it gets
@@ -329,12 +331,15 @@ impl Service {
             options: *options,
             id,
             caller: caller.ok_or(Status::ServerFault)?,
+            view: View::Live,
+            fs: Arc::clone(&export.fs),
         })
     }
 
     /// The file of a call that changes it.
     fn changed_target(&self, peer: Peer<'_>, file: HandleBytes<'_>) -> Result<Target<'_>, Failure> {
         let target = self.target(peer, file)?;
+        target.check_live()?;
         match target.options.is_read_only {
             true => Err(Status::ReadOnly.into()),
             false => Ok(target),
@@ -362,6 +367,14 @@ impl Service {
 impl Target<'_> {
     /// See [`Service::report`].
     fn report(&self, error: &FsError) -> Failure {
-        self.service.report(&self.export, error)
+        match self.view {
+            View::Snapshot(epoch) => self.snapshot_failure(epoch, error),
+            View::Live | View::Directory => self.service.report(&self.export, error),
+        }
+    }
+
+    /// The handle of a file of the same view.
+    fn handle(&self, id: FileId) -> EncodedHandle {
+        self.export.handle_in(self.view.epoch(), id)
     }
 }

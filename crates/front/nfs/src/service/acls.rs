@@ -40,7 +40,7 @@ impl Service {
         if it.wanted & !mask::ALL != 0 {
             return Err(Status::Invalid.into());
         }
-        let (acls, attr) = match target.export.fs.acls_of(target.id) {
+        let (acls, attr) = match target.fs.acls_of(target.id) {
             Ok(found) => found,
             Err(error) => return Err(target.report(&error).into()),
         };

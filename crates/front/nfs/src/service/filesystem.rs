@@ -1,21 +1,12 @@
 //! FSSTAT, FSINFO and PATHCONF.
 
-use super::{Failure, Outcome, Peer, Service, Target};
+use super::{Outcome, Peer, Service};
 use crate::handle::HandleBytes;
 use crate::limits::{LISTING_BYTES_MAX, TRANSFER_BYTES_MAX};
 use crate::nfs3::attributes::{Attributes, Time};
 use crate::nfs3::filesystem::{NameRules, ServerLimits, SpaceUsage, TransferSizes, property};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_fs::{FILE_BYTES_MAX, LINKS_MAX, NAME_MAX};
-
-impl Target<'_> {
-    /// The attributes of the file, which must exist.
-    fn present_attributes(&self) -> Result<Attributes, Failure> {
-        let attr = self.export.fs.attr_of(self.id);
-        let attr = attr.map_err(|error| self.report(&error))?;
-        Ok(self.attributes(&attr))
-    }
-}
 
 impl Service {
     /// The free space is that of the limit or of the pools, as `statfs` of a mount tells it. A new
@@ -26,7 +17,7 @@ impl Service {
         file: HandleBytes<'_>,
     ) -> Outcome<SpaceUsage, Option<Attributes>> {
         let target = self.target(peer, file)?;
-        let attributes = target.present_attributes()?;
+        let attributes = target.own_attributes()?;
         let usage = target.export.fs.usage();
         let within_limit = match usage.limit_bytes {
             0 => None,
@@ -54,7 +45,7 @@ impl Service {
         file: HandleBytes<'_>,
     ) -> Outcome<ServerLimits, Option<Attributes>> {
         let target = self.target(peer, file)?;
-        let attributes = target.present_attributes()?;
+        let attributes = target.own_attributes()?;
         let sizes = TransferSizes {
             max_bytes: TRANSFER_BYTES_MAX,
             preferred_bytes: TRANSFER_BYTES_MAX,
@@ -83,7 +74,7 @@ impl Service {
         file: HandleBytes<'_>,
     ) -> Outcome<NameRules, Option<Attributes>> {
         let target = self.target(peer, file)?;
-        let attributes = target.present_attributes()?;
+        let attributes = target.own_attributes()?;
         Ok(NameRules {
             attributes: Some(attributes),
             links_max: LINKS_MAX,

@@ -9,9 +9,10 @@ use crate::mount3::{
     ExportEntry, ExportList, FLAVOR_NONE, FLAVOR_SYSTEM, MountCall, MountEntry, MountList,
     MountPath, MountReply, MountStatus, MountedRoot,
 };
+use crate::nfs3::attributes::FileType;
 use crate::nfs3::status::Status;
 use crate::rpc::Reply;
-use pagemesh_fs::{FileId, Ino, InodeKind};
+use pagemesh_fs::{FileId, Ino};
 use std::sync::Arc;
 
 impl Service {
@@ -76,9 +77,9 @@ impl Service {
         let export = exports.iter().find(has_rule).ok_or(Status::Access)?;
         let mut target = self.target_in(export, self.root_of(export)?, peer)?;
         for name in names.iter().skip(export.depth()) {
-            target.enter(name)?;
+            target = target.enter(name)?;
         }
-        Ok(export.handle(target.id))
+        Ok(target.handle(target.id))
     }
 
     /// The root of an export.
@@ -117,14 +118,14 @@ fn list_exports(xid: u32, peer: Peer<'_>) -> Reply {
 
 impl Target<'_> {
     /// Goes to a directory with this name.
-    fn enter(&mut self, name: &[u8]) -> Result<(), Failure> {
-        let reply = self.find(name);
-        let attr = reply.result.map_err(|error| self.report(&error))?;
-        if attr.kind != InodeKind::Directory {
+    fn enter(mut self, name: &[u8]) -> Result<Self, Failure> {
+        let (found, _) = self.look_up(name);
+        let found = found.map_err(|failed| failed.failure)?;
+        if found.attributes.kind != FileType::Directory {
             return Err(Status::NotDirectory.into());
         }
-        self.id = attr.file_id();
-        Ok(())
+        self.id = found.id;
+        self.in_view(found.view)
     }
 }
 

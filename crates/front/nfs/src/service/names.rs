@@ -25,7 +25,7 @@ impl Target<'_> {
     /// export of a directory, `..` ends at that directory, and a directory that was moved out of the
     /// export has no `..`.
     pub(super) fn find(&self, name: &[u8]) -> WccReply<Attr> {
-        let fs = &self.export.fs;
+        let fs = &self.fs;
         let Some(root) = self.export.directory.filter(|_| name == b"..") else {
             return fs.lookup_at(self.id, name, &self.caller);
         };
@@ -51,7 +51,7 @@ impl Target<'_> {
             if id.ino == Ino::ROOT {
                 break;
             }
-            let parent = self.export.fs.lookup_at(id, b"..", &server).result?;
+            let parent = self.fs.lookup_at(id, b"..", &server).result?;
             id = parent.file_id();
         }
         Ok(false)
@@ -61,7 +61,7 @@ impl Target<'_> {
         let directory = self.around(&reply.wcc);
         match &reply.result {
             Ok(attr) => Ok(CreatedFile {
-                handle: Some(self.export.handle(attr.file_id())),
+                handle: Some(self.handle(attr.file_id())),
                 attributes: Some(self.attributes(attr)),
                 directory,
             }),
@@ -89,21 +89,21 @@ impl Service {
     ) -> Outcome<LookedUpFile, Option<Attributes>> {
         let target = self.target(peer, at.directory)?;
         let name = at.name.check()?;
-        let reply = target.find(name);
-        let directory = target.after(&reply.wcc);
-        match reply.result {
-            Ok(attr) => Ok(LookedUpFile {
-                handle: target.export.handle(attr.file_id()),
-                attributes: Some(target.attributes(&attr)),
+        let (found, directory) = target.look_up(name);
+        match found {
+            Ok(found) => Ok(LookedUpFile {
+                handle: target.export.handle_in(found.view.epoch(), found.id),
+                attributes: Some(found.attributes),
                 directory,
             }),
-            Err(error) => Err(Failed::new(target.report(&error), directory)),
+            Err(failed) => Err(Failed::new(failed.failure, directory)),
         }
     }
 
     pub(super) fn create(&self, peer: Peer<'_>, it: &CreateArguments<'_>) -> Creation {
         let target = self.changed_target(peer, it.at.directory)?;
         let name = it.at.name.check()?;
+        target.check_new_name(name)?;
         let (how, attrs) = match &it.mode {
             CreateMode::Unchecked(attrs) => (FsCreateMode::Unchecked, convert::changes(attrs)?),
             CreateMode::Guarded(attrs) => (FsCreateMode::Guarded, convert::changes(attrs)?),
@@ -129,6 +129,7 @@ impl Service {
     ) -> Creation {
         let target = self.changed_target(peer, it.at.directory)?;
         let name = it.at.name.check()?;
+        target.check_new_name(name)?;
         let attrs = convert::changes(&it.attributes)?;
         let fs = &target.export.fs;
         let reply = fs.make_directory_at(target.id, name, &attrs, &target.caller);
@@ -138,6 +139,7 @@ impl Service {
     pub(super) fn make_symlink(&self, peer: Peer<'_>, it: &SymlinkArguments<'_>) -> Creation {
         let target = self.changed_target(peer, it.at.directory)?;
         let name = it.at.name.check()?;
+        target.check_new_name(name)?;
         let path = it.target.check()?;
         let attrs = convert::changes(&it.attributes)?;
         let fs = &target.export.fs;
@@ -192,6 +194,7 @@ impl Service {
             return Err(Status::CrossDevice.into());
         }
         let names = (it.from.name.check()?, it.to.name.check()?);
+        to.check_new_name(names.1)?;
         let fs = &from.export.fs;
         let reply = fs.rename_at((from.id, names.0), (to.id, names.1), &from.caller);
         let directories = RenamedDirectories {
@@ -220,6 +223,7 @@ impl Service {
             return Err(Status::CrossDevice.into());
         }
         let name = it.at.name.check()?;
+        directory.check_new_name(name)?;
         let fs = &file.export.fs;
         let reply = fs.link_at(file.id, directory.id, name, &file.caller);
         let linked = LinkedFile {

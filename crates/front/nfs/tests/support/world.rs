@@ -158,8 +158,19 @@ impl World {
     }
 
     pub fn with(options: ExportOptions, limits: Limits, has_write_cache: bool) -> World {
-        let (export, space) = export("data", VOLUME, options, has_write_cache);
-        World::of(vec![(export, space)], limits)
+        World::with_exports(options, limits, has_write_cache, |exports, _| exports)
+    }
+
+    /// `change` completes the exports of the server, from the memory of the file system.
+    pub fn with_exports(
+        options: ExportOptions,
+        limits: Limits,
+        has_write_cache: bool,
+        change: impl FnOnce(Exports, &MemorySpace) -> Exports,
+    ) -> World {
+        let served = export("data", VOLUME, options, has_write_cache);
+        let memory = served.1.memory.clone();
+        World::of(vec![served], limits, |exports| change(exports, &memory))
     }
 
     /// Two exports, `data` and `other`, and the space of the second.
@@ -168,10 +179,15 @@ impl World {
         let data = export("data", VOLUME, options, false);
         let other = export("other", OTHER_VOLUME, options, false);
         let space = other.1.clone();
-        (World::of(vec![data, other], limits), space)
+        let world = World::of(vec![data, other], limits, |exports| exports);
+        (world, space)
     }
 
-    fn of(exports: Vec<(Export, TestSpace)>, limits: Limits) -> World {
+    fn of(
+        exports: Vec<(Export, TestSpace)>,
+        limits: Limits,
+        change: impl FnOnce(Exports) -> Exports,
+    ) -> World {
         let (first, space) = exports.first().expect("an export");
         let (fs, space) = (Arc::clone(&first.fs), space.clone());
         let exports = exports.into_iter().map(|(export, _)| export).collect();
@@ -180,7 +196,7 @@ impl World {
         let hook = move |name: &str, error: &FsError| {
             seen.lock().unwrap().push((name.into(), error.clone()));
         };
-        let exports = Exports::new(exports).expect("exports");
+        let exports = change(Exports::new(exports).expect("exports"));
         let listen = ["127.0.0.1:0".parse().expect("an address")];
         let server = Server::start_with(&listen, exports, Box::new(hook), limits);
         World {
