@@ -21,7 +21,7 @@ struct Mount {
 impl MountRegister {
     /// Adds a mount, as the newest.
     pub(crate) fn add(&self, client: IpAddr, path: &[u8]) {
-        let path = path.into();
+        let path = plain(path);
         let mount = Mount { client, path };
         let mut mounts = poison::lock(&self.0);
         mounts.retain(|known| *known != mount);
@@ -33,7 +33,8 @@ impl MountRegister {
 
     /// Removes a mount, if it is there.
     pub(crate) fn remove(&self, client: IpAddr, path: &[u8]) {
-        poison::lock(&self.0).retain(|known| known.client != client || *known.path != *path);
+        let path = plain(path);
+        poison::lock(&self.0).retain(|known| known.client != client || known.path != path);
     }
 
     /// Removes all mounts of a client.
@@ -51,6 +52,13 @@ impl MountRegister {
     }
 }
 
+/// The path with one slash before each name.
+fn plain(path: &[u8]) -> Box<[u8]> {
+    let names = path.split(|byte| *byte == b'/');
+    let names = names.filter(|name| !name.is_empty());
+    names.flat_map(|name| [&b"/"[..], name].concat()).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -65,8 +73,8 @@ mod tests {
         register.add(client, b"1");
         let list = register.list();
         assert_eq!(list.len(), MOUNTS_MAX);
-        assert_eq!(*list[0].1, *b"2");
-        assert_eq!(*list[MOUNTS_MAX - 1].1, *b"1");
+        assert_eq!(*list[0].1, *b"/2");
+        assert_eq!(*list[MOUNTS_MAX - 1].1, *b"/1");
         register.remove(IpAddr::from([10, 0, 0, 2]), b"1");
         assert_eq!(register.list().len(), MOUNTS_MAX);
         register.remove(client, b"1");

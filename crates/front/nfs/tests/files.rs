@@ -425,7 +425,8 @@ fn special_files_have_their_type_and_number() {
     assert_eq!(refused(0, large), Status::Invalid);
     let unsuitable = SpecialFile::Unsuitable(FileType::Regular);
     assert_eq!(refused(0, unsuitable), Status::BadType);
-    let exists = make(owner, "f", SpecialFile::Fifo(mode));
+    // Another request: an equal one would be a repetition.
+    let exists = make(owner, "f", SpecialFile::Socket(mode));
     assert_eq!(exists.expect_err("refused"), Status::Exists);
 }
 
@@ -479,8 +480,9 @@ fn exports_and_directories_are_mounted() {
     assert_eq!((client.word(), client.opaque()), (1, &b"/data"[..]));
     assert_eq!((client.word(), client.word()), (0, 0));
     client.end();
-    assert_eq!(session.mount_call(2), [0; 4]);
+    assert_ne!(session.mount_call(2), [0; 4]);
     assert!(session.mount_call(4).is_empty());
+    assert_eq!(session.mount_call(2), [0; 4]);
 }
 
 #[test]
