@@ -4,6 +4,7 @@
 
 use client::Fields;
 use pagemesh_fuzz::{FuzzTarget, measure_allocation};
+use pagemesh_nfs::acl3::{self, AclCall};
 use pagemesh_nfs::exports_file::{ExportPath, ExportsFile};
 use pagemesh_nfs::handle::{FileHandle, HandleBytes, HandleKey};
 use pagemesh_nfs::limits::{FRAGMENT_RESERVED_BYTES_MAX, RECORD_BYTES_MAX};
@@ -74,9 +75,23 @@ fn call_seeds() -> Vec<Vec<u8>> {
     for procedure in 0..6 {
         seeds.push(client::record(mount3::PROGRAM, procedure, &path.0));
     }
+    seeds.extend(acl_seeds(&fields.handle));
     seeds.sort();
     seeds.dedup();
     seeds
+}
+
+/// GETACL and SETACL with an ACL of four entries.
+fn acl_seeds(handle: &[u8]) -> [Vec<u8>; 2] {
+    let mut rest = client::Encoder::default();
+    rest.opaque(handle).word(acl3::mask::ALL);
+    let get = client::record(acl3::PROGRAM, 1, &rest.0);
+    rest.word(4).word(4);
+    for tag in [1, 4, 16, 32] {
+        rest.word(tag).word(0).word(7);
+    }
+    rest.word(0).word(0);
+    [get, client::record(acl3::PROGRAM, 2, &rest.0)]
 }
 
 /// The kind of a decoder's result, without numbers.
@@ -115,6 +130,10 @@ fn decode_record(record: &[u8]) -> Outcome {
             nfs3::PROGRAM => {
                 let decoded = Nfs3Call::decode(call.procedure, arguments);
                 decoded.iter().for_each(check_values);
+                outcome(&call, &decoded)
+            }
+            acl3::PROGRAM => {
+                let decoded = AclCall::decode(call.procedure, arguments);
                 outcome(&call, &decoded)
             }
             mount3::PROGRAM => {
@@ -170,12 +189,17 @@ fn check_call(bytes: &[u8]) -> impl Hash + use<> {
             let arguments = Reader::new(bytes);
             let decoded = Nfs3Call::decode(procedure, arguments.clone());
             decoded.iter().for_each(check_values);
-            let _ = MountCall::decode(procedure, arguments);
+            let _ = MountCall::decode(procedure, arguments.clone());
+            let _ = AclCall::decode(procedure, arguments);
         }
         let _ = HandleKey::new(KEY).decode(HandleBytes(bytes));
         let _ = HandleBytes::decode(&mut Reader::new(bytes));
     });
     assert_eq!(took, 0);
+    if let Ok(AclCall::Set(set)) = AclCall::decode(2, Reader::new(bytes)) {
+        // A valid ACL, or an error.
+        let _ = (set.access.acl(), set.default.acl());
+    }
     if let Err(CallError::Denied { xid, denial }) = Call::decode(bytes) {
         assert_eq!(bytes[..4], xid.to_be_bytes());
         assert!(Reply::denied(xid, denial).parts().concat().len() >= 24);

@@ -7,7 +7,7 @@ use crate::tree::xattr_list::{has_capabilities, remove_capabilities};
 use crate::txn::manager::TxManager;
 
 const SET_UID: u16 = 0o4000;
-const GROUP_EXECUTE: u16 = 0o0010;
+pub(crate) const GROUP_EXECUTE: u16 = 0o0010;
 
 /// The mode without the bits that raise privileges. The set-group-id bit of a file that the group
 /// may not execute has another meaning and stays.

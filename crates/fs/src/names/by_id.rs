@@ -6,6 +6,7 @@ use crate::error::Result;
 use crate::file::access::{self, Caller, Rights};
 use crate::file::attr::{Attr, attr};
 use crate::file::free;
+use crate::file::privileges::GROUP_EXECUTE;
 use crate::file::wcc::{Wcc, WccReply, WccTracker};
 use crate::format::directory_page::TreeEntry;
 use crate::format::file_id::FileId;
@@ -125,7 +126,9 @@ impl NewEntry<'_> {
         apply_changes(tx, ino, &mut inode, changes)?;
         // The change of the owner above has cleared set-id bits; they belong to the request.
         inode.mode |= mode & SET_ID;
-        if !is_inherited {
+        // Without execution by the group the bit raises no privileges (`mode_strip_sgid`).
+        let is_harmless = !inode.is_directory() && mode & GROUP_EXECUTE == 0;
+        if !is_inherited && !is_harmless {
             inode.mode = access::permitted_mode(inode.mode, inode.gid, self.caller);
         }
         set_initial_size(&mut inode, attrs.size)?;

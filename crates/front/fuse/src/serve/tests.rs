@@ -122,7 +122,14 @@ fn inode_stays_until_the_kernel_forgets_it() {
     };
     kernel.ask(ROOT, Request::ReadDir(span));
     kernel.ask(node, Request::GetAttr);
-    let unnamed = kernel.node(ROOT, Request::CreateUnnamed { mode, flags: 0 });
+    let unnamed = kernel.node(
+        ROOT,
+        Request::CreateUnnamed {
+            mode,
+            umask: 0,
+            flags: 0,
+        },
+    );
 
     kernel.ask(ROOT, Request::Unlink(name));
     kernel.ask(ROOT, Request::Unlink(other));
@@ -197,7 +204,15 @@ fn mmap_writeback_is_not_appended() {
 fn lost_write_is_reported_once_per_open_file() {
     let kernel = KernelModel::new();
     let (name, mode, flags): (&[u8], _, _) = (b"name", 0o600, 0);
-    let node = kernel.node(ROOT, Request::Create { name, mode, flags });
+    let node = kernel.node(
+        ROOT,
+        Request::Create {
+            name,
+            mode,
+            umask: 0,
+            flags,
+        },
+    );
     let open = || kernel.open(node, OFlags::RDWR);
     let sync = |file| {
         kernel
@@ -222,7 +237,15 @@ fn lost_write_is_reported_once_per_open_file() {
 fn changes_of_file_opened_o_sync_are_flushed() {
     let kernel = KernelModel::new();
     let (name, mode, flags): (&[u8], _, _) = (b"name", 0o600, 0);
-    let node = kernel.node(ROOT, Request::Create { name, mode, flags });
+    let node = kernel.node(
+        ROOT,
+        Request::Create {
+            name,
+            mode,
+            umask: 0,
+            flags,
+        },
+    );
     let (mode, offset) = (0, 0);
     for (number, (how, flushes)) in [(OFlags::RDWR, 0), (OFlags::DSYNC, 1), (OFlags::SYNC, 1)]
         .into_iter()
@@ -259,7 +282,15 @@ fn changes_of_file_opened_o_sync_are_flushed() {
 fn data_sync_flushes_only_after_writes() {
     let kernel = KernelModel::new();
     let (name, mode, flags): (&[u8], _, _) = (b"name", 0o600, 0);
-    let node = kernel.node(ROOT, Request::Create { name, mode, flags });
+    let node = kernel.node(
+        ROOT,
+        Request::Create {
+            name,
+            mode,
+            umask: 0,
+            flags,
+        },
+    );
     let file = kernel.open(node, OFlags::RDWR);
     let write = |offset| {
         let data = Bytes::from_static(b"record");
