@@ -55,6 +55,14 @@ pub enum BenchError {
     /// A mount failed, or its content is wrong.
     #[error("the mount failed: {0}")]
     Mount(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// A call to an NFS server failed.
+    #[error("{during} failed: {cause}")]
+    Nfs {
+        /// The operation, and the server.
+        during: String,
+        /// The error of the client, or the status.
+        cause: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// A program is not installed.
     #[error("{program} is not installed; `apt-get install {package}` provides it")]
     Missing {

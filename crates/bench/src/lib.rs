@@ -29,6 +29,7 @@ pub mod load;
 pub mod many_files;
 pub mod metadata;
 pub mod mirror;
+pub mod nfs;
 pub mod peers;
 pub mod plot;
 mod process;

@@ -1,0 +1,600 @@
+//! The load generator: one thread sends the calls of a schedule over many connections, and reads the answers.
+//!
+//! Invariants:
+//! - The loop is open: no call waits for the answer to another one. If [`super::call_table::CALLS_MAX`] calls are in flight, further ones wait,
+//!   and their latency counts from the time at which they were due all the same.
+//! - Memory is bounded: calls in flight, and one buffer for all replies.
+//! - A status that is not expected is counted and never becomes a latency.
+
+use super::call_table::{CallTable, PendingCall};
+use super::calls;
+use super::file_set::FileSet;
+use super::mix::OperationMix;
+use super::point::{PointFigures, PointRecorder};
+use super::record_scanner::{RecordScanner, ScannedReply};
+use super::schedule::{Arrivals, Schedule};
+use super::sizes::BLOCK_BYTES;
+use super::workload::{Request, Workload};
+use crate::error::BenchError;
+use crate::load::{Rng, random_bytes, thread_cpu};
+use crate::process::process_cpu;
+use pagemesh_nfs_client::Credential;
+use rustix::event::{Timespec, epoll};
+use rustix::process::{getpriority_process, setpriority_process};
+use rustix::thread::gettid;
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::iter::Peekable;
+use std::mem::MaybeUninit;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+/// Most connections of a load.
+pub const CONNECTIONS_MAX: usize = 4096;
+/// Limit of a connect.
+const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+/// From one look for calls without an answer to the next.
+const TIMEOUT_CHECK: Duration = Duration::from_millis(100);
+/// Bytes of one read from a socket.
+const READ_BYTES: usize = 256 << 10;
+/// Reads from one socket before the next one.
+const READS_MAX: usize = 4;
+/// Events of one wait.
+const EVENTS_MAX: usize = 256;
+/// The priority of the generator, so that a busy server does not delay it.
+const NICE: i32 = -10;
+/// Time from the setup of a run to its first call.
+const LEAD: Duration = Duration::from_millis(20);
+
+/// A load at one rate.
+#[derive(Clone, Debug)]
+pub struct LoadOptions {
+    /// Calls per second.
+    pub rate_per_s: f64,
+    /// The gaps.
+    pub arrivals: Arrivals,
+    /// The operations.
+    pub mix: OperationMix,
+    /// The seed of the schedule and of the calls.
+    pub seed: u64,
+    /// The time before the measured part.
+    pub warmup: Duration,
+    /// The measured time.
+    pub runtime: Duration,
+    /// Limit of the wait for an answer.
+    pub timeout: Duration,
+}
+
+struct LoadConnection {
+    stream: TcpStream,
+    scanner: RecordScanner,
+    out: Vec<u8>,
+    out_at: usize,
+    waits_for_room: bool,
+}
+
+/// Connections to one server.
+pub struct LoadConnections {
+    all: Vec<LoadConnection>,
+    epoll: OwnedFd,
+    server: SocketAddr,
+    buffer: Vec<u8>,
+}
+
+fn cannot(action: &str) -> impl FnOnce(std::io::Error) -> BenchError + use<> {
+    BenchError::system(action.to_owned())
+}
+
+impl LoadConnections {
+    /// Connects.
+    ///
+    /// # Errors
+    /// If the number is 0 or above [`CONNECTIONS_MAX`], or the server refuses.
+    pub fn open(server: SocketAddr, count: usize) -> Result<LoadConnections, BenchError> {
+        if !(1..=CONNECTIONS_MAX).contains(&count) {
+            let text = format!("{count} connections are not 1 to {CONNECTIONS_MAX}");
+            return Err(BenchError::Option(text));
+        }
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC);
+        let epoll = epoll.map_err(|errno| cannot("make an epoll")(errno.into()))?;
+        let mut connections = LoadConnections {
+            all: Vec::with_capacity(count),
+            epoll,
+            server,
+            buffer: vec![0; READ_BYTES],
+        };
+        for at in 0..count {
+            let connection = LoadConnection::open(server).map_err(connections.cannot_reach())?;
+            let data = epoll::EventData::new_u64(at as u64);
+            epoll::add(
+                &connections.epoll,
+                &connection.stream,
+                data,
+                epoll::EventFlags::IN,
+            )
+            .map_err(|errno| cannot("watch a connection")(errno.into()))?;
+            connections.all.push(connection);
+        }
+        Ok(connections)
+    }
+
+    fn cannot_reach(&self) -> impl FnOnce(std::io::Error) -> BenchError + use<> {
+        cannot(&format!("speak with the NFS server at {}", self.server))
+    }
+
+    /// Waits for answers or room, at most until this time after `start`.
+    fn wait(&self, limit: Duration) -> Result<Vec<(usize, bool)>, BenchError> {
+        let limit = Timespec {
+            tv_sec: limit.as_secs() as i64,
+            tv_nsec: i64::from(limit.subsec_nanos()),
+        };
+        let mut events = [MaybeUninit::uninit(); EVENTS_MAX];
+        let (ready, _) = match epoll::wait(&self.epoll, &mut events, Some(&limit)) {
+            // A signal has ended the wait early.
+            Err(rustix::io::Errno::INTR) => return Ok(Vec::new()),
+            ready => ready.map_err(|errno| cannot("wait for answers")(errno.into()))?,
+        };
+        let of = |event: &epoll::Event| {
+            let (flags, data) = (event.flags, event.data);
+            let has_room = flags.contains(epoll::EventFlags::OUT);
+            (data.u64() as usize, has_room)
+        };
+        Ok(ready.iter().map(of).collect())
+    }
+
+    /// Sends the bytes that wait for room, and asks for a wake-up if some are left.
+    fn flush(&mut self, at: usize) -> Result<(), BenchError> {
+        let unreachable = self.cannot_reach();
+        let connection = &mut self.all[at];
+        let is_done = connection.flush().map_err(unreachable)?;
+        if is_done == connection.waits_for_room {
+            connection.waits_for_room = !is_done;
+            let mut flags = epoll::EventFlags::IN;
+            flags.set(epoll::EventFlags::OUT, !is_done);
+            let data = epoll::EventData::new_u64(at as u64);
+            epoll::modify(&self.epoll, &connection.stream, data, flags)
+                .map_err(|errno| cannot("watch a connection")(errno.into()))?;
+        }
+        Ok(())
+    }
+
+    /// Reads what a connection has. `on_reply` gets each answer.
+    fn read(
+        &mut self,
+        at: usize,
+        mut on_reply: impl FnMut(ScannedReply),
+    ) -> Result<(), BenchError> {
+        let unreachable = self.cannot_reach();
+        let (connection, buffer) = (&mut self.all[at], &mut self.buffer);
+        connection
+            .read(buffer, &mut on_reply)
+            .map_err(unreachable)
+    }
+}
+
+impl LoadConnection {
+    fn open(server: SocketAddr) -> std::io::Result<LoadConnection> {
+        let stream = TcpStream::connect_timeout(&server, CONNECT_LIMIT)?;
+        stream.set_nodelay(true)?;
+        stream.set_nonblocking(true)?;
+        Ok(LoadConnection {
+            stream,
+            scanner: RecordScanner::default(),
+            out: Vec::new(),
+            out_at: 0,
+            waits_for_room: false,
+        })
+    }
+
+    /// Returns whether all bytes are sent.
+    fn flush(&mut self) -> std::io::Result<bool> {
+        while self.out_at < self.out.len() {
+            match self.stream.write(&self.out[self.out_at..]) {
+                Ok(sent) => self.out_at += sent,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.out.clear();
+        self.out_at = 0;
+        Ok(true)
+    }
+
+    fn push(&mut self, record: &[u8]) {
+        if self.out_at > self.out.len() / 2 {
+            self.out.drain(..self.out_at);
+            self.out_at = 0;
+        }
+        self.out.extend_from_slice(record);
+    }
+
+    fn read(
+        &mut self,
+        buffer: &mut [u8],
+        on_reply: &mut impl FnMut(ScannedReply),
+    ) -> std::io::Result<()> {
+        for _ in 0..READS_MAX {
+            match self.stream.read(buffer) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(count) => {
+                    let scanned = self.scanner.scan(&buffer[..count], &mut *on_reply);
+                    scanned.map_err(std::io::Error::other)?;
+                    if count < buffer.len() {
+                        return Ok(());
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Runs a load, and waits until each of its calls has an answer or is too old. `server_pids` are measured, too.
+///
+/// # Errors
+/// If the server closes a connection or breaks the protocol. Calls with an unexpected status are figures and no errors.
+pub fn run_load(
+    connections: &mut LoadConnections,
+    set: &mut FileSet,
+    options: &LoadOptions,
+    server_pids: &[u32],
+) -> Result<PointFigures, BenchError> {
+    if !options.rate_per_s.is_finite() || options.rate_per_s <= 0.0 {
+        let text = format!("{} calls per second are no rate", options.rate_per_s);
+        return Err(BenchError::Option(text));
+    }
+    let _priority = Priority::raise();
+    let server_cpu = || -> Option<Duration> { server_pids.iter().map(|it| process_cpu(*it)).sum() };
+    let (cpu, before, began) = (thread_cpu(), server_cpu(), Instant::now());
+    let files = set.files.len() as u64;
+    let mut run = LoadRun::new(connections, set, options);
+    run.run()?;
+    let (sent_bytes, received_bytes) = (run.sent_bytes, run.received_bytes);
+    let has_timeouts = run.has_timeouts;
+    let mut figures = run.recorder.figures(options.rate_per_s);
+    let wall = began.elapsed().as_secs_f64();
+    let percent = |used: Duration| used.as_secs_f64() / wall * 100.0;
+    figures.generator_cpu_percent = percent(thread_cpu().saturating_sub(cpu));
+    figures.server_cpu_percent = before
+        .zip(server_cpu())
+        .filter(|_| !server_pids.is_empty())
+        .map(|(before, after)| percent(after.saturating_sub(before)));
+    figures.files = files;
+    (figures.sent_bytes, figures.received_bytes) = (sent_bytes, received_bytes);
+    if has_timeouts {
+        // A late answer must not meet a call of the next run.
+        let (server, count) = (connections.server, connections.all.len());
+        connections.all.clear();
+        *connections = LoadConnections::open(server, count)?;
+    }
+    Ok(figures)
+}
+
+struct LoadRun<'r> {
+    connections: &'r mut LoadConnections,
+    set: &'r mut FileSet,
+    schedule: Peekable<Schedule>,
+    workload: Workload,
+    recorder: PointRecorder,
+    calls: CallTable,
+    caller: Credential,
+    payload: Vec<u8>,
+    timeout_ns: u64,
+    /// The end of the schedule.
+    end_ns: u64,
+    start: Instant,
+    /// Whether calls wait because too many are in flight.
+    is_held: bool,
+    /// The last time at which they did.
+    held_ns: u64,
+    has_timeouts: bool,
+    next_connection: usize,
+    sent_bytes: u64,
+    received_bytes: u64,
+}
+
+impl<'r> LoadRun<'r> {
+    fn new(
+        connections: &'r mut LoadConnections,
+        set: &'r mut FileSet,
+        options: &LoadOptions,
+    ) -> LoadRun<'r> {
+        let length = options.warmup + options.runtime;
+        let mut rng = Rng::new(options.seed);
+        let (schedule_seed, seed) = (rng.next_u64(), rng.next_u64());
+        let schedule = Schedule::new(options.arrivals, options.rate_per_s, length, schedule_seed);
+        LoadRun {
+            connections,
+            set,
+            schedule: schedule.peekable(),
+            workload: Workload::new(options.mix, seed),
+            recorder: PointRecorder::new(options.warmup, options.runtime),
+            calls: CallTable::new(),
+            caller: Credential::sys(0, 0),
+            payload: random_bytes(&mut rng, 2 * BLOCK_BYTES as usize),
+            timeout_ns: options.timeout.as_nanos() as u64,
+            end_ns: length.as_nanos() as u64,
+            start: Instant::now() + LEAD,
+            is_held: false,
+            held_ns: 0,
+            has_timeouts: false,
+            next_connection: 0,
+            sent_bytes: 0,
+            received_bytes: 0,
+        }
+    }
+
+    fn now_ns(&self) -> u64 {
+        Instant::now()
+            .saturating_duration_since(self.start)
+            .as_nanos() as u64
+    }
+
+    fn run(&mut self) -> Result<(), BenchError> {
+        let mut check_ns = TIMEOUT_CHECK.as_nanos() as u64;
+        loop {
+            let now_ns = self.send_due_calls()?;
+            if now_ns >= check_ns {
+                check_ns = now_ns + TIMEOUT_CHECK.as_nanos() as u64;
+                self.give_up_old_calls(now_ns);
+            }
+            if self.schedule.peek().is_none() && self.calls.len() == 0 {
+                return Ok(());
+            }
+            let next_ns = match self.is_held {
+                true => check_ns,
+                false => self
+                    .schedule
+                    .peek()
+                    .map_or(check_ns, |due| check_ns.min(*due)),
+            };
+            let since_start = self.start + Duration::from_nanos(next_ns);
+            let limit = since_start.saturating_duration_since(Instant::now());
+            for (at, has_room) in self.connections.wait(limit)? {
+                if has_room {
+                    self.connections.flush(at)?;
+                }
+                self.read(at)?;
+            }
+        }
+    }
+
+    /// Sends the calls that are due. Returns the time.
+    fn send_due_calls(&mut self) -> Result<u64, BenchError> {
+        if Instant::now() < self.start {
+            return Ok(0);
+        }
+        loop {
+            let now_ns = self.now_ns();
+            self.is_held = self.calls.is_full();
+            if self.is_held {
+                self.held_ns = now_ns;
+                return Ok(now_ns);
+            }
+            match self.schedule.next_if(|due| *due <= now_ns) {
+                Some(due_ns) => self.send(due_ns, now_ns)?,
+                None => return Ok(now_ns),
+            }
+        }
+    }
+
+    fn send(&mut self, due_ns: u64, now_ns: u64) -> Result<(), BenchError> {
+        self.recorder.due(due_ns);
+        // The server and not the generator is the reason of a delay while too many calls are in flight.
+        if due_ns >= self.held_ns {
+            self.recorder.sent(due_ns, now_ns);
+        }
+        let request = self.workload.draw(self.set);
+        let call = PendingCall {
+            operation: request.operation(),
+            expected: request.expected_status().number(),
+            due_ns,
+            sent_ns: now_ns,
+            creates: match request {
+                Request::Create { directory, number } => Some((directory, number)),
+                _ => None,
+            },
+        };
+        let Some(xid) = self.calls.add(call) else {
+            return Ok(());
+        };
+        // Pages differ, so that no server saves the second one.
+        let payload = &self.payload[xid as usize % BLOCK_BYTES as usize..];
+        let record = calls::encode(&request, self.set, (xid, &self.caller), payload);
+        self.sent_bytes += record.len() as u64;
+        let at = self.next_connection;
+        self.next_connection = (at + 1) % self.connections.all.len();
+        self.connections.all[at].push(&record);
+        self.connections.flush(at)
+    }
+
+    fn read(&mut self, at: usize) -> Result<(), BenchError> {
+        let (start, received) = (self.start, &mut self.received_bytes);
+        let (calls, recorder, set) = (&mut self.calls, &mut self.recorder, &mut *self.set);
+        self.connections.read(at, |reply| {
+            *received += reply.bytes;
+            // The answer may be to a call that was given up.
+            let Some(call) = calls.take(reply.xid) else {
+                return;
+            };
+            if reply.status != Some(call.expected) {
+                recorder.failed(call.operation, call.due_ns, reply.status);
+                return;
+            }
+            let now_ns = start.elapsed().as_nanos() as u64;
+            recorder.answered(call.operation, call.due_ns, now_ns);
+            set.spares.extend(call.creates);
+        })
+    }
+
+    /// Gives up calls without an answer, and calls that could not be sent long after the schedule.
+    fn give_up_old_calls(&mut self, now_ns: u64) {
+        for call in self
+            .calls
+            .take_sent_before(now_ns.saturating_sub(self.timeout_ns))
+        {
+            self.has_timeouts = true;
+            self.recorder
+                .timed_out(call.operation, call.due_ns, now_ns);
+        }
+        if now_ns > self.end_ns + self.timeout_ns {
+            for due_ns in self.schedule.by_ref() {
+                let operation = self.workload.draw_unsent();
+                self.recorder.due(due_ns);
+                self.recorder.timed_out(operation, due_ns, now_ns);
+            }
+        }
+    }
+}
+
+/// A higher priority of this thread, up to its drop. Children that the thread starts later do not have it.
+struct Priority(Option<i32>);
+
+impl Priority {
+    fn raise() -> Priority {
+        let thread = Some(gettid());
+        let before = getpriority_process(thread).ok();
+        // It fails without the right to do so; the lateness shows the effect.
+        let raised = setpriority_process(thread, NICE).is_ok();
+        Priority(before.filter(|_| raised))
+    }
+}
+
+impl Drop for Priority {
+    fn drop(&mut self) {
+        if let Some(before) = self.0 {
+            // Lowering a priority needs no right.
+            let _ = setpriority_process(Some(gettid()), before);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+    use std::sync::mpsc;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// Answers each call with this status, but `None` with none. It sleeps before the call of that number.
+    fn serve(
+        stall: Option<(u64, Duration)>,
+        status: impl Fn(u64) -> Option<u32> + Send + 'static,
+    ) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("bound");
+        std::thread::spawn(move || {
+            let mut number = 0;
+            let (mut stream, _) = listener.accept().expect("a client");
+            let mut mark = [0; 4];
+            while stream.read_exact(&mut mark).is_ok() {
+                let len = u32::from_be_bytes(mark) & 0x7fff_ffff;
+                let mut record = vec![0; len as usize];
+                if stream.read_exact(&mut record).is_err() {
+                    return;
+                }
+                number += 1;
+                if let Some((_, pause)) = stall.filter(|it| it.0 == number) {
+                    std::thread::sleep(pause);
+                }
+                let Some(status) = status(number) else {
+                    continue;
+                };
+                let mut reply = (28u32 | 1 << 31).to_be_bytes().to_vec();
+                reply.extend(&record[..4]);
+                for word in [1, 0, 0, 0, 0, status] {
+                    reply.extend(u32::to_be_bytes(word));
+                }
+                if stream.write_all(&reply).is_err() {
+                    return;
+                }
+            }
+        });
+        address
+    }
+
+    fn options(rate_per_s: f64) -> LoadOptions {
+        LoadOptions {
+            rate_per_s,
+            arrivals: Arrivals::Fixed,
+            mix: OperationMix::READS,
+            seed: 1,
+            warmup: 50 * MS,
+            runtime: 1000 * MS,
+            timeout: 5000 * MS,
+        }
+    }
+
+    fn load(server: SocketAddr, options: &LoadOptions) -> PointFigures {
+        let mut connections = LoadConnections::open(server, 1).expect("connected");
+        let mut set = FileSet::made_up(100);
+        run_load(&mut connections, &mut set, options, &[]).expect("it runs")
+    }
+
+    #[test]
+    fn stall_of_the_server_shows_in_percentiles() {
+        // A closed loop would count the stall once in 1000 calls: at p99.9, and not at p90.
+        let pause = 400 * MS;
+        let server = serve(Some((500, pause)), |_| Some(0));
+        let found = load(server, &options(1000.0));
+        assert_eq!(found.scheduled, 1000);
+        assert_eq!(found.answered, 1000);
+        assert!(found.latencies.p99_ns > 380_000_000, "{found:?}");
+        assert!(found.latencies.p90_ns > 290_000_000, "{found:?}");
+        assert!(found.mean_ms() > 70.0, "{found:?}");
+    }
+
+    #[test]
+    fn unexpected_status_is_no_answer() {
+        let server = serve(None, |n| Some(if n % 2 == 0 { 0 } else { 5 }));
+        let found = load(server, &options(500.0));
+        assert_eq!(found.failed_count() + found.answered, found.scheduled);
+        assert_eq!(found.failed[0].status, "IO");
+        assert_eq!(found.latencies.count, found.answered);
+        assert!(found.void.is_some());
+    }
+
+    #[test]
+    fn call_without_an_answer_is_a_timeout() {
+        let server = serve(None, |n| (n > 200).then_some(0));
+        let mut options = options(1000.0);
+        options.timeout = 300 * MS;
+        let found = load(server, &options);
+        assert!(found.timeouts >= 140, "{found:?}");
+        assert_eq!(found.timeouts + found.answered, found.scheduled);
+        assert!(found.latencies.max_ns >= 300_000_000, "{found:?}");
+    }
+
+    #[test]
+    fn closed_connection_is_an_error() {
+        let (sent, address) = mpsc::channel();
+        let server = std::thread::spawn(move || {
+            let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+            sent.send(listener.local_addr().expect("bound"))
+                .expect("asked");
+            drop(listener.accept());
+        });
+        let address = address.recv().expect("bound");
+        let mut connections = LoadConnections::open(address, 1).expect("connected");
+        server.join().expect("it ended");
+        let mut set = FileSet::made_up(100);
+        let found = run_load(&mut connections, &mut set, &options(100.0), &[]);
+        let text = found.expect_err("closed").to_string();
+        assert!(text.contains("127.0.0.1"), "{text}");
+    }
+
+    #[test]
+    fn senseless_options_are_refused() {
+        let server = serve(None, |_| Some(0));
+        assert!(LoadConnections::open(server, 0).is_err());
+        let mut connections = LoadConnections::open(server, 1).expect("connected");
+        let mut set = FileSet::made_up(100);
+        let found = run_load(&mut connections, &mut set, &options(0.0), &[]);
+        assert!(found.is_err());
+    }
+}
