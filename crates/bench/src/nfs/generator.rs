@@ -166,9 +166,7 @@ impl LoadConnections {
     ) -> Result<(), BenchError> {
         let unreachable = self.cannot_reach();
         let (connection, buffer) = (&mut self.all[at], &mut self.buffer);
-        connection
-            .read(buffer, &mut on_reply)
-            .map_err(unreachable)
+        connection.read(buffer, &mut on_reply).map_err(unreachable)
     }
 }
 
@@ -438,8 +436,7 @@ impl<'r> LoadRun<'r> {
             .take_sent_before(now_ns.saturating_sub(self.timeout_ns))
         {
             self.has_timeouts = true;
-            self.recorder
-                .timed_out(call.operation, call.due_ns, now_ns);
+            self.recorder.timed_out(call.operation, call.due_ns, now_ns);
         }
         if now_ns > self.end_ns + self.timeout_ns {
             for due_ns in self.schedule.by_ref() {
