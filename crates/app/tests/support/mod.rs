@@ -315,6 +315,11 @@ impl Cluster {
         Daemon::start(command, self.dir(), name, ready)
     }
 
+    /// Starts a command on a machine that must print `ready` this many times.
+    pub fn daemon_on(&self, host: Host, name: &str, args: &[&str], ready: usize) -> Daemon {
+        self.daemon(host, name, args, ready)
+    }
+
     fn daemon(&self, host: Host, name: &str, args: &[&str], ready: usize) -> Daemon {
         self.try_daemon_at(host, name, args, ready)
             .unwrap_or_else(|ended| panic!("{name} did not start: {ended:?}"))

@@ -144,6 +144,26 @@ impl Net {
         words.into_iter().chain([self.namespace(host)]).collect()
     }
 
+    /// The file of the namespace of a host.
+    pub fn namespace_file(&self, host: Host) -> std::path::PathBuf {
+        std::path::Path::new("/run/netns").join(self.namespace(host))
+    }
+
+    /// Gives a host a further address. The hub hears of it at once, as by a gratuitous ARP.
+    pub fn assign(&self, host: Host, address: &str) {
+        self.ip(host, &format!("addr add {address}/24 dev net"));
+        let station = host.mac_address();
+        self.ip(
+            Host::Hub,
+            &format!("neigh replace {address} lladdr {station} nud permanent dev hub"),
+        );
+    }
+
+    /// Takes a further address away.
+    pub fn withdraw(&self, host: Host, address: &str) {
+        self.ip(host, &format!("addr del {address}/24 dev net"));
+    }
+
     /// From now on all packets from one host to the other are dropped.
     pub fn drop_packets(&self, from: Host, to: Host) {
         self.set_neighbour(from, to, UNUSED_MAC);

@@ -12,7 +12,7 @@ use crate::commands::mount::mount_table::{find_mount_at, resolve_parent};
 use crate::commands::mount::served::{ClientCounter, MountedParts, ServedMount};
 use crate::commands::mount::snapshot;
 use crate::commands::mount::snapshot_views::MountSnapshots;
-use crate::commands::mount::takeover;
+use crate::commands::mount::takeover::{self, ServingHolder};
 use crate::fence_watch::{self, FencedError};
 use crate::figure_reporter::FigureReporter;
 use crate::metrics_pages;
@@ -85,7 +85,10 @@ fn serve_volume(args: &MountArgs, name: &VolumeName, dir: PathBuf) -> anyhow::Re
         client: &args.client,
         transport: args.transport,
         scrubs: &args.scrubs,
-        force: args.force,
+        takeover: match args.force {
+            true => Takeover::Force,
+            false => Takeover::Refuse,
+        },
     };
     let bind = || args.metrics.bind();
     let Some((volume, detail, metrics)) = attach_volume(&wanted, name, &ending, bind)? else {
@@ -161,8 +164,18 @@ pub struct FileSystemArgs<'a> {
     pub client: &'a ManagerArgs,
     pub transport: TransportArg,
     pub scrubs: &'a ScrubArgs,
-    /// Take the file system over from a process that serves it.
-    pub force: bool,
+    pub takeover: Takeover,
+}
+
+/// The decision about a process that serves the file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Takeover {
+    /// This process ends with an error.
+    Refuse,
+    /// It is fenced.
+    Force,
+    /// This process waits for its end.
+    Standby,
 }
 
 /// An attached volume, its details, and an address that was bound before the attach.
@@ -182,13 +195,14 @@ pub fn attach_volume<B>(
     let detail = expect_content(&manager, name, VolumeContent::Files)?;
     let mut was_fenced = false;
     let (volume, bound) = loop {
-        let refuse = |holder: &Attachment| {
-            let is_refused = !args.force;
-            is_refused.then(|| takeover::mount_refusal(name, holder))
+        let decide = |holder: &Attachment| match args.takeover {
+            Takeover::Force => ServingHolder::Fence,
+            Takeover::Standby => ServingHolder::Await,
+            Takeover::Refuse => ServingHolder::Refuse(takeover::mount_refusal(name, holder)),
         };
         let pause = |time| ending.wait_for(time);
         let words = &takeover::MOUNT_WORDS;
-        let Some(replaced) = takeover::await_holder(&manager, name, words, refuse, pause)? else {
+        let Some(replaced) = takeover::await_holder(&manager, name, words, decide, pause)? else {
             return Ok(None);
         };
         let bound = bind()?;

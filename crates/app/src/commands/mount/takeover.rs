@@ -11,7 +11,7 @@
 //! | without a sign of life for `SILENCE_LIMIT` (10 s) | attaches |
 //! | attached, and has never reported for `CONNECT_SILENCE_LIMIT` (60 s) | attaches |
 //! | ending: the kernel no longer has its mount | waits up to `ENDING_LIMIT` (120 s), then attaches |
-//! | serves programs | is refused, or attaches with `--force` |
+//! | serves programs | is refused, attaches with `--force`, or waits with `--standby` |
 //!
 //! A live holder cannot report while the manager or the network stalls. So its silence counts only if the manager
 //! has answered this mount for `WATCH_MIN` (8 s), without a new sign meanwhile.
@@ -46,6 +46,8 @@ const WATCH_MIN: Duration = SIGN_INTERVAL
 const ANSWER_GAP_MAX: Duration = Duration::from_secs(2);
 /// Interval of queries for the holder.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// The same of a standby, as long as the holder serves. It is shorter than `ANSWER_GAP_MAX`.
+const STANDBY_INTERVAL: Duration = Duration::from_secs(1);
 /// Signs of life that prove that the holder serves programs.
 const SIGNS_TO_SERVE: u64 = 2;
 /// The attachment of a volume that no client has attached.
@@ -66,6 +68,16 @@ enum HolderState {
     Unknown,
     /// It serves programs.
     Serving,
+}
+
+/// The decision about a holder that serves programs.
+pub enum ServingHolder {
+    /// The wait ends with this error.
+    Refuse(anyhow::Error),
+    /// The attach fences the holder.
+    Fence,
+    /// This process waits until the holder ends or is silent.
+    Await,
 }
 
 /// A time in which the manager answered, and the holder gave no sign.
@@ -161,7 +173,13 @@ impl HolderWatch {
     }
 
     /// Reports each state once.
-    fn announce(&mut self, name: &VolumeName, state: HolderState, words: &HolderWords) {
+    fn announce(
+        &mut self,
+        name: &VolumeName,
+        state: HolderState,
+        words: &HolderWords,
+        attaches: bool,
+    ) {
         if self.announced.replace(state) == Some(state) {
             return;
         }
@@ -184,7 +202,12 @@ impl HolderWatch {
                 ENDING_LIMIT.as_secs()
             ),
             HolderState::Unknown => format!("note: {client} has {name}; waiting for a sign of it"),
-            HolderState::Serving => format!("note: {client} serves {name}; this mount fences it"),
+            HolderState::Serving if attaches => {
+                format!("note: {client} serves {name}; {this} fences it")
+            }
+            HolderState::Serving => {
+                format!("note: {client} serves {name}; {this} waits until it ends or is silent")
+            }
         };
         eprintln!("{text}");
         service::notify_status(&text);
@@ -192,21 +215,23 @@ impl HolderWatch {
 }
 
 /// Waits until the volume may be attached, in pauses until `pause` says that this process shall end. Returns the attachment that ends
-/// by the attach; none if this process shall end. `refuse` makes the error about a holder that serves programs; if it makes none, the
-/// attach ends that one, too.
+/// by the attach; none if this process shall end. `decide` is asked about a holder that serves programs.
 pub fn await_holder(
     manager: &ManagerClient,
     name: &VolumeName,
     words: &HolderWords,
-    refuse: impl Fn(&Attachment) -> Option<anyhow::Error>,
+    decide: impl Fn(&Attachment) -> ServingHolder,
     pause: impl Fn(Duration) -> bool,
 ) -> anyhow::Result<Option<EpochNumber>> {
     let here = ProcessIdentity::own();
-    let until = Instant::now() + ENDING_LIMIT;
+    // A manager that restarts answers again within this time.
+    let mut until = Instant::now() + ENDING_LIMIT;
     let mut watch: Option<HolderWatch> = None;
+    let mut pause_time = POLL_INTERVAL;
     loop {
         match manager.holder(name) {
             Ok(status) => {
+                until = Instant::now() + ENDING_LIMIT;
                 let Some(holder) = &status.attached else {
                     return Ok(Some(NO_ATTACHMENT));
                 };
@@ -215,22 +240,27 @@ pub fn await_holder(
                     watch.insert(known.unwrap_or_else(|| HolderWatch::new(holder, &status)));
                 let has_ended = has_ended(holder, here.as_ref());
                 let state = watch.judge(&status, has_ended, Instant::now());
-                if state == HolderState::Serving
-                    && let Some(refusal) = refuse(holder)
-                {
-                    return Err(refusal);
-                }
-                watch.announce(name, state, words);
-                if !matches!(state, HolderState::Ending | HolderState::Unknown) {
+                let (attaches, interval) = match state {
+                    HolderState::Ending | HolderState::Unknown => (false, POLL_INTERVAL),
+                    HolderState::Serving => match decide(holder) {
+                        ServingHolder::Refuse(refusal) => return Err(refusal),
+                        ServingHolder::Fence => (true, POLL_INTERVAL),
+                        ServingHolder::Await => (false, STANDBY_INTERVAL),
+                    },
+                    _ => (true, POLL_INTERVAL),
+                };
+                watch.announce(name, state, words, attaches);
+                if attaches {
                     return Ok(Some(holder.epoch));
                 }
+                pause_time = interval;
             }
             Err(ManagerError::Unreachable { .. }) if watch.is_some() && Instant::now() < until => {
                 watch.iter_mut().for_each(HolderWatch::record_no_answer);
             }
             Err(cause) => return Err(cause.into()),
         }
-        if pause(POLL_INTERVAL) {
+        if pause(pause_time) {
             return Ok(None);
         }
     }

@@ -10,7 +10,7 @@ use crate::client::{DetachGuard, cluster_client};
 use crate::commands::mount::free_space;
 use crate::commands::mount::life_signs::LifeSigns;
 use crate::commands::mount::serve::{
-    FenceFlag, FileSystemArgs, MEMORY_MIN, attach_volume, open_files,
+    FenceFlag, FileSystemArgs, MEMORY_MIN, Takeover, attach_volume, open_files,
 };
 use crate::commands::mount::snapshot_views::MountSnapshots;
 use crate::commands::serve::mounts::{self, MountPoint, ServingMount};
@@ -73,6 +73,9 @@ pub struct NfsArgs {
     /// Data loss: stores into mapped files of that mount that were not synced are lost. Programs on that mount get errors.
     #[arg(long)]
     pub force: bool,
+    /// Wait as long as another process serves the file systems, and take over when it ends or gives no sign of life for 10 s.
+    #[arg(long, conflicts_with = "force")]
+    pub standby: bool,
     #[command(flatten)]
     pub scrubs: ScrubArgs,
     #[command(flatten)]
@@ -229,7 +232,11 @@ impl OwnedFs {
             client: &args.client,
             transport: args.transport,
             scrubs: &args.scrubs,
-            force: args.force,
+            takeover: match (args.force, args.standby) {
+                (true, _) => Takeover::Force,
+                (false, true) => Takeover::Standby,
+                (false, false) => Takeover::Refuse,
+            },
         };
         let Some((volume, detail, ())) = attach_volume(&wanted, name, ending, || Ok(()))? else {
             return Ok(None);

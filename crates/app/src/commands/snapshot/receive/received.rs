@@ -3,7 +3,7 @@
 use super::target::{RESET_LABEL, Reset, Target};
 use super::{Checkpoint, Failure, ReceiveArgs};
 use crate::client::attach_to_receive;
-use crate::commands::mount::takeover::{HolderWords, await_holder};
+use crate::commands::mount::takeover::{HolderWords, ServingHolder, await_holder};
 use crate::commands::snapshot::SnapshotPath;
 use crate::commands::snapshot::source::{Changes, SnapshotSource};
 use crate::commands::snapshot::space_io::SpaceIo;
@@ -38,7 +38,7 @@ pub fn await_receiver(
         return Ok(None);
     }
     let refuse = |holder: &Attachment| {
-        Some(anyhow!(
+        ServingHolder::Refuse(anyhow!(
             "{} receives snapshots into the volume {volume}; wait for its end, or end it",
             holder.client
         ))

@@ -1,0 +1,190 @@
+//! The process that serves a file system dies, and a standby on another machine takes it over with its address: NFS clients go on.
+
+mod support;
+
+use pagemesh_nfs_client::nfs3::{
+    Commit, Create, CreateHow, Handle, Read, SetAttributes, StableHow, Write, Written,
+};
+use pagemesh_nfs_client::{Client, ClientError, Credential, Procedure};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use std::fs::File;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+use support::net::{Host, Net};
+use support::{Cluster, LIMIT, Pools, until};
+
+/// The address of the service. It moves between the machines.
+const ADDRESS: &str = "10.77.0.200";
+const SERVER: Host = Host::Client(0);
+const STANDBY: Host = Host::Client(1);
+const PAGE: usize = 4096;
+/// Writes of the test, and the number of them before the server dies.
+const WRITES: u64 = 200;
+const WRITES_BEFORE: u64 = 50;
+
+/// A client as the kernel's with `hard`: it connects again and repeats its call with the same xid until it has a reply.
+struct HardClient {
+    server: SocketAddr,
+    client: Option<Client>,
+    next_xid: u32,
+}
+
+impl HardClient {
+    fn new() -> HardClient {
+        HardClient {
+            server: format!("{ADDRESS}:2049").parse().unwrap(),
+            client: None,
+            next_xid: 1,
+        }
+    }
+
+    fn call<P: Procedure>(&mut self, procedure: &P) -> P::Result {
+        let end = Instant::now() + LIMIT;
+        loop {
+            match self.try_call(procedure) {
+                Ok(result) => {
+                    self.next_xid += 1;
+                    return result;
+                }
+                Err(ClientError::Socket(_) | ClientError::Closed) if Instant::now() < end => {
+                    self.client = None;
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                Err(error) => panic!("call {}: {error}", P::NUMBER),
+            }
+        }
+    }
+
+    fn try_call<P: Procedure>(&mut self, procedure: &P) -> Result<P::Result, ClientError> {
+        let client = match &mut self.client {
+            Some(client) => client,
+            none => {
+                let limit = Duration::from_secs(3);
+                none.insert(Client::connect(self.server, Credential::sys(0, 0), limit)?)
+            }
+        };
+        client.connection.sender().set_next_xid(self.next_xid);
+        client.call(procedure)
+    }
+
+    fn write(&mut self, file: &Handle, page: u64) -> Written {
+        let data = contents(page);
+        let stable = match page % 2 {
+            0 => StableHow::FileSync,
+            _ => StableHow::Unstable,
+        };
+        let write = Write {
+            file,
+            offset: page * PAGE as u64,
+            stable,
+            data: &data,
+        };
+        let written = self.call(&write).expect("written");
+        assert_eq!(written.count as usize, PAGE);
+        written
+    }
+
+    fn assert_page(&mut self, file: &Handle, page: u64) {
+        let read = Read {
+            file,
+            offset: page * PAGE as u64,
+            count: PAGE as u32,
+        };
+        let read = self.call(&read).expect("read");
+        assert!(read.data == contents(page), "page {page} differs");
+    }
+}
+
+fn contents(page: u64) -> Vec<u8> {
+    let words = (0..PAGE as u64 / 8).map(|word| page << 32 | word);
+    words.flat_map(u64::to_le_bytes).collect()
+}
+
+/// Runs a client on the hub, which reaches all machines.
+fn run_on_hub<T: Send>(net: &Net, client: impl FnOnce() -> T + Send) -> T {
+    let namespace = File::open(net.namespace_file(Host::Hub)).unwrap();
+    let enter = || {
+        let of = Some(LinkNameSpaceType::Network);
+        move_into_link_name_space(namespace.as_fd(), of).unwrap();
+        client()
+    };
+    std::thread::scope(|scope| scope.spawn(enter).join().unwrap())
+}
+
+/// Creates a file and writes it. Sends a message after some writes, and goes on.
+fn write_through_takeover(message: &mpsc::Sender<()>) {
+    let mut client = HardClient::new();
+    let root = client.call(&pagemesh_nfs_client::mount3::Mount { path: b"/files" });
+    let root = root.expect("mounted").root;
+    let create = Create {
+        directory: &root,
+        name: b"log",
+        how: CreateHow::Guarded(SetAttributes::mode(0o644)),
+    };
+    let file = client
+        .call(&create)
+        .expect("created")
+        .handle
+        .expect("a handle");
+    let mut written: Vec<Written> = Vec::new();
+    for page in 0..WRITES {
+        written.push(client.write(&file, page));
+        if page + 1 == WRITES_BEFORE {
+            message.send(()).unwrap();
+        }
+    }
+    for (page, _) in (0..)
+        .zip(&written)
+        .filter(|(_, it)| it.committed == StableHow::FileSync)
+    {
+        client.assert_page(&file, page);
+    }
+    // The server may have lost the others only if its verifier has changed.
+    let commit = Commit {
+        file: &file,
+        offset: 0,
+        count: 0,
+    };
+    let verifier = client.call(&commit).expect("committed").verifier;
+    for (page, written) in (0..).zip(&written) {
+        let is_stable = written.committed == StableHow::FileSync;
+        if is_stable || written.verifier == verifier {
+            client.assert_page(&file, page);
+        }
+    }
+    assert_ne!(written[0].verifier, verifier, "another process serves now");
+    // The repetition of a call that a dead server answered is a new call.
+    let again = client.call(&create);
+    assert_eq!(again.expect_err("it exists").status.name(), "NFS3ERR_EXIST");
+}
+
+#[test]
+fn standby_takes_over_and_clients_go_on() {
+    let Some(net) = Net::new(2, 2) else {
+        return;
+    };
+    let cluster = Cluster::on_separate_hosts(Pools::Memory, &[64, 64], net);
+    let net = cluster.net();
+    cluster.ok(&["fs", "create", "files", "--size", "32M"]);
+    net.assign(SERVER, ADDRESS);
+    let serve = ["serve", "nfs", "files", "--listen", "0.0.0.0:2049"];
+    let server = cluster.daemon_on(SERVER, "nfs-server", &serve, 1);
+    let standby = [&serve[..], &["--standby"]].concat();
+    let standby = cluster.daemon_on(STANDBY, "nfs-standby", &standby, 0);
+    until("the standby waits", || {
+        standby.log().contains("waits until it ends")
+    });
+    std::thread::scope(|scope| {
+        let (send, some_written) = mpsc::channel();
+        let client = scope.spawn(move || run_on_hub(net, || write_through_takeover(&send)));
+        some_written.recv().expect("some writes");
+        server.kill();
+        net.withdraw(SERVER, ADDRESS);
+        net.assign(STANDBY, ADDRESS);
+        client.join().unwrap();
+    });
+    standby.stop();
+    cluster.check_identical("files");
+}
