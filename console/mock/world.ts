@@ -228,10 +228,10 @@ function addNfs(world: World): void {
       addresses: ["10.0.1.7:2049"], clients, clients_total: 6, step_ms: 10_000,
       paths: [{ path: "/home", rules: ["10.0.4.0/24(rw,root_squash)", "*(ro,all_squash)"] }, { path: `/home/${MARKUP}`, rules: ["10.0.4.11(rw,no_root_squash)"] }],
       operations: [operation("READ", 52_310, 96), operation("LOOKUP", 41_002, 31, 830), operation("GETATTR", 30_911, 22), operation("WRITE", 12_440, 170), operation("READDIRPLUS", 903, 410), operation("COMMIT", 640, 220)],
-      workers: { threads: 6, threads_max: 32, blocked: 1, queued: 2, longest_wait_ns: 1_900_000, last_change: "grew to 6: a call waited 1.2 ms" },
+      workers: { threads: 6, threads_max: 32, blocked: 1, queued: 2, mean_wait_ns: 1_900_000, stalled: false, last_change: "grew to 6: a call waited 1.2 ms" },
     },
   });
-  const idle = { threads: 0, threads_max: 32, blocked: 0, queued: 0, longest_wait_ns: 0, last_change: "" };
+  const idle = { threads: 0, threads_max: 32, blocked: 0, queued: 0, mean_wait_ns: 0, stalled: false, last_change: "" };
   world.nfs.push({ volume: "web-assets", reported_ms_ago: 95_000, export: { addresses: ["10.0.1.8:2049", "[fd00::8]:2049"], clients: [], clients_total: 0, step_ms: 10_000, paths: [{ path: "/web-assets", rules: ["*(ro)"] }], operations: [], workers: idle } });
 }
 

@@ -226,7 +226,7 @@ export interface NfsExportState {
   clients_total: number;
   operations: NfsOperation[];
   step_ms: number;
-  workers: { threads: number; threads_max: number; blocked: number; queued: number; longest_wait_ns: number; last_change: string };
+  workers: { threads: number; threads_max: number; blocked: number; queued: number; mean_wait_ns: number; stalled: boolean; last_change: string };
 }
 
 /** A file system that is served over NFS, with the age of its report. */

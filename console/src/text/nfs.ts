@@ -10,8 +10,8 @@ export function nfsState(shown: NfsExport): { tone: Tone; text: string; meaning:
   if (shown.reported_ms_ago > SILENT_MS) {
     return { tone: "warn", text: `silent for ${roughDuration(shown.reported_ms_ago / 1000)}`, meaning: "The server has the file system, but it does not report. The numbers are old." };
   }
-  if (shown.export.workers.threads > 0 && shown.export.workers.blocked >= shown.export.workers.threads_max) {
-    return { tone: "warn", text: "stalled", meaning: "All workers wait for the storage." };
+  if (shown.export.workers.stalled) {
+    return { tone: "warn", text: "stalled", meaning: "Calls run, and none has ended for a second: the storage does not answer." };
   }
   return { tone: "good", text: "serves", meaning: "The server reports." };
 }

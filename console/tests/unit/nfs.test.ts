@@ -7,7 +7,7 @@ function operation(name: string, calls: number, mean_ns: number, p99_ns: number)
 }
 
 function served(operations: NfsOperation[] = [], reported_ms_ago = 2_000): NfsExport {
-  const workers = { threads: 2, threads_max: 32, blocked: 0, queued: 0, longest_wait_ns: 0, last_change: "" };
+  const workers = { threads: 2, threads_max: 32, blocked: 0, queued: 0, mean_wait_ns: 0, stalled: false, last_change: "" };
   return { volume: "home", reported_ms_ago, export: { addresses: [], paths: [], clients: [], clients_total: 0, operations, step_ms: 10_000, workers } };
 }
 
@@ -24,6 +24,6 @@ test("a server without reports is silent, and one without free workers is stalle
   expect(nfsState(served()).text).toBe("serves");
   expect(nfsState(served([], 65_000)).text).toBe("silent for 1 min");
   const stalled = served();
-  stalled.export.workers.blocked = 32;
+  stalled.export.workers.stalled = true;
   expect(nfsState(stalled).text).toBe("stalled");
 });

@@ -169,7 +169,8 @@ fn standby_takes_over_and_clients_go_on() {
     let net = cluster.net();
     cluster.ok(&["fs", "create", "files", "--size", "32M"]);
     net.assign(SERVER, ADDRESS);
-    let serve = ["serve", "nfs", "files", "--listen", "0.0.0.0:2049"];
+    let listen = ["--listen", "0.0.0.0:2049", "--squash", "none"];
+    let serve = [&["serve", "nfs", "files"][..], &listen].concat();
     let server = cluster.daemon_on(SERVER, "nfs-server", &serve, 1);
     let standby = [&serve[..], &["--standby"]].concat();
     let standby = cluster.daemon_on(STANDBY, "nfs-standby", &standby, 0);

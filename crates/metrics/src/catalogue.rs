@@ -192,33 +192,6 @@ pub mod pool {
     };
 }
 
-/// The metrics of an NFS server (`serve nfs --metrics`), beside those of its volumes. The export `-` has calls without an export.
-pub mod nfs {
-    use super::{Metric, MetricKind};
-
-    metrics! {
-        CONNECTIONS Gauge "pagemesh_nfs_connections" [] "Connections of clients.";
-        HALF_OPEN Gauge "pagemesh_nfs_half_open_connections" [] "Connections without a call so far.";
-        HELD Gauge "pagemesh_nfs_held_bytes" [] "Bytes of incomplete calls, and of replies that clients have not taken.";
-        REPEATED Counter "pagemesh_nfs_dropped_repetitions_total" [] "Repetitions of calls that still ran, and got no reply because too many waited.";
-        CALLS Counter "pagemesh_nfs_calls_total" ["export", "procedure"] "Calls that the server answered.";
-        ERRORS Counter "pagemesh_nfs_call_errors_total" ["export", "procedure"] "Calls that ended with an error, as LOOKUP of a name that is not there.";
-        RECEIVED Counter "pagemesh_nfs_received_bytes_total" ["export", "procedure"] "Bytes of these calls.";
-        SENT Counter "pagemesh_nfs_sent_bytes_total" ["export", "procedure"] "Bytes of the replies.";
-        LATENCY Histogram "pagemesh_nfs_call_latency_seconds" ["export", "procedure"] "Time from the whole call to its reply, without the time in sockets.";
-        QUEUE_TIME Counter "pagemesh_nfs_queue_seconds_total" ["export"] "Part of that time that calls waited for a worker.";
-        WORKERS Gauge "pagemesh_nfs_workers" ["export"] "Threads that carry out calls.";
-        WORKERS_MOST Gauge "pagemesh_nfs_workers_most" ["export"] "The most of these threads at once since the server started.";
-        WORKERS_MAX Gauge "pagemesh_nfs_workers_max" ["export"] "The hard limit of these threads.";
-        WORKERS_BLOCKED Gauge "pagemesh_nfs_workers_blocked" ["export"] "Threads in a call that wait for the storage or a lock.";
-        WORKERS_CHANGED Gauge "pagemesh_nfs_workers_last_change" ["export", "reason"] "1 for the reason of the last change of the number of threads.";
-        RUNNING Gauge "pagemesh_nfs_running_calls" ["export"] "Calls that run.";
-        QUEUED Gauge "pagemesh_nfs_queued_calls" ["export"] "Calls that wait for a thread.";
-        REFUSED Counter "pagemesh_nfs_stalled_calls_total" ["export"] "Calls that were answered with NFS3ERR_JUKEBOX, because the export was stalled.";
-        STALLED Gauge "pagemesh_nfs_stalled" ["export"] "Whether calls run, and none has ended for a second: 1 or 0.";
-    }
-}
-
 /// The metrics of a process with attached volumes (`export nbd --metrics`, `mount --metrics`).
 pub mod client {
     use super::{Metric, MetricKind, OpMetrics};
@@ -260,11 +233,10 @@ pub mod client {
 }
 
 /// All metrics, by the program that has them.
-pub const PROGRAMS: [(&str, &[&Metric]); 4] = [
+pub const PROGRAMS: [(&str, &[&Metric]); 3] = [
     ("The manager", manager::ALL),
     ("A brick", pool::ALL),
-    ("An export, a mount or an NFS server", client::ALL),
-    ("An NFS server", nfs::ALL),
+    ("An export or a mount", client::ALL),
 ];
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ mod responder;
 pub use busiest::BusiestSeries;
 pub use catalogue::{Metric, MetricKind};
 pub use op_sums::OpSums;
-pub use page::{Histogram, MetricPage, OpMetrics};
+pub use page::{MetricPage, OpMetrics};
 pub use responder::{
     BoundResponder, CONNECTION_TIMEOUT, CONNECTIONS_MAX, HEAD_BYTES_MAX, Responder, ResponderError,
 };

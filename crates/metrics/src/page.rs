@@ -26,16 +26,6 @@ enum Value {
     Whole(u64),
     Real(f64),
     Latency(Box<KindSums>),
-    Histogram(Box<Histogram>),
-}
-
-/// A distribution in seconds.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Histogram {
-    /// The sum of all values.
-    pub sum_seconds: f64,
-    /// The upper bounds of the buckets, rising, and the numbers of values in each; the last bound is [`f64::MAX`], and holds the rest.
-    pub buckets: Vec<(f64, u64)>,
 }
 
 /// The metrics of operations. Each has the label `kind` after the others, and the stages `stage` after it.
@@ -64,11 +54,6 @@ impl MetricPage {
     /// Adds a sample with a real number, as of seconds.
     pub fn add_real(&mut self, metric: &'static Metric, labels: &[&str], value: f64) {
         self.push(metric, labels, Value::Real(value));
-    }
-
-    /// Adds a distribution.
-    pub fn add_histogram(&mut self, metric: &'static Metric, labels: &[&str], value: Histogram) {
-        self.push(metric, labels, Value::Histogram(Box::new(value)));
     }
 
     /// Adds a sample for each possible state: 1 for the present one, 0 for the others.
@@ -168,12 +153,6 @@ fn encode_value(
             seconds(sums.time_ns()),
             sums.timed(),
             &sums.buckets(),
-            None,
-        ),
-        (_, Value::Histogram(of)) => encoder.encode_histogram::<NoLabelSet>(
-            of.sum_seconds,
-            of.buckets.iter().map(|(_, count)| count).sum(),
-            &of.buckets,
             None,
         ),
         (MetricKind::Counter, Value::Whole(value)) => ConstCounter::new(*value).encode(encoder),

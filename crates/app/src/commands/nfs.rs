@@ -78,14 +78,14 @@ fn show_text(shown: &NfsExport) -> String {
     let workers = &state.workers;
     let addresses = state.addresses.join(" ");
     let mut text = format!(
-        "{}: {} at {addresses}\nworkers: {} of {}, {} blocked; {} calls wait, the longest wait was {}",
+        "{}: {} at {addresses}\nworkers: {} of {}, {} blocked; {} calls wait, the mean wait was {}",
         shown.volume,
         state_text(shown),
         workers.threads,
         workers.threads_max,
         workers.blocked,
         workers.queued,
-        nanos(workers.longest_wait_ns),
+        nanos(workers.mean_wait_ns),
     );
     if !workers.last_change.is_empty() {
         text.push_str(&format!("; {}", workers.last_change));
@@ -127,6 +127,7 @@ fn show_text(shown: &NfsExport) -> String {
 /// The state in words.
 pub fn state_text(shown: &NfsExport) -> String {
     match shown.reported_ms_ago {
+        0..=SILENT_MS if shown.export.workers.stalled => "stalled".into(),
         0..=SILENT_MS => "serves".into(),
         silent => format!("silent for {}", age(silent / 1000)),
     }

@@ -93,6 +93,8 @@ struct ConnectionState {
     calls: usize,
     /// Bytes of these calls and replies.
     bytes: usize,
+    /// Calls since the connection began.
+    calls_total: u64,
     replies: VecDeque<UnsentReply>,
     is_writing: bool,
     /// The socket takes no bytes. The time is that of the front reply.
@@ -137,6 +139,7 @@ impl Connection {
                 is_kicked: false,
                 wants_room: false,
                 calls: 0,
+                calls_total: 0,
                 bytes: 0,
                 replies: VecDeque::new(),
                 is_writing: false,
@@ -153,6 +156,12 @@ impl Connection {
 
     fn lock(&self) -> MutexGuard<'_, ConnectionState> {
         poison::lock(&self.state)
+    }
+
+    /// The calls so far, and the time of the last event.
+    pub(crate) fn activity(&self) -> (u64, Instant) {
+        let state = self.lock();
+        (state.calls_total, state.last_event)
     }
 
     /// The address of the client.
@@ -295,6 +304,7 @@ impl Connection {
         let fits = state.calls == 0 || fits;
         if fits {
             state.calls += 1;
+            state.calls_total += 1;
             state.bytes += bytes;
         } else {
             state.wants_room = true;
@@ -306,6 +316,7 @@ impl Connection {
     pub(crate) fn admit_always(&self, bytes: usize) {
         let mut state = self.lock();
         state.calls += 1;
+        state.calls_total += 1;
         state.bytes += bytes;
         state.wants_room = false;
     }

@@ -19,6 +19,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
+/// A client with connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientFigures {
+    /// Its address.
+    pub address: IpAddr,
+    /// Its connections with a call so far.
+    pub connections: usize,
+    /// The calls on these connections.
+    pub calls: u64,
+    /// The time since bytes last came or went.
+    pub idle: Duration,
+}
+
 /// See the module.
 pub(crate) struct Connections {
     pub(crate) epoll: OwnedFd,
@@ -56,6 +69,29 @@ impl Connections {
 
     pub(crate) fn count(&self) -> usize {
         poison::lock(&self.table).all.len()
+    }
+
+    /// The clients by their addresses, the one with the most calls first.
+    pub(crate) fn clients(&self, now: Instant) -> Vec<ClientFigures> {
+        let connections: Vec<_> = poison::lock(&self.table).all.values().cloned().collect();
+        let mut clients: HashMap<IpAddr, ClientFigures> = HashMap::new();
+        for connection in connections.iter().filter(|it| it.is_established()) {
+            let (calls, last_event) = connection.activity();
+            let address = connection.client().to_canonical();
+            let idle = now.saturating_duration_since(last_event);
+            let client = clients.entry(address).or_insert(ClientFigures {
+                address,
+                connections: 0,
+                calls: 0,
+                idle,
+            });
+            client.connections += 1;
+            client.calls += calls;
+            client.idle = client.idle.min(idle);
+        }
+        let mut clients: Vec<_> = clients.into_values().collect();
+        clients.sort_by_key(|it| (std::cmp::Reverse(it.calls), it.address));
+        clients
     }
 
     pub(crate) fn half_open(&self) -> usize {

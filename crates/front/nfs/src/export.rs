@@ -4,6 +4,7 @@ use crate::handle::HandleKey;
 use crate::limits::{EXPORT_NAME_BYTES_MAX, EXPORTS_MAX};
 use crate::rpc::Credential;
 use pagemesh_fs::{Caller, Fs, FsError};
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use uuid::Uuid;
@@ -61,6 +62,30 @@ impl Default for ExportOptions {
             needs_reserved_port: false,
             manages_groups: false,
         }
+    }
+}
+
+impl fmt::Display for ExportOptions {
+    /// The options that an exports file would have.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(if self.is_read_only { "ro" } else { "rw" })?;
+        formatter.write_str(match self.squash {
+            Squash::Root => ",root_squash",
+            Squash::All => ",all_squash",
+            Squash::None => ",no_root_squash",
+        })?;
+        for (name, id) in [("uid", self.anonymous_uid), ("gid", self.anonymous_gid)] {
+            if id != ANONYMOUS_ID {
+                write!(formatter, ",anon{name}={id}")?;
+            }
+        }
+        if !self.needs_reserved_port {
+            formatter.write_str(",insecure")?;
+        }
+        if self.manages_groups {
+            formatter.write_str(",manage_gids")?;
+        }
+        Ok(())
     }
 }
 

@@ -170,6 +170,17 @@ impl ExportTable {
     }
 }
 
+/// A path that clients mount, as people read it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExportedPath {
+    /// The name of the file system.
+    pub file_system: String,
+    /// The path.
+    pub path: String,
+    /// The rules, as in an exports file; the most specific one first.
+    pub rules: Vec<String>,
+}
+
 /// A path that clients mount, with its rules.
 pub(crate) struct ServedExport {
     file_system: Arc<ServedFs>,
@@ -195,6 +206,16 @@ impl ServedExport {
     pub(crate) fn rule(&self, client: IpAddr) -> Option<&ExportOptions> {
         let rule = self.rules.iter().find(|it| it.clients.matches(client));
         rule.map(|rule| &rule.options)
+    }
+
+    pub(crate) fn described(&self) -> ExportedPath {
+        let rules = self.rules.iter();
+        let rules = rules.map(|rule| format!("{}({})", rule.clients, rule.options));
+        ExportedPath {
+            file_system: self.name.clone(),
+            path: self.path.to_string(),
+            rules: rules.collect(),
+        }
     }
 
     /// The clients, as people read them; empty for all.

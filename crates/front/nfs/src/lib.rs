@@ -58,11 +58,12 @@ mod workers;
 pub mod xdr;
 
 pub use client_pattern::{ClientPattern, ClientPatternError};
+pub use connections::ClientFigures;
 pub use counters::{Counters, PROCEDURES};
 pub use export::{
     ANONYMOUS_ID, ErrorHook, Export, ExportError, ExportOptions, FreeSpaceFn, Squash,
 };
-pub use export_table::Exports;
+pub use export_table::{ExportedPath, Exports};
 pub use groups::{GroupLookup, system_groups};
 pub use server::{Server, ServerError, StopReport};
 pub use service::is_fenced;

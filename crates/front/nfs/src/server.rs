@@ -11,11 +11,11 @@
 //! server stops. Only a thread that is stuck in a file system beyond all limits is left behind, and
 //! counted.
 
-use crate::connections::Connections;
+use crate::connections::{ClientFigures, Connections};
 use crate::counters::{Counters, count};
 use crate::dispatcher::Dispatcher;
 use crate::export::ErrorHook;
-use crate::export_table::Exports;
+use crate::export_table::{ExportedPath, Exports};
 use crate::limits::{
     ABANDON_LIMIT, ACCEPT_PAUSE, LISTEN_BACKLOG, Limits, POLLERS_MAX, POLLERS_MIN,
 };
@@ -163,6 +163,21 @@ impl Server {
     #[must_use]
     pub fn figures(&self) -> Figures {
         self.state.dispatcher.figures()
+    }
+
+    /// The clients with connections, the one with the most calls first.
+    #[must_use]
+    pub fn clients(&self) -> Vec<ClientFigures> {
+        let connections = &self.state.dispatcher.connections;
+        connections.clients(Instant::now())
+    }
+
+    /// The paths that clients mount now, in the order of the exports file.
+    #[must_use]
+    pub fn paths(&self) -> Vec<ExportedPath> {
+        let exports = &self.state.dispatcher.service.exports;
+        let table = exports.table();
+        table.iter().map(|export| export.described()).collect()
     }
 
     /// Stops accepting, lets connections finish the calls in progress, ends them, joins all

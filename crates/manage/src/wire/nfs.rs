@@ -30,10 +30,10 @@ pub struct NfsExportState {
     /// The paths that clients mount, with their rules.
     #[schema(max_items = 256)]
     pub paths: Vec<NfsPath>,
-    /// Clients that are connected, the busiest first. At most 256.
+    /// Clients that are connected to the server, the busiest first. At most 256.
     #[schema(max_items = 256)]
     pub clients: Vec<NfsClient>,
-    /// All clients that are connected.
+    /// All clients that are connected to the server.
     pub clients_total: u64,
     /// The procedures and operations with calls in the step.
     #[schema(max_items = 256)]
@@ -95,12 +95,14 @@ pub struct NfsWorkers {
     pub threads: u64,
     /// The hard limit of threads.
     pub threads_max: u64,
-    /// Threads that wait for the storage.
+    /// Threads in a call that wait for the storage or a lock.
     pub blocked: u64,
     /// Calls that wait for a thread.
     pub queued: u64,
-    /// The longest wait of a call for a thread in the step, in nanoseconds.
-    pub longest_wait_ns: u64,
+    /// The mean wait of the calls of the step for a thread, in nanoseconds.
+    pub mean_wait_ns: u64,
+    /// Whether calls run, and none has ended for a second.
+    pub stalled: bool,
     /// The reason of the last change of the number of threads. Empty: it never changed.
     pub last_change: String,
 }

@@ -244,7 +244,7 @@ fn export_row(export: &NfsExport) -> Row {
     let number = |value: u64| Cell::number(value.to_string(), value as f64);
     let rate = nfs::calls_per_second(state) as f64;
     let mean = nfs::mean_ns(state);
-    let wait = workers.longest_wait_ns;
+    let wait = workers.mean_wait_ns;
     vec![
         Cell::text(export.volume.to_string()),
         Cell::text(nfs::state_text(export)),
@@ -330,7 +330,7 @@ impl List {
                     ">WORKERS",
                     ">BLOCKED",
                     ">QUEUED",
-                    ">LONGEST WAIT",
+                    ">MEAN WAIT",
                     "LAST CHANGE OF WORKERS",
                 ];
             }
