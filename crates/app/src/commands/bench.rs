@@ -16,6 +16,7 @@ mod metadata;
 mod mirror;
 mod mounts;
 mod native;
+mod nfs;
 mod null;
 mod peers;
 mod recovery;
@@ -105,6 +106,7 @@ pub enum BenchCommand {
     Failover(failover::FailoverArgs),
     Database(database::DatabaseArgs),
     Sqlite(sqlite::SqliteArgs),
+    Nfs(nfs::NfsArgs),
     /// Mount a null file system, the baseline of other benchmarks.
     #[command(hide = true)]
     Null(null::NullMountArgs),
@@ -142,6 +144,7 @@ pub fn run(command: &BenchCommand) -> anyhow::Result<()> {
         Bench::Failover(args) => (failover::run(args)?, &args.measure),
         Bench::Database(args) => (database::run(args)?, &args.measure),
         Bench::Sqlite(args) => (sqlite::run(args)?, &args.measure),
+        Bench::Nfs(args) => (nfs::run(args)?, &args.measure),
         Bench::Null(args) => return null::run(args),
         Bench::Idle(measure) => (idle::run(measure)?, measure),
     };
