@@ -1,0 +1,86 @@
+//! A server with one export over a space in memory.
+
+use crate::memory::{MemorySpace, wait};
+use pagemesh_base::space::Space;
+use pagemesh_fs::{Credentials, Fs, MkfsOptions, Time, mkfs};
+use pagemesh_nfs::handle::HandleKey;
+use pagemesh_nfs::limits::Limits;
+use pagemesh_nfs::{Export, ExportOptions, Exports, Server, Squash};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use uuid::Uuid;
+
+/// The owner of the root directory.
+pub const OWNER: Credentials = Credentials {
+    uid: 1000,
+    gid: 100,
+};
+
+/// A clock that ticks at each reading.
+fn clock() -> Time {
+    static TICKS: AtomicU64 = AtomicU64::new(1);
+    let tick = TICKS.fetch_add(1, Ordering::Relaxed);
+    Time {
+        sec: 1_000_000 + (tick / 1000) as i64,
+        nsec: (tick % 1000) as u32,
+    }
+}
+
+/// See the module.
+pub struct TestServer(Server);
+
+impl TestServer {
+    pub fn start(squash: Squash) -> TestServer {
+        let options = ExportOptions {
+            squash,
+            ..ExportOptions::default()
+        };
+        TestServer::with(MemorySpace::new(1 << 36), options)
+    }
+
+    #[allow(dead_code)]
+    pub fn with_write_cache() -> TestServer {
+        let memory = MemorySpace::new(1 << 36).with_write_cache();
+        TestServer::with(memory, ExportOptions::default())
+    }
+
+    #[allow(dead_code)]
+    pub fn read_only() -> TestServer {
+        let options = ExportOptions {
+            is_read_only: true,
+            ..ExportOptions::default()
+        };
+        TestServer::with(MemorySpace::new(1 << 36), options)
+    }
+
+    fn with(memory: MemorySpace, options: ExportOptions) -> TestServer {
+        let made = MkfsOptions {
+            uuid: Uuid::from_u128(1),
+            hash_key: [2, 3],
+            limit_bytes: 0,
+            owner: OWNER,
+            mode: 0o755,
+        };
+        let space: Arc<dyn Space> = Arc::new(memory);
+        mkfs(&space, wait, clock, made).expect("made");
+        let fs = Fs::mount(space, wait, clock).expect("mounted");
+        let export = Export {
+            name: "data".into(),
+            fs: Arc::new(fs),
+            volume: Uuid::from_u128(0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10),
+            key: HandleKey::new([7; 16]),
+            attachment: 5,
+            options,
+            free_space: Arc::new(|| Some(1 << 30)),
+        };
+        let exports = Exports::new(vec![export]).expect("exports");
+        let listen = ["127.0.0.1:0".parse().expect("an address")];
+        let server = Server::start_with(&listen, exports, Box::new(|_, _| {}), Limits::default());
+        TestServer(server.expect("started"))
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.0.local_addrs()[0]
+    }
+}
