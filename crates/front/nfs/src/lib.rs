@@ -33,6 +33,7 @@ pub mod handle;
 pub mod limits;
 pub mod mount3;
 pub mod nfs3;
+pub mod nfs4;
 mod pin_cache;
 pub mod record;
 mod reply_cache;

@@ -1,0 +1,3 @@
+//! NFSv4.1 (RFC 8881).
+
+pub mod state;
