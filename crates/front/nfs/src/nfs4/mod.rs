@@ -1,4 +1,4 @@
-//! NFSv4.1 (RFC 8881): the wire of COMPOUND and its operations.
+//! NFSv4.1 (RFC 8881): the wire of COMPOUND and its operations, and the state of clients.
 //!
 //! ```text
 //! record ── compound::CompoundHead ── operation::Operation ── arguments::Arguments ── …
@@ -13,6 +13,7 @@ pub mod bitmap;
 pub mod compound;
 pub mod identity;
 pub mod operation;
+pub mod state;
 pub mod status;
 
 /// The version of the program. The program is that of [`nfs3`](crate::nfs3::PROGRAM).
