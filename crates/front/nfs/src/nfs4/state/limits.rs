@@ -57,5 +57,5 @@ pub const RANGES_PER_OWNER_MAX: usize = 4096;
 pub const RANGES_PER_FILE_MAX: usize = 16 << 10;
 /// Stateids of one TEST_STATEID; more are refused.
 pub const TEST_STATEIDS_MAX: usize = 1024;
-/// Bytes of the stored list of clients: [`CLIENTS_MAX`] records of the longest owners.
-pub const JOURNAL_BYTES_MAX: usize = 8 << 20;
+/// Bytes of the stored list of clients: twice as many clients as there may be, with the longest owners.
+pub const JOURNAL_BYTES_MAX: usize = 16 << 20;
