@@ -51,3 +51,4 @@ pub use export::{
 };
 pub use server::{Server, ServerError, StopReport};
 pub use service::is_fenced;
+pub use service::nfs4::{Clock, Nfs4Options};

@@ -9,6 +9,7 @@ use crate::counters::{Counters, count};
 use crate::export::{ErrorHook, Exports};
 use crate::limits::{ABANDON_LIMIT, ACCEPT_PAUSE, Limits, PIN_SWEEP_PAUSE};
 use crate::service::Service;
+use crate::service::nfs4::Nfs4Options;
 use crate::stop_signal::StopSignal;
 use pagemesh_base::poison;
 use rustix::fd::AsFd;
@@ -100,13 +101,27 @@ impl Server {
         on_error: ErrorHook,
         limits: Limits,
     ) -> Result<Self, ServerError> {
+        Self::start_nfs4(listen, exports, on_error, limits, &Nfs4Options::default())
+    }
+
+    /// As [`Server::start_with`], with options of NFSv4.1.
+    ///
+    /// # Errors
+    /// As [`Server::start`].
+    pub fn start_nfs4(
+        listen: &[SocketAddr],
+        exports: Exports,
+        on_error: ErrorHook,
+        limits: Limits,
+        nfs4: &Nfs4Options,
+    ) -> Result<Self, ServerError> {
         if listen.is_empty() {
             return Err(ServerError::NoAddress);
         }
         let bound: Result<Vec<_>, _> = listen.iter().map(|address| bind(*address)).collect();
         let (listeners, local_addrs): (Vec<_>, Vec<_>) = bound?.into_iter().unzip();
         let state = Arc::new(ServerState {
-            service: Service::new(exports, on_error),
+            service: Service::new(exports, on_error, nfs4),
             limits,
             signal: StopSignal::new()?,
             threads: Mutex::default(),
@@ -151,6 +166,7 @@ impl Server {
         };
         state.join_finished();
         if abandoned == 0 {
+            state.service.nfs4.close();
             for export in state.service.exports.iter() {
                 export.pins.close();
             }
@@ -281,6 +297,7 @@ impl ServerState {
             for export in self.service.exports.iter() {
                 export.pins.drop_idle(Instant::now());
             }
+            self.service.nfs4.tick();
         }
     }
 

@@ -7,6 +7,7 @@ mod filesystem;
 mod listing;
 mod mount;
 mod names;
+pub(crate) mod nfs4;
 
 use crate::counters::{CounterCells, count};
 use crate::export::{ErrorHook, Exports, ServedExport};
@@ -15,10 +16,12 @@ use crate::limits::RUNNING_CALL_WAIT;
 use crate::mount3::{self, MountCall};
 use crate::nfs3::status::{Answer, Status};
 use crate::nfs3::{self, Nfs3Call};
+use crate::nfs4::VERSION as NFS4_VERSION;
 use crate::reply_cache::{Admission, ReplyCache};
 use crate::rpc::{ArgumentsError, Call, CallError, Credential, Refusal, Reply};
 use crate::xdr::{Encode, Reader};
 use bytes::Bytes;
+use nfs4::{Nfs4, Nfs4Options};
 use pagemesh_base::space::SpaceError;
 use pagemesh_fs::{Caller, FileId, FsError, Ino};
 use std::net::IpAddr;
@@ -93,11 +96,13 @@ impl<F: Default> From<Status> for Failed<F> {
 pub(crate) struct Service {
     pub(crate) exports: Exports,
     pub(crate) counters: CounterCells,
+    pub(crate) nfs4: Nfs4,
     replies: ReplyCache,
     on_error: ErrorHook,
 }
 
 /// A file that a call names.
+#[derive(Clone)]
 struct Target<'a> {
     service: &'a Service,
     export: &'a ServedExport,
@@ -106,8 +111,9 @@ struct Target<'a> {
 }
 
 impl Service {
-    pub(crate) fn new(exports: Exports, on_error: ErrorHook) -> Self {
+    pub(crate) fn new(exports: Exports, on_error: ErrorHook, nfs4: &Nfs4Options) -> Self {
         Self {
+            nfs4: Nfs4::new(&exports, nfs4),
             exports,
             counters: CounterCells::default(),
             replies: ReplyCache::default(),
@@ -127,9 +133,14 @@ impl Service {
         };
         match (call.program, call.version) {
             (nfs3::PROGRAM, nfs3::VERSION) => self.answer_once(client, &call, arguments, &record),
+            (nfs3::PROGRAM, NFS4_VERSION) => self.answer_nfs4(client, &call, arguments, &record),
             (mount3::PROGRAM, mount3::VERSION) => self.answer_mount(&call, arguments),
-            (nfs3::PROGRAM | mount3::PROGRAM, _) => {
-                let (low, high) = (nfs3::VERSION, nfs3::VERSION);
+            (nfs3::PROGRAM, _) => {
+                let (low, high) = (nfs3::VERSION, NFS4_VERSION);
+                Ok(self.refuse(&call, Refusal::ProgramMismatch { low, high }))
+            }
+            (mount3::PROGRAM, _) => {
+                let (low, high) = (mount3::VERSION, mount3::VERSION);
                 Ok(self.refuse(&call, Refusal::ProgramMismatch { low, high }))
             }
             _ => Ok(self.refuse(&call, Refusal::ProgramUnavailable)),

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 impl Target<'_> {
-    fn pin(&self) -> Result<Arc<Pin>, Failure> {
+    pub(super) fn pin(&self) -> Result<Arc<Pin>, Failure> {
         let pin = self.export.pins.get(self.id, Instant::now());
         pin.map_err(|error| self.report(&error))
     }

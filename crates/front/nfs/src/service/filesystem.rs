@@ -16,29 +16,21 @@ impl Target<'_> {
         let attr = attr.map_err(|error| self.report(&error))?;
         Ok(self.attributes(&attr))
     }
-}
 
-impl Service {
     /// The free space is that of the limit or of the pools, as `statfs` of a mount tells it. A new
     /// file takes at least a page.
-    pub(super) fn space_usage(
-        &self,
-        credential: &Credential<'_>,
-        file: HandleBytes<'_>,
-    ) -> Outcome<SpaceUsage, Option<Attributes>> {
-        let target = self.target(credential, file)?;
-        let attributes = target.present_attributes()?;
-        let usage = target.export.fs.usage();
+    pub(super) fn space_with(&self, attributes: Option<Attributes>) -> SpaceUsage {
+        let usage = self.export.fs.usage();
         let within_limit = match usage.limit_bytes {
             0 => None,
             limit => Some(limit.saturating_sub(usage.used_bytes)),
         };
-        let in_pools = (target.export.free_space)();
+        let in_pools = (self.export.free_space)();
         let free = [within_limit, in_pools].into_iter().flatten().min();
         let free_bytes = free.unwrap_or(0);
         let free_files = free_bytes / PAGE_BYTES as u64;
-        Ok(SpaceUsage {
-            attributes: Some(attributes),
+        SpaceUsage {
+            attributes,
             total_bytes: usage.used_bytes.saturating_add(free_bytes),
             free_bytes,
             available_bytes: free_bytes,
@@ -46,7 +38,19 @@ impl Service {
             free_files,
             available_files: free_files,
             unchanged_seconds: 0,
-        })
+        }
+    }
+}
+
+impl Service {
+    pub(super) fn space_usage(
+        &self,
+        credential: &Credential<'_>,
+        file: HandleBytes<'_>,
+    ) -> Outcome<SpaceUsage, Option<Attributes>> {
+        let target = self.target(credential, file)?;
+        let attributes = target.present_attributes()?;
+        Ok(target.space_with(Some(attributes)))
     }
 
     pub(super) fn server_limits(

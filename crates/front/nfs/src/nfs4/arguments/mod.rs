@@ -354,9 +354,7 @@ impl<'a> Arguments<'a> {
             Operation::Unlock => Self::Unlock(Unlock::decode(reader)?),
             Operation::Lookup => Self::Lookup(FileName::decode(reader)?),
             Operation::LookupParent => Self::LookupParent,
-            Operation::VerifyDifferent => {
-                Self::VerifyDifferent(EncodedAttributes::decode(reader)?)
-            }
+            Operation::VerifyDifferent => Self::VerifyDifferent(EncodedAttributes::decode(reader)?),
             Operation::Open => Self::Open(OpenArguments::decode(reader)?),
             Operation::OpenDowngrade => Self::OpenDowngrade(OpenDowngrade::decode(reader)?),
             Operation::PutHandle => Self::PutHandle(HandleBytes::decode(reader)?),

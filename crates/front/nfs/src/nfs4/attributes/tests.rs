@@ -71,7 +71,10 @@ fn required_attributes_are_supported() {
     }
     for attribute in SUPPORTED.without(WRITE_ONLY).iter() {
         let value_bytes = encoded(Bitmap::of(&[attribute])).len();
-        assert!(value_bytes > 4 * (attribute as usize / 32 + 3), "{attribute}");
+        assert!(
+            value_bytes > 4 * (attribute as usize / 32 + 3),
+            "{attribute}"
+        );
     }
 }
 
@@ -139,5 +142,9 @@ fn impossible_changes_are_refused() {
     check(at::OWNER, &[1, 0x6100_0000], Status::BadOwner);
     check(at::OWNER, &[1025], Status::BadXdr);
     check(at::TIME_ACCESS_SET, &[2], Status::BadXdr);
-    check(at::TIME_ACCESS_SET, &[1, 0, 0, 1_000_000_000], Status::Invalid);
+    check(
+        at::TIME_ACCESS_SET,
+        &[1, 0, 0, 1_000_000_000],
+        Status::Invalid,
+    );
 }
