@@ -6,7 +6,8 @@
 mod support;
 
 use pagemesh_fs::{
-    Attr, Caller, CreateMode, Created, FileId, Fs, Ino, SetAttributes, SetTime, Time, Wcc, WccReply,
+    Attr, Caller, CreateMode, Created, FileId, Fs, Ino, InodeKind, SetAttributes, SetTime, Time,
+    Wcc, WccReply,
 };
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -207,6 +208,36 @@ fn group_of_setgid_directory_is_inherited() {
         .symlink_at(parent, b"link", b"to", &mode(0), &stranger);
     let link = link.result.unwrap();
     assert_eq!((link.mode, link.gid, link.uid), (0o777, OWNER.gid, 50));
+}
+
+#[test]
+fn only_root_makes_devices() {
+    let server = Server::new();
+    let root = server.root();
+    let make = |node, caller: &Caller| {
+        let made = server
+            .fs
+            .make_node_at(root, b"node", node, &mode(0o640), caller);
+        made.result.map_err(|error| error.errno())
+    };
+    for kind in [InodeKind::CharDevice, InodeKind::BlockDevice] {
+        assert_eq!(make((kind, 0x801), &owner()), Err(Errno::PERM));
+        let made = make((kind, 0x801), &user(0, 0)).unwrap();
+        assert_eq!((made.kind, made.device, made.mode), (kind, 0x801, 0o640));
+        let removed = server.fs.remove_at(root, b"node", &owner());
+        removed.result.unwrap();
+    }
+    for kind in [InodeKind::Fifo, InodeKind::Socket] {
+        assert_eq!(make((kind, 0), &user(50, 60)), Err(Errno::ACCESS));
+        let made = make((kind, 0), &owner()).unwrap();
+        assert_eq!((made.kind, made.uid, made.mode), (kind, OWNER.uid, 0o640));
+        assert_eq!(make((kind, 0), &owner()), Err(Errno::EXIST));
+        let removed = server.fs.remove_at(root, b"node", &owner());
+        removed.result.unwrap();
+    }
+    for kind in [InodeKind::File, InodeKind::Directory, InodeKind::Symlink] {
+        assert_eq!(make((kind, 0), &user(0, 0)), Err(Errno::INVAL));
+    }
 }
 
 /// Checks that a change connects to the attributes before, and that the directory is as it reports.

@@ -5,6 +5,8 @@
 //! nfs-ls 'nfs://127.0.0.1/memory/?nfsport=20049&mountport=20049'
 //! ```
 //!
+//! A second argument is an exports file for `/memory`. If an rpcbind runs, the server registers there.
+//!
 //! It ends when its input does.
 
 #![allow(clippy::unwrap_used)] // The space is that of the tests.
@@ -15,7 +17,9 @@ mod memory;
 
 use memory::{MemorySpace, wait};
 use pagemesh_fs::{Credentials, Fs, MkfsOptions, Time, mkfs};
+use pagemesh_nfs::exports_file::ExportsFile;
 use pagemesh_nfs::handle::HandleKey;
+use pagemesh_nfs::rpcbind::{RPCBIND_ADDRESS, RpcbindRegistration};
 use pagemesh_nfs::{Export, ExportOptions, Exports, Server, Squash};
 use std::error::Error;
 use std::io::Read;
@@ -36,7 +40,7 @@ fn now() -> Time {
 fn main() -> Result<(), Box<dyn Error>> {
     let address = std::env::args()
         .nth(1)
-        .ok_or("usage: memory ADDRESS:PORT")?;
+        .ok_or("usage: memory ADDRESS:PORT [EXPORTS-FILE]")?;
     let memory = MemorySpace::new(SIZE_BYTES).with_size(SIZE_BYTES);
     let made = MkfsOptions {
         uuid: Uuid::from_u128(1),
@@ -60,7 +64,18 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let on_error = |name: &str, error: &pagemesh_fs::FsError| eprintln!("{name}: {error}");
     let exports = Exports::new(vec![export])?;
+    if let Some(path) = std::env::args().nth(2) {
+        exports.apply(&ExportsFile::read(path.as_ref())?)?;
+    }
     let server = Server::start(&[address.parse()?], exports, Box::new(on_error))?;
+    match RpcbindRegistration::register(RPCBIND_ADDRESS, server.local_addrs()) {
+        Ok(registration) => {
+            println!("registered, {} refused", registration.refused());
+            std::io::stdin().read_to_end(&mut Vec::new())?;
+            drop(registration);
+        }
+        Err(error) => println!("not registered: {error}"),
+    }
     std::io::stdin().read_to_end(&mut Vec::new())?;
     println!("{:?}", server.counters());
     println!("{:?}", server.stop());

@@ -13,7 +13,7 @@ use rustix::fd::AsFd;
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use std::io::{self, IoSlice, Read};
-use std::net::{IpAddr, Shutdown, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -86,7 +86,7 @@ impl From<NoReply> for EndReason {
 pub(crate) struct Connection<'a> {
     socket: &'a TcpStream,
     /// The address of the client.
-    client: IpAddr,
+    client: SocketAddr,
     signal: &'a StopSignal,
     service: &'a Service,
     limits: Limits,
@@ -100,7 +100,7 @@ pub(crate) struct Connection<'a> {
 
 impl<'a> Connection<'a> {
     pub(crate) fn new(
-        (socket, client): (&'a TcpStream, IpAddr),
+        (socket, client): (&'a TcpStream, SocketAddr),
         signal: &'a StopSignal,
         service: &'a Service,
         limits: Limits,

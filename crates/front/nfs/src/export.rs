@@ -1,22 +1,17 @@
-//! Exports: the file systems that clients may mount, and the rules for their callers.
+//! File systems for clients, and the rules for their callers.
 
-use crate::handle::{EncodedHandle, FileHandle, HandleKey};
+use crate::handle::HandleKey;
 use crate::limits::{EXPORT_NAME_BYTES_MAX, EXPORTS_MAX};
-use crate::nfs3::files::WriteVerifier;
-use crate::nfs3::listing::CookieVerifier;
-use crate::pin_cache::PinCache;
 use crate::rpc::Credential;
-use pagemesh_fs::{Caller, FileId, Fs, FsError};
-use siphasher::sip::SipHasher24;
-use std::hash::Hasher;
+use pagemesh_fs::{Caller, Fs, FsError};
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use uuid::Uuid;
 
 /// The user and group ids of callers without a name, `nobody` of Linux.
 pub const ANONYMOUS_ID: u32 = 65_534;
-/// The key of the hash that makes cookie verifiers. It stays for ever, because clients keep them.
-const COOKIE_KEY: [u8; 16] = *b"pagemesh cookies";
+/// The first port that every user of a client may use (RFC 6335: system ports are below).
+const FIRST_USER_PORT: u16 = 1024;
 
 /// The free bytes of the pools of a volume; none if they are unknown.
 pub type FreeSpaceFn = Arc<dyn Fn() -> Option<u64> + Send + Sync>;
@@ -48,6 +43,12 @@ pub struct ExportOptions {
     pub anonymous_uid: u32,
     /// The group id of anonymous callers.
     pub anonymous_gid: u32,
+    /// Whether a call must come from a port below 1024. Only root of a client has them, so other users
+    /// of a trusted client cannot claim the ids of others.
+    pub needs_reserved_port: bool,
+    /// Whether the server looks up the supplementary groups of a caller itself. The groups of a call are
+    /// at most 16.
+    pub manages_groups: bool,
 }
 
 impl Default for ExportOptions {
@@ -57,27 +58,60 @@ impl Default for ExportOptions {
             squash: Squash::Root,
             anonymous_uid: ANONYMOUS_ID,
             anonymous_gid: ANONYMOUS_ID,
+            needs_reserved_port: false,
+            manages_groups: false,
         }
     }
 }
 
 impl ExportOptions {
-    /// The user of a call. AUTH_SYS has few groups, so the caller always has room for them.
-    pub(crate) fn caller(&self, credential: &Credential<'_>) -> Option<Caller> {
+    /// Whether a call may come from the port of this address.
+    pub(crate) fn accepts_port(&self, client: SocketAddr) -> bool {
+        !self.needs_reserved_port || client.port() < FIRST_USER_PORT
+    }
+
+    /// The user id for a lookup of groups; none if the groups of the call count.
+    pub(crate) fn user_to_look_up(&self, credential: &Credential<'_>) -> Option<u32> {
+        match credential {
+            Credential::System(system)
+                if self.manages_groups && self.mapped_user(system.uid) == Some(system.uid) =>
+            {
+                Some(system.uid)
+            }
+            Credential::System(_) | Credential::None => None,
+        }
+    }
+
+    /// The user that a user id becomes, if it keeps an identity.
+    fn mapped_user(&self, uid: u32) -> Option<u32> {
+        match self.squash {
+            Squash::All => None,
+            Squash::Root if uid == 0 => None,
+            Squash::Root | Squash::None => Some(uid),
+        }
+    }
+
+    /// The user of a call. `groups` take the place of the groups in the call. An anonymous user has no
+    /// groups: root's groups on a client are no concern of the files.
+    pub(crate) fn caller(
+        &self,
+        credential: &Credential<'_>,
+        groups: Option<&[u32]>,
+    ) -> Option<Caller> {
         let (uid, gid) = (self.anonymous_uid, self.anonymous_gid);
-        let system = match (credential, self.squash) {
-            (Credential::None, _) | (_, Squash::All) => return Caller::new(uid, gid, &[]).ok(),
-            (Credential::System(system), _) => system,
+        let anonymous = || Caller::new(uid, gid, &[]).ok();
+        let system = match credential {
+            Credential::None => return anonymous(),
+            Credential::System(system) => system,
+        };
+        let Some(user) = self.mapped_user(system.uid) else {
+            return anonymous();
         };
         let is_squashed = |id| self.squash == Squash::Root && id == 0;
-        let mapped = |id, anonymous| if is_squashed(id) { anonymous } else { id };
-        let groups: Vec<u32> = system
-            .groups
-            .ids()
-            .iter()
-            .map(|id| mapped(*id, gid))
-            .collect();
-        Caller::new(mapped(system.uid, uid), mapped(system.gid, gid), &groups).ok()
+        let mapped = |id| if is_squashed(id) { gid } else { id };
+        let groups = groups.unwrap_or(system.groups.ids());
+        let groups: Vec<u32> = groups.iter().map(|id| mapped(*id)).collect();
+        Caller::new(user, mapped(system.gid), &groups).ok()
     }
 }
 
@@ -94,7 +128,7 @@ pub struct Export {
     pub key: HandleKey,
     /// The number of the attachment of the volume. It differs after each restart and takeover.
     pub attachment: u32,
-    /// The rules.
+    /// The rule for all clients. An exports file takes its place.
     pub options: ExportOptions,
     /// The free space for FSSTAT.
     pub free_space: FreeSpaceFn,
@@ -119,16 +153,9 @@ pub enum ExportError {
     TooMany(usize),
 }
 
-/// All exports of a server.
-#[derive(Clone)]
-pub struct Exports(Arc<[ServedExport]>);
-
-impl Exports {
-    /// Exports that can be served together.
-    ///
-    /// # Errors
-    /// If names or volumes are unusable, or there are more than [`EXPORTS_MAX`].
-    pub fn new(exports: Vec<Export>) -> Result<Self, ExportError> {
+impl Export {
+    /// Checks that file systems can be served together.
+    pub(crate) fn check_all(exports: &[Export]) -> Result<(), ExportError> {
         if exports.len() > EXPORTS_MAX {
             return Err(ExportError::TooMany(exports.len()));
         }
@@ -148,87 +175,6 @@ impl Exports {
                 }
             }
         }
-        Ok(Self(exports.into_iter().map(ServedExport::new).collect()))
-    }
-
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &ServedExport> {
-        self.0.iter()
-    }
-
-    pub(crate) fn by_name(&self, name: &[u8]) -> Option<&ServedExport> {
-        self.iter().find(|export| export.name.as_bytes() == name)
-    }
-
-    pub(crate) fn by_volume(&self, volume: [u8; 16]) -> Option<&ServedExport> {
-        self.iter()
-            .find(|export| export.volume.as_bytes() == &volume)
-    }
-}
-
-/// An export with its state.
-pub(crate) struct ServedExport {
-    export: Export,
-    /// The files in use.
-    pub(crate) pins: PinCache,
-    /// Another host has the volume. No call gets a reply any more.
-    is_fenced: AtomicBool,
-    cookie_verifier: CookieVerifier,
-}
-
-impl std::ops::Deref for ServedExport {
-    type Target = Export;
-
-    fn deref(&self) -> &Export {
-        &self.export
-    }
-}
-
-impl ServedExport {
-    fn new(export: Export) -> Self {
-        let mut hasher = SipHasher24::new_with_key(&COOKIE_KEY);
-        hasher.write(export.volume.as_bytes());
-        Self {
-            pins: PinCache::new(Arc::clone(&export.fs)),
-            is_fenced: AtomicBool::new(false),
-            cookie_verifier: CookieVerifier(hasher.finish().to_be_bytes()),
-            export,
-        }
-    }
-
-    pub(crate) fn is_fenced(&self) -> bool {
-        self.is_fenced.load(Ordering::Acquire)
-    }
-
-    /// Returns whether it was not fenced before.
-    pub(crate) fn set_fenced(&self) -> bool {
-        !self.is_fenced.swap(true, Ordering::AcqRel)
-    }
-
-    /// Constant per volume: cookies survive changes, restarts and takeovers.
-    pub(crate) fn cookie_verifier(&self) -> CookieVerifier {
-        self.cookie_verifier
-    }
-
-    /// The verifier of unstable writes, with the low half of a number of losses.
-    pub(crate) fn write_verifier(&self, losses: u64) -> WriteVerifier {
-        let losses = losses as u32;
-        let number = u64::from(self.attachment) << 32 | u64::from(losses);
-        WriteVerifier(number.to_be_bytes())
-    }
-
-    /// The id that clients tell file systems by.
-    pub(crate) fn file_system_id(&self) -> u64 {
-        let (high, low) = self.volume.as_u64_pair();
-        high ^ low
-    }
-
-    pub(crate) fn handle(&self, id: FileId) -> EncodedHandle {
-        self.key.encode(&FileHandle {
-            volume: *self.volume.as_bytes(),
-            snapshot_epoch: 0,
-            inode: id.ino.0,
-            generation: id.generation,
-            birth_fold: id.birth,
-        })
+        Ok(())
     }
 }

@@ -12,7 +12,7 @@
 //!
 //! ```text
 //! Server ── connection (thread) ── Service ── procedures ── Fs
-//!                               │     └─ Exports ── PinCache
+//!                               │     └─ Exports ── rules of the client ── PinCache
 //!                               └─ ReplyCache
 //! ```
 //!
@@ -26,18 +26,24 @@
 #![deny(unsafe_code)]
 #![warn(missing_docs)]
 
+mod client_pattern;
 mod connection;
 mod counters;
 mod export;
+mod export_table;
+pub mod exports_file;
+mod groups;
 pub mod handle;
 pub mod limits;
 pub mod mount3;
+mod mount_list;
 pub mod nfs3;
 pub mod nfs4;
 mod pin_cache;
 pub mod record;
 mod reply_cache;
 pub mod rpc;
+pub mod rpcbind;
 mod server;
 mod service;
 mod stop_signal;
@@ -45,10 +51,13 @@ mod stop_signal;
 mod testing;
 pub mod xdr;
 
+pub use client_pattern::{ClientPattern, ClientPatternError};
 pub use counters::{Counters, PROCEDURES};
 pub use export::{
-    ANONYMOUS_ID, ErrorHook, Export, ExportError, ExportOptions, Exports, FreeSpaceFn, Squash,
+    ANONYMOUS_ID, ErrorHook, Export, ExportError, ExportOptions, FreeSpaceFn, Squash,
 };
+pub use export_table::Exports;
+pub use groups::{GroupLookup, system_groups};
 pub use server::{Server, ServerError, StopReport};
 pub use service::is_fenced;
 pub use service::nfs4::{Clock, Nfs4Options};

@@ -36,6 +36,25 @@ pub const LISTING_BYTES_MAX: u32 = 64 << 10;
 pub const EXPORT_NAME_BYTES_MAX: usize = 255;
 /// Exports of one server; a list of them is below 300 KiB.
 pub const EXPORTS_MAX: usize = 1000;
+/// Bytes of an exports file: 1000 exports with 100 clients each, and comments.
+pub const EXPORTS_FILE_BYTES_MAX: usize = 1 << 20;
+/// Rules of one export in an exports file. A call compares its address with them in turn.
+pub const EXPORT_RULES_MAX: usize = 256;
+/// Rules of all exports in a file. The list of exports stays below 2 MiB.
+pub const RULES_MAX: usize = 8192;
+/// Mounts that DUMP lists; an older one is forgotten. The list stays below 1.2 MiB.
+pub const MOUNTS_MAX: usize = 1024;
+/// Steps to the parent that a LOOKUP of `..` takes in an export of a directory, to find the export's
+/// root above. The deepest path that Linux can name has 2048 directories.
+pub const PARENT_STEPS_MAX: usize = 2048;
+/// Users with groups in memory. 1000 groups of each are 16 MiB.
+pub const GROUP_ANSWERS_MAX: usize = 4096;
+/// The time that the groups of a user are kept.
+pub const GROUP_ANSWER_LIMIT: Duration = Duration::from_secs(60);
+/// The time that a call waits for another call's lookup of its user's groups.
+pub const GROUP_LOOKUP_WAIT: Duration = Duration::from_secs(5);
+/// The time for rpcbind to answer all calls of a registration.
+pub const RPCBIND_LIMIT: Duration = Duration::from_secs(1);
 /// Pins of one export that the server keeps between requests: the files that its clients use at
 /// once. Each takes about 200 bytes, here and in the file system.
 pub const PINS_MAX: usize = 1024;

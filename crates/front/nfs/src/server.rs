@@ -6,7 +6,8 @@
 
 use crate::connection::{Connection, EndReason, prepare};
 use crate::counters::{Counters, count};
-use crate::export::{ErrorHook, Exports};
+use crate::export::ErrorHook;
+use crate::export_table::Exports;
 use crate::limits::{ABANDON_LIMIT, ACCEPT_PAUSE, Limits, PIN_SWEEP_PAUSE};
 use crate::service::Service;
 use crate::service::nfs4::Nfs4Options;
@@ -167,8 +168,8 @@ impl Server {
         state.join_finished();
         if abandoned == 0 {
             state.service.nfs4.close();
-            for export in state.service.exports.iter() {
-                export.pins.close();
+            for fs in state.service.exports.file_systems() {
+                fs.pins.close();
             }
         }
         StopReport { cut_off, abandoned }
@@ -268,12 +269,8 @@ impl ServerState {
         let own = Arc::clone(&socket);
         self.spawn(format!("nfs-{}", peer.port()), Some(socket), move |state| {
             tracing::info!(%peer, "NFS client connected");
-            let connection = Connection::new(
-                (&own, peer.ip()),
-                &state.signal,
-                &state.service,
-                state.limits,
-            );
+            let connection =
+                Connection::new((&own, peer), &state.signal, &state.service, state.limits);
             state.record_end(peer, &connection.serve());
         })
     }
@@ -294,8 +291,8 @@ impl ServerState {
     fn sweep_pins(&self) {
         while !self.signal.is_raised() {
             self.pause(PIN_SWEEP_PAUSE);
-            for export in self.service.exports.iter() {
-                export.pins.drop_idle(Instant::now());
+            for fs in self.service.exports.file_systems() {
+                fs.pins.drop_idle(Instant::now());
             }
             self.service.nfs4.tick();
         }

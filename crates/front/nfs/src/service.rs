@@ -10,9 +10,11 @@ mod names;
 pub(crate) mod nfs4;
 
 use crate::counters::{CounterCells, count};
-use crate::export::{ErrorHook, Exports, ServedExport};
+use crate::export::{ErrorHook, ExportOptions};
+use crate::export_table::{ExportTable, Exports, ServedExport, ServedFs};
 use crate::handle::HandleBytes;
 use crate::limits::RUNNING_CALL_WAIT;
+use crate::mount_list::MountRegister;
 use crate::mount3::{self, MountCall};
 use crate::nfs3::status::{Answer, Status};
 use crate::nfs3::{self, Nfs3Call};
@@ -24,7 +26,8 @@ use bytes::Bytes;
 use nfs4::{Nfs4, Nfs4Options};
 use pagemesh_base::space::SpaceError;
 use pagemesh_fs::{Caller, FileId, FsError, Ino};
-use std::net::IpAddr;
+use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Whether another host has the volume of the file system that failed.
@@ -98,14 +101,26 @@ pub(crate) struct Service {
     pub(crate) counters: CounterCells,
     pub(crate) nfs4: Nfs4,
     replies: ReplyCache,
+    mounts: MountRegister,
     on_error: ErrorHook,
+}
+
+/// The client of a call, and the user that the call names.
+#[derive(Clone, Copy)]
+struct Peer<'a> {
+    address: SocketAddr,
+    credential: &'a Credential<'a>,
+    /// The exports of this call.
+    table: &'a ExportTable,
 }
 
 /// A file that a call names.
 #[derive(Clone)]
 struct Target<'a> {
     service: &'a Service,
-    export: &'a ServedExport,
+    export: Arc<ServedExport>,
+    /// The rule for the client.
+    options: ExportOptions,
     id: FileId,
     caller: Caller,
 }
@@ -117,12 +132,13 @@ impl Service {
             exports,
             counters: CounterCells::default(),
             replies: ReplyCache::default(),
+            mounts: MountRegister::default(),
             on_error,
         }
     }
 
     /// The reply to the call in a record of a client.
-    pub(crate) fn answer(&self, client: IpAddr, record: Bytes) -> Result<Reply, NoReply> {
+    pub(crate) fn answer(&self, client: SocketAddr, record: Bytes) -> Result<Reply, NoReply> {
         let (call, arguments) = match Call::decode(&record) {
             Ok(decoded) => decoded,
             Err(CallError::Denied { xid, denial }) => {
@@ -134,7 +150,7 @@ impl Service {
         match (call.program, call.version) {
             (nfs3::PROGRAM, nfs3::VERSION) => self.answer_once(client, &call, arguments, &record),
             (nfs3::PROGRAM, NFS4_VERSION) => self.answer_nfs4(client, &call, arguments, &record),
-            (mount3::PROGRAM, mount3::VERSION) => self.answer_mount(&call, arguments),
+            (mount3::PROGRAM, mount3::VERSION) => self.answer_mount(client, &call, arguments),
             (nfs3::PROGRAM, _) => {
                 let (low, high) = (nfs3::VERSION, NFS4_VERSION);
                 Ok(self.refuse(&call, Refusal::ProgramMismatch { low, high }))
@@ -157,11 +173,22 @@ impl Service {
         self.refuse(call, error.refusal())
     }
 
-    fn answer_mount(&self, call: &Call<'_>, arguments: Reader<'_>) -> Result<Reply, NoReply> {
+    fn answer_mount(
+        &self,
+        client: SocketAddr,
+        call: &Call<'_>,
+        arguments: Reader<'_>,
+    ) -> Result<Reply, NoReply> {
         match MountCall::decode(call.procedure, arguments) {
             Ok(decoded) => {
                 count(&self.counters.mount_calls);
-                self.mount(call, &decoded)
+                let table = self.exports.table();
+                let peer = Peer {
+                    address: client,
+                    credential: &call.credential,
+                    table: &table,
+                };
+                self.mount(call.xid, peer, &decoded)
             }
             Err(error) => Ok(self.refuse_arguments(call, error)),
         }
@@ -170,16 +197,17 @@ impl Service {
     /// Runs a call, unless it is a repetition of one that must not run again.
     fn answer_once(
         &self,
-        client: IpAddr,
+        client: SocketAddr,
         call: &Call<'_>,
         arguments: Reader<'_>,
         record: &Bytes,
     ) -> Result<Reply, NoReply> {
         let until = Instant::now() + RUNNING_CALL_WAIT;
         let repeated = (&self.counters.repeated_calls, until);
-        match self.replies.admit(client, call, arguments.rest(), repeated) {
+        let from = client.ip();
+        match self.replies.admit(from, call, arguments.rest(), repeated) {
             Admission::Run(execution) => {
-                let reply = self.answer_nfs(call, arguments, record)?;
+                let reply = self.answer_nfs(client, call, arguments, record)?;
                 execution.finish(&reply);
                 Ok(reply)
             }
@@ -190,6 +218,7 @@ impl Service {
 
     fn answer_nfs(
         &self,
+        client: SocketAddr,
         call: &Call<'_>,
         arguments: Reader<'_>,
         record: &Bytes,
@@ -199,32 +228,36 @@ impl Service {
             Err(error) => return Ok(self.refuse_arguments(call, error)),
         };
         self.counters.count_call(call.procedure);
-        let (xid, credential) = (call.xid, &call.credential);
+        let table = self.exports.table();
+        let peer = Peer {
+            address: client,
+            credential: &call.credential,
+            table: &table,
+        };
+        let xid = call.xid;
         match &decoded {
             Nfs3Call::Null => Ok(Reply::success(xid, &())),
-            Nfs3Call::GetAttributes(file) => {
-                self.reply(xid, self.get_attributes(credential, *file))
-            }
-            Nfs3Call::SetAttributes(it) => self.reply(xid, self.set_attributes(credential, it)),
-            Nfs3Call::Lookup(at) => self.reply(xid, self.lookup(credential, at)),
-            Nfs3Call::Access(it) => self.reply(xid, self.access(credential, it)),
-            Nfs3Call::ReadSymlink(file) => self.read_symlink(xid, credential, *file),
-            Nfs3Call::Read(it) => self.reply(xid, self.read(credential, it)),
-            Nfs3Call::Write(it) => self.reply(xid, self.write(credential, it, record)),
-            Nfs3Call::Create(it) => self.reply(xid, self.create(credential, it)),
-            Nfs3Call::MakeDirectory(it) => self.reply(xid, self.make_directory(credential, it)),
-            Nfs3Call::MakeSymlink(it) => self.reply(xid, self.make_symlink(credential, it)),
-            Nfs3Call::MakeNode(it) => self.reply(xid, self.make_node(credential, it)),
-            Nfs3Call::Remove(at) => self.reply(xid, self.remove(credential, at)),
-            Nfs3Call::RemoveDirectory(at) => self.reply(xid, self.remove_directory(credential, at)),
-            Nfs3Call::Rename(it) => self.reply(xid, self.rename(credential, it)),
-            Nfs3Call::Link(it) => self.reply(xid, self.link(credential, it)),
-            Nfs3Call::List(it) => self.reply(xid, self.list(credential, it)),
-            Nfs3Call::ListPlus(it) => self.reply(xid, self.list_plus(credential, it)),
-            Nfs3Call::SpaceUsage(file) => self.reply(xid, self.space_usage(credential, *file)),
-            Nfs3Call::ServerLimits(file) => self.reply(xid, self.server_limits(credential, *file)),
-            Nfs3Call::NameRules(file) => self.reply(xid, self.name_rules(credential, *file)),
-            Nfs3Call::Commit(it) => self.reply(xid, self.commit(credential, it)),
+            Nfs3Call::GetAttributes(file) => self.reply(xid, self.get_attributes(peer, *file)),
+            Nfs3Call::SetAttributes(it) => self.reply(xid, self.set_attributes(peer, it)),
+            Nfs3Call::Lookup(at) => self.reply(xid, self.lookup(peer, at)),
+            Nfs3Call::Access(it) => self.reply(xid, self.access(peer, it)),
+            Nfs3Call::ReadSymlink(file) => self.read_symlink(xid, peer, *file),
+            Nfs3Call::Read(it) => self.reply(xid, self.read(peer, it)),
+            Nfs3Call::Write(it) => self.reply(xid, self.write(peer, it, record)),
+            Nfs3Call::Create(it) => self.reply(xid, self.create(peer, it)),
+            Nfs3Call::MakeDirectory(it) => self.reply(xid, self.make_directory(peer, it)),
+            Nfs3Call::MakeSymlink(it) => self.reply(xid, self.make_symlink(peer, it)),
+            Nfs3Call::MakeNode(it) => self.reply(xid, self.make_node(peer, it)),
+            Nfs3Call::Remove(at) => self.reply(xid, self.remove(peer, at)),
+            Nfs3Call::RemoveDirectory(at) => self.reply(xid, self.remove_directory(peer, at)),
+            Nfs3Call::Rename(it) => self.reply(xid, self.rename(peer, it)),
+            Nfs3Call::Link(it) => self.reply(xid, self.link(peer, it)),
+            Nfs3Call::List(it) => self.reply(xid, self.list(peer, it)),
+            Nfs3Call::ListPlus(it) => self.reply(xid, self.list_plus(peer, it)),
+            Nfs3Call::SpaceUsage(file) => self.reply(xid, self.space_usage(peer, *file)),
+            Nfs3Call::ServerLimits(file) => self.reply(xid, self.server_limits(peer, *file)),
+            Nfs3Call::NameRules(file) => self.reply(xid, self.name_rules(peer, *file)),
+            Nfs3Call::Commit(it) => self.reply(xid, self.commit(peer, it)),
         }
     }
 
@@ -248,13 +281,9 @@ impl Service {
     }
 
     /// The file of a handle. The file system checks that it exists.
-    fn target(
-        &self,
-        credential: &Credential<'_>,
-        file: HandleBytes<'_>,
-    ) -> Result<Target<'_>, Failure> {
-        let volume = file.claimed_volume().ok_or(Status::BadHandle)?;
-        let export = self.exports.by_volume(volume).ok_or(Status::Stale)?;
+    fn target(&self, peer: Peer<'_>, file: HandleBytes<'_>) -> Result<Target<'_>, Failure> {
+        let export = file.claimed_volume().ok_or(Status::BadHandle)?;
+        let export = peer.table.by_id(export).ok_or(Status::Stale)?;
         let handle = export.key.decode(file).map_err(|_| Status::BadHandle)?;
         // No snapshot is exported yet.
         if handle.snapshot_epoch != 0 {
@@ -265,42 +294,47 @@ impl Service {
             generation: handle.generation,
             birth: handle.birth_fold,
         };
-        self.target_in(export, id, credential)
+        self.target_in(export, id, peer)
     }
 
-    fn target_in<'a>(
-        &'a self,
-        export: &'a ServedExport,
+    /// A file of an export, if the client has access to it. A client that has lost it gets
+    /// NFS3ERR_ACCES: its handles are good again when it gets access again.
+    fn target_in(
+        &self,
+        export: &Arc<ServedExport>,
         id: FileId,
-        credential: &Credential<'_>,
-    ) -> Result<Target<'a>, Failure> {
+        peer: Peer<'_>,
+    ) -> Result<Target<'_>, Failure> {
         if export.is_fenced() {
             return Err(Failure::Fenced);
         }
-        let caller = export.options.caller(credential);
+        let options = export.rule(peer.address.ip()).ok_or(Status::Access)?;
+        if !options.accepts_port(peer.address) {
+            return Err(Status::Access.into());
+        }
+        let user = options.user_to_look_up(peer.credential);
+        let groups = user.and_then(|uid| self.exports.groups().groups(uid, Instant::now()));
+        let caller = options.caller(peer.credential, groups.as_deref());
         Ok(Target {
             service: self,
-            export,
+            export: Arc::clone(export),
+            options: *options,
             id,
             caller: caller.ok_or(Status::ServerFault)?,
         })
     }
 
     /// The file of a call that changes it.
-    fn changed_target(
-        &self,
-        credential: &Credential<'_>,
-        file: HandleBytes<'_>,
-    ) -> Result<Target<'_>, Failure> {
-        let target = self.target(credential, file)?;
-        match target.export.options.is_read_only {
+    fn changed_target(&self, peer: Peer<'_>, file: HandleBytes<'_>) -> Result<Target<'_>, Failure> {
+        let target = self.target(peer, file)?;
+        match target.options.is_read_only {
             true => Err(Status::ReadOnly.into()),
             false => Ok(target),
         }
     }
 
     /// Reports an error of a file system, once for each call.
-    fn report(&self, export: &ServedExport, error: &FsError) -> Failure {
+    fn report(&self, export: &ServedFs, error: &FsError) -> Failure {
         let name = export.name.as_str();
         if is_fenced(error) {
             if export.set_fenced() {
@@ -320,6 +354,6 @@ impl Service {
 impl Target<'_> {
     /// See [`Service::report`].
     fn report(&self, error: &FsError) -> Failure {
-        self.service.report(self.export, error)
+        self.service.report(&self.export, error)
     }
 }

@@ -4,17 +4,17 @@
 
 mod support;
 
-use pagemesh_nfs::ExportOptions;
 use pagemesh_nfs::handle::HandleBytes;
 use pagemesh_nfs::limits::Limits;
 use pagemesh_nfs::nfs3::Nfs3Call;
 use pagemesh_nfs::nfs3::attributes::{
-    Attributes, ChangeAttributes, EarlierAttributes, FileType, SetAttributes,
+    Attributes, ChangeAttributes, DeviceNumber, EarlierAttributes, FileType, SetAttributes,
 };
 use pagemesh_nfs::nfs3::files::{CommitArguments, Durability, ReadArguments};
 use pagemesh_nfs::nfs3::listing::CookieVerifier;
 use pagemesh_nfs::nfs3::names::{CreateMode, LinkArguments, SymlinkArguments, SymlinkTarget};
 use pagemesh_nfs::nfs3::status::Status;
+use pagemesh_nfs::{ExportOptions, Squash};
 use std::collections::BTreeSet;
 use std::io::Write;
 use support::decoder::Decoder;
@@ -377,19 +377,57 @@ fn links_are_made_and_read() {
 }
 
 #[test]
-fn special_files_are_not_supported() {
+fn special_files_have_their_type_and_number() {
     use pagemesh_nfs::nfs3::names::{MakeNodeArguments, SpecialFile};
-    let world = World::new();
-    let mut session = Session::new(&world);
-    let root = session.root();
-    let mut make = |file| {
-        let at = at(&root, "n");
-        let made = session.make(&Nfs3Call::MakeNode(MakeNodeArguments { at, file }));
-        made.unwrap_err()
+    let world = World::with_options(ExportOptions {
+        squash: Squash::None,
+        ..ExportOptions::default()
+    });
+    let root = Session::new(&world).root();
+    let make = |uid, name, file| {
+        let mut session = Session::of(&world, Some((uid, OWNER.gid, vec![])));
+        let at = at(&root, name);
+        session.make(&Nfs3Call::MakeNode(MakeNodeArguments { at, file }))
     };
-    assert_eq!(make(SpecialFile::Fifo(mode(0o644))), Status::NotSupported);
+    let number = DeviceNumber {
+        major: 0x123,
+        minor: 0x4_5678,
+    };
+    let check = |uid, name, file, kind, number| {
+        let made = make(uid, name, file).expect("made").attributes;
+        assert_eq!((made.kind, made.device, made.mode), (kind, number, 0o640));
+        let found = Session::new(&world).lookup(&root, name).expect("found");
+        assert_eq!(found.attributes, made);
+    };
+    let none = DeviceNumber { major: 0, minor: 0 };
+    let mode = mode(0o640);
+    let owner = OWNER.uid;
+    check(owner, "f", SpecialFile::Fifo(mode), FileType::Fifo, none);
+    check(
+        owner,
+        "s",
+        SpecialFile::Socket(mode),
+        FileType::Socket,
+        none,
+    );
+    let character = SpecialFile::CharacterDevice(mode, number);
+    let block = SpecialFile::BlockDevice(mode, number);
+    let refused = |uid, file| make(uid, "n", file).expect_err("refused");
+    assert_eq!(refused(owner, character), Status::Permission);
+    assert_eq!(refused(owner, block), Status::Permission);
+    check(0, "c", character, FileType::CharacterDevice, number);
+    check(0, "b", block, FileType::BlockDevice, number);
+    let large = DeviceNumber {
+        major: 0x1000,
+        minor: 0,
+    };
+    let large = SpecialFile::CharacterDevice(mode, large);
+    assert_eq!(refused(0, large), Status::Invalid);
     let unsuitable = SpecialFile::Unsuitable(FileType::Regular);
-    assert_eq!(make(unsuitable), Status::BadType);
+    assert_eq!(refused(0, unsuitable), Status::BadType);
+    // Another request: an equal one would be a repetition.
+    let exists = make(owner, "f", SpecialFile::Socket(mode));
+    assert_eq!(exists.expect_err("refused"), Status::Exists);
 }
 
 #[test]
@@ -442,8 +480,9 @@ fn exports_and_directories_are_mounted() {
     assert_eq!((client.word(), client.opaque()), (1, &b"/data"[..]));
     assert_eq!((client.word(), client.word()), (0, 0));
     client.end();
-    assert_eq!(session.mount_call(2), [0; 4]);
+    assert_ne!(session.mount_call(2), [0; 4]);
     assert!(session.mount_call(4).is_empty());
+    assert_eq!(session.mount_call(2), [0; 4]);
 }
 
 #[test]

@@ -4,6 +4,7 @@
 
 use client::Fields;
 use pagemesh_fuzz::{FuzzTarget, measure_allocation};
+use pagemesh_nfs::exports_file::{ExportPath, ExportsFile};
 use pagemesh_nfs::handle::{FileHandle, HandleBytes, HandleKey};
 use pagemesh_nfs::limits::{FRAGMENT_RESERVED_BYTES_MAX, RECORD_BYTES_MAX};
 use pagemesh_nfs::mount3::{self, MountCall};
@@ -246,6 +247,48 @@ fn check_stream(stream: &[u8]) -> impl Hash + use<> {
     )
 }
 
+/// Parses an exports file. The result has the cause of an error, or the numbers of exports and rules.
+fn check_exports(text: &[u8]) -> impl Hash + use<> {
+    let (parsed, took) = measure_allocation(|| ExportsFile::parse("exports", text));
+    let most = (64 << 10) + 1024 * text.len() as u64;
+    assert!(took <= most, "{took} bytes for {}", text.len());
+    match parsed {
+        Err(error) => {
+            let lines = 1 + text.iter().filter(|byte| **byte == b'\n').count();
+            assert!((1..=lines).contains(&error.line), "{error}");
+            assert!(error.column >= 1);
+            assert!(error.to_string().starts_with("exports:"));
+            (0, 0, Some(discriminant(&error.cause)))
+        }
+        Ok(file) => {
+            let mut rules = 0;
+            for export in &file.exports {
+                let path = export.path.to_string();
+                assert_eq!(ExportPath::parse(&path).as_ref(), Some(&export.path));
+                assert!((1..=256).contains(&export.rules.len()));
+                let order = export.rules.iter().map(|it| it.clients.specificity());
+                assert!(order.rev().is_sorted());
+                rules += export.rules.len();
+            }
+            (file.exports.len().min(8), rules.min(16), None)
+        }
+    }
+}
+
+#[test]
+fn fuzz_nfs_exports() {
+    let seeds: [&[u8]; 4] = [
+        b"# file systems\n/data 10.0.0.5(rw,no_root_squash) 10.0.0.0/8 *(ro)\n",
+        b"\"/data/a b\" fd00::/8(rw,all_squash,anonuid=7,anongid=8,insecure) \\\n  ::1(rw)\n",
+        b"/a\\040b *(sync,no_subtree_check,sec=sys,manage_gids)\n/c 0.0.0.0/0(secure)",
+        b"/d ::ffff:10.0.0.1(rw) 10.0.0.1/32",
+    ];
+    target("nfs_exports")
+        .seeds(seeds.map(<[u8]>::to_vec))
+        .cases(20_000)
+        .run(check_exports);
+}
+
 #[test]
 fn fuzz_nfs_records() {
     let fragment = |len: u32, is_last: bool| {
@@ -272,5 +315,7 @@ proptest! {
         check_call(&small);
         check_stream(&bytes);
         check_stream(&small);
+        check_exports(&bytes);
+        check_exports(&small);
     }
 }

@@ -10,7 +10,7 @@ use crate::file::read::ReadReply;
 use crate::file::wcc::WccReply;
 use crate::file::{attr, lifetime, read, sync, write_at};
 use crate::format::file_id::FileId;
-use crate::format::inode::Time;
+use crate::format::inode::{InodeKind, Time};
 use crate::io::channel::IoChannel;
 use crate::names::by_id::{CreateMode, Created, LinkReply, RenameReply};
 use crate::names::list::DirEntry;
@@ -246,6 +246,23 @@ impl Fs {
         caller: &Caller,
     ) -> WccReply<Attr> {
         let make = CreateKind::Symlink(target);
+        by_id::make_at(&self.txs, directory, name, make, attrs, caller)
+    }
+
+    /// Creates a pipe, socket or device with these attributes, in one transaction. The number of a device is as the kernel encodes
+    /// it in 32 bits (`new_encode_dev`); others have 0. A size is ignored.
+    ///
+    /// # Errors
+    /// `EPERM` for a device by a caller other than root, `EINVAL` for other types, and as [`Fs::create_at`].
+    pub fn make_node_at(
+        &self,
+        directory: FileId,
+        name: &[u8],
+        (kind, device): (InodeKind, u32),
+        attrs: &SetAttributes,
+        caller: &Caller,
+    ) -> WccReply<Attr> {
+        let make = CreateKind::Special(kind, device);
         by_id::make_at(&self.txs, directory, name, make, attrs, caller)
     }
 

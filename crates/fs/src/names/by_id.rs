@@ -100,6 +100,7 @@ impl NewEntry<'_> {
     fn add(&self, tx: &mut Tx<'_>, (parent, parent_inode): (Ino, &mut Inode)) -> Result<Attr> {
         access::check(parent_inode, self.caller, Rights::CHANGE_ENTRIES)?;
         check_linked(parent_inode)?;
+        self.check_kind()?;
         let is_inherited = parent_inode.mode & SET_GID != 0 && self.make == CreateKind::Directory;
         let mode = match self.make {
             CreateKind::Symlink(_) => LINK_MODE,
@@ -131,6 +132,27 @@ impl NewEntry<'_> {
         tx.core.record_unused_creation(ino);
         tx.put_inode(ino, &inode)?;
         attr(tx.core, ino, &inode)
+    }
+}
+
+impl NewEntry<'_> {
+    /// Only root makes devices: a device gives access to the hardware of each machine that mounts the file system.
+    fn check_kind(&self) -> Result<()> {
+        match self.make {
+            CreateKind::Special(kind, _) => match kind {
+                InodeKind::CharDevice | InodeKind::BlockDevice if !self.caller.is_privileged() => {
+                    Err(Errno::PERM.into())
+                }
+                InodeKind::CharDevice
+                | InodeKind::BlockDevice
+                | InodeKind::Fifo
+                | InodeKind::Socket => Ok(()),
+                InodeKind::File | InodeKind::Directory | InodeKind::Symlink => {
+                    Err(Errno::INVAL.into())
+                }
+            },
+            CreateKind::File | CreateKind::Directory | CreateKind::Symlink(_) => Ok(()),
+        }
     }
 }
 
@@ -232,7 +254,7 @@ fn existing(tx: &mut Tx<'_>, parent: Ino, entry: &TreeEntry, how: CreateMode) ->
     }
 }
 
-/// See [`crate::Fs::make_directory_at`] and [`crate::Fs::symlink_at`].
+/// See [`crate::Fs::make_directory_at`], [`crate::Fs::symlink_at`] and [`crate::Fs::make_node_at`].
 pub(crate) fn make_at(
     txs: &TxManager,
     directory: FileId,

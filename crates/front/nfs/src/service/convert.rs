@@ -87,6 +87,13 @@ fn device_number(device: u32) -> DeviceNumber {
     }
 }
 
+/// The inverse of [`device_number`]; none if the kernel has no room for the parts.
+pub(super) fn encoded_device(number: DeviceNumber) -> Option<u32> {
+    let DeviceNumber { major, minor } = number;
+    let fits = major <= 0xfff && minor <= 0xf_ffff;
+    fits.then_some(minor & 0xff | major << 8 | (minor & 0xf_ff00) << 12)
+}
+
 fn earlier(before: WccAttr) -> EarlierAttributes {
     EarlierAttributes {
         size_bytes: before.size,
@@ -154,12 +161,17 @@ mod tests {
     #[test]
     fn device_numbers_are_split_as_linux_does() {
         let check = |device, major, minor| {
-            assert_eq!(device_number(device), DeviceNumber { major, minor });
+            let number = DeviceNumber { major, minor };
+            assert_eq!(device_number(device), number);
+            assert_eq!(encoded_device(number), Some(device));
         };
         check(0x0801, 8, 1);
         check(0xfff0_00ff, 0, 0xf_ffff);
         check(0x000f_ff00, 0xfff, 0);
         check(0x1230_4567, 0x45, 0x1_2367);
+        for (major, minor) in [(0x1000, 0), (0, 0x10_0000), (u32::MAX, u32::MAX)] {
+            assert_eq!(encoded_device(DeviceNumber { major, minor }), None);
+        }
     }
 
     #[test]

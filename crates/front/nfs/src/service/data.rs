@@ -3,14 +3,14 @@
 //! A pin is declared before the channel of its call, so that the channel is returned first: see
 //! [`PinCache`](crate::pin_cache::PinCache).
 
-use super::{Failed, Failure, NoReply, Outcome, Service, Target};
+use super::{Failed, Failure, NoReply, Outcome, Peer, Service, Target};
 use crate::handle::HandleBytes;
 use crate::nfs3::attributes::{Attributes, ChangeAttributes};
 use crate::nfs3::files::{
     CommitArguments, CommittedData, Durability, ReadArguments, ReadData, ReadSymlink,
     WriteArguments, WrittenData,
 };
-use crate::rpc::{Credential, Reply};
+use crate::rpc::Reply;
 use bytes::Bytes;
 use pagemesh_fs::Pin;
 use std::sync::Arc;
@@ -26,10 +26,10 @@ impl Target<'_> {
 impl Service {
     pub(super) fn read(
         &self,
-        credential: &Credential<'_>,
+        peer: Peer<'_>,
         it: &ReadArguments<'_>,
     ) -> Outcome<ReadData, Option<Attributes>> {
-        let target = self.target(credential, it.file)?;
+        let target = self.target(peer, it.file)?;
         let pin = target.pin()?;
         let fs = &target.export.fs;
         let mut channel = fs.borrow_channel().map_err(|error| target.report(&error))?;
@@ -48,11 +48,11 @@ impl Service {
     /// Writes data, which is a part of `record`.
     pub(super) fn write(
         &self,
-        credential: &Credential<'_>,
+        peer: Peer<'_>,
         it: &WriteArguments<'_>,
         record: &Bytes,
     ) -> Outcome<WrittenData, ChangeAttributes> {
-        let target = self.changed_target(credential, it.file)?;
+        let target = self.changed_target(peer, it.file)?;
         let pin = target.pin()?;
         let fs = &target.export.fs;
         let data = record.slice_ref(it.data);
@@ -80,10 +80,10 @@ impl Service {
 
     pub(super) fn commit(
         &self,
-        credential: &Credential<'_>,
+        peer: Peer<'_>,
         it: &CommitArguments<'_>,
     ) -> Outcome<CommittedData, ChangeAttributes> {
-        let target = self.target(credential, it.file)?;
+        let target = self.target(peer, it.file)?;
         let pin = target.pin()?;
         let fs = &target.export.fs;
         let mut channel = fs.borrow_channel().map_err(|error| target.report(&error))?;
@@ -102,10 +102,10 @@ impl Service {
     pub(super) fn read_symlink(
         &self,
         xid: u32,
-        credential: &Credential<'_>,
+        peer: Peer<'_>,
         file: HandleBytes<'_>,
     ) -> Result<Reply, NoReply> {
-        let read = self.read_target(credential, file);
+        let read = self.read_target(peer, file);
         let outcome = read.as_ref().map(|(target, attributes)| ReadSymlink {
             attributes: *attributes,
             target,
@@ -116,10 +116,10 @@ impl Service {
 
     fn read_target(
         &self,
-        credential: &Credential<'_>,
+        peer: Peer<'_>,
         file: HandleBytes<'_>,
     ) -> Outcome<(Vec<u8>, Option<Attributes>), Option<Attributes>> {
-        let target = self.target(credential, file)?;
+        let target = self.target(peer, file)?;
         let reply = target.export.fs.read_link_at(target.id);
         let attributes = target.after(&reply.wcc);
         match reply.result {

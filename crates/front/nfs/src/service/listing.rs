@@ -1,30 +1,25 @@
 //! READDIR and READDIRPLUS.
 
-use super::{Failed, Failure, Outcome, Service, Target};
+use super::{Failed, Failure, Outcome, Peer, Service, Target};
 use crate::nfs3::attributes::Attributes;
 use crate::nfs3::listing::{
     CookieVerifier, Entry, EntryFile, ListArguments, ListPlusArguments, ListedEntries, Listing,
     Room,
 };
 use crate::nfs3::status::Status;
-use crate::rpc::Credential;
 use pagemesh_fs::{Attr, DirEntry};
 
 /// The result of a listing.
 type Listed = Outcome<ListedEntries, Option<Attributes>>;
 
 impl Service {
-    pub(super) fn list(&self, credential: &Credential<'_>, it: &ListArguments<'_>) -> Listed {
-        let target = self.target(credential, it.directory)?;
+    pub(super) fn list(&self, peer: Peer<'_>, it: &ListArguments<'_>) -> Listed {
+        let target = self.target(peer, it.directory)?;
         target.list(it, |listing, entry, _| listing.add(entry))
     }
 
-    pub(super) fn list_plus(
-        &self,
-        credential: &Credential<'_>,
-        it: &ListPlusArguments<'_>,
-    ) -> Listed {
-        let target = self.target(credential, it.0.directory)?;
+    pub(super) fn list_plus(&self, peer: Peer<'_>, it: &ListPlusArguments<'_>) -> Listed {
+        let target = self.target(peer, it.0.directory)?;
         target.list(&it.0, |listing, entry, attr| {
             let file = EntryFile {
                 attributes: attr.map(|attr| target.attributes(attr)),
@@ -50,11 +45,18 @@ impl Target<'_> {
         }
         let mut listing = Listing::new(it.budget);
         let visit = |entry: &DirEntry, attr: Option<&Attr>| {
+            // No attributes or handle leads out of the export of a directory.
+            let root = self.export.directory.filter(|_| entry.name == b"..");
+            let ino = match root == Some(self.id) {
+                true => self.id.ino,
+                false => entry.ino,
+            };
             let encoded = Entry {
-                inode: entry.ino.0,
+                inode: ino.0,
                 name: &entry.name,
                 cookie: entry.cookie,
             };
+            let attr = attr.filter(|_| root.is_none());
             add(&mut listing, &encoded, attr) == Room::Left
         };
         let fs = &self.export.fs;

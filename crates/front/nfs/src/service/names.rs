@@ -1,6 +1,7 @@
 //! LOOKUP, CREATE, MKDIR, SYMLINK, MKNOD, REMOVE, RMDIR, RENAME and LINK.
 
-use super::{Failed, Outcome, Service, Target, convert};
+use super::{Failed, Outcome, Peer, Service, Target, convert};
+use crate::limits::PARENT_STEPS_MAX;
 use crate::nfs3::attributes::{Attributes, ChangeAttributes};
 use crate::nfs3::names::{
     CreateArguments, CreateMode, CreatedFile, DirectoryName, LinkArguments, LinkedFile,
@@ -8,8 +9,11 @@ use crate::nfs3::names::{
     SpecialFile, SymlinkArguments,
 };
 use crate::nfs3::status::Status;
-use crate::rpc::Credential;
-use pagemesh_fs::{Attr, CreateMode as FsCreateMode, FileId, SetAttributes, WccReply};
+use pagemesh_fs::{
+    Attr, Caller, CreateMode as FsCreateMode, FileId, FsError, Ino, InodeKind, SetAttributes,
+    WccReply,
+};
+use rustix::io::Errno;
 
 /// The result of a procedure that makes a file.
 type Creation = Outcome<CreatedFile, ChangeAttributes>;
@@ -17,6 +21,42 @@ type Creation = Outcome<CreatedFile, ChangeAttributes>;
 type Removal = Outcome<ChangeAttributes, ChangeAttributes>;
 
 impl Target<'_> {
+    /// The file with this name. `..` of the root is the root: the file system stores it so. In the
+    /// export of a directory, `..` ends at that directory, and a directory that was moved out of the
+    /// export has no `..`.
+    pub(super) fn find(&self, name: &[u8]) -> WccReply<Attr> {
+        let fs = &self.export.fs;
+        let Some(root) = self.export.directory.filter(|_| name == b"..") else {
+            return fs.lookup_at(self.id, name, &self.caller);
+        };
+        if self.id == root {
+            return fs.lookup_at(self.id, b".", &self.caller);
+        }
+        let reply = fs.lookup_at(self.id, name, &self.caller);
+        let is_below = |attr: &Attr| self.is_below(root, attr.file_id());
+        let result = reply.result.and_then(|attr| match is_below(&attr)? {
+            true => Ok(attr),
+            false => Err(Errno::STALE.into()),
+        });
+        WccReply { result, ..reply }
+    }
+
+    /// Whether a directory is below another one, or is that one.
+    fn is_below(&self, root: FileId, mut id: FileId) -> Result<bool, FsError> {
+        let server = Caller::trusted(0, 0);
+        for _ in 0..PARENT_STEPS_MAX {
+            if id == root {
+                return Ok(true);
+            }
+            if id.ino == Ino::ROOT {
+                break;
+            }
+            let parent = self.export.fs.lookup_at(id, b"..", &server).result?;
+            id = parent.file_id();
+        }
+        Ok(false)
+    }
+
     fn created(&self, reply: &WccReply<Attr>) -> Creation {
         let directory = self.around(&reply.wcc);
         match &reply.result {
@@ -42,15 +82,14 @@ impl Target<'_> {
 }
 
 impl Service {
-    /// `..` of the root is the root: the file system stores it so.
     pub(super) fn lookup(
         &self,
-        credential: &Credential<'_>,
+        peer: Peer<'_>,
         at: &DirectoryName<'_>,
     ) -> Outcome<LookedUpFile, Option<Attributes>> {
-        let target = self.target(credential, at.directory)?;
+        let target = self.target(peer, at.directory)?;
         let name = at.name.check()?;
-        let reply = target.export.fs.lookup_at(target.id, name, &target.caller);
+        let reply = target.find(name);
         let directory = target.after(&reply.wcc);
         match reply.result {
             Ok(attr) => Ok(LookedUpFile {
@@ -62,8 +101,8 @@ impl Service {
         }
     }
 
-    pub(super) fn create(&self, credential: &Credential<'_>, it: &CreateArguments<'_>) -> Creation {
-        let target = self.changed_target(credential, it.at.directory)?;
+    pub(super) fn create(&self, peer: Peer<'_>, it: &CreateArguments<'_>) -> Creation {
+        let target = self.changed_target(peer, it.at.directory)?;
         let name = it.at.name.check()?;
         let (how, attrs) = match &it.mode {
             CreateMode::Unchecked(attrs) => (FsCreateMode::Unchecked, convert::changes(attrs)?),
@@ -85,10 +124,10 @@ impl Service {
 
     pub(super) fn make_directory(
         &self,
-        credential: &Credential<'_>,
+        peer: Peer<'_>,
         it: &MakeDirectoryArguments<'_>,
     ) -> Creation {
-        let target = self.changed_target(credential, it.at.directory)?;
+        let target = self.changed_target(peer, it.at.directory)?;
         let name = it.at.name.check()?;
         let attrs = convert::changes(&it.attributes)?;
         let fs = &target.export.fs;
@@ -96,12 +135,8 @@ impl Service {
         target.created(&reply)
     }
 
-    pub(super) fn make_symlink(
-        &self,
-        credential: &Credential<'_>,
-        it: &SymlinkArguments<'_>,
-    ) -> Creation {
-        let target = self.changed_target(credential, it.at.directory)?;
+    pub(super) fn make_symlink(&self, peer: Peer<'_>, it: &SymlinkArguments<'_>) -> Creation {
+        let target = self.changed_target(peer, it.at.directory)?;
         let name = it.at.name.check()?;
         let path = it.target.check()?;
         let attrs = convert::changes(&it.attributes)?;
@@ -110,36 +145,36 @@ impl Service {
         target.created(&reply)
     }
 
-    /// The file system has no call for special files by a caller without a kernel yet, so all types
-    /// are refused.
-    pub(super) fn make_node(
-        &self,
-        credential: &Credential<'_>,
-        it: &MakeNodeArguments<'_>,
-    ) -> Creation {
-        self.changed_target(credential, it.at.directory)?;
-        match it.file {
-            SpecialFile::Unsuitable(_) => Err(Status::BadType.into()),
-            SpecialFile::CharacterDevice(..)
-            | SpecialFile::BlockDevice(..)
-            | SpecialFile::Socket(_)
-            | SpecialFile::Fifo(_) => Err(Status::NotSupported.into()),
-        }
+    pub(super) fn make_node(&self, peer: Peer<'_>, it: &MakeNodeArguments<'_>) -> Creation {
+        let target = self.changed_target(peer, it.at.directory)?;
+        let name = it.at.name.check()?;
+        let device = |number| convert::encoded_device(number).ok_or(Status::Invalid);
+        let (node, attrs) = match &it.file {
+            SpecialFile::Unsuitable(_) => return Err(Status::BadType.into()),
+            SpecialFile::CharacterDevice(attrs, number) => {
+                ((InodeKind::CharDevice, device(*number)?), attrs)
+            }
+            SpecialFile::BlockDevice(attrs, number) => {
+                ((InodeKind::BlockDevice, device(*number)?), attrs)
+            }
+            SpecialFile::Socket(attrs) => ((InodeKind::Socket, 0), attrs),
+            SpecialFile::Fifo(attrs) => ((InodeKind::Fifo, 0), attrs),
+        };
+        let attrs = convert::changes(attrs)?;
+        let fs = &target.export.fs;
+        let reply = fs.make_node_at(target.id, name, node, &attrs, &target.caller);
+        target.created(&reply)
     }
 
-    pub(super) fn remove(&self, credential: &Credential<'_>, at: &DirectoryName<'_>) -> Removal {
-        let target = self.changed_target(credential, at.directory)?;
+    pub(super) fn remove(&self, peer: Peer<'_>, at: &DirectoryName<'_>) -> Removal {
+        let target = self.changed_target(peer, at.directory)?;
         let name = at.name.check()?;
         let reply = target.export.fs.remove_at(target.id, name, &target.caller);
         target.removed(&reply)
     }
 
-    pub(super) fn remove_directory(
-        &self,
-        credential: &Credential<'_>,
-        at: &DirectoryName<'_>,
-    ) -> Removal {
-        let target = self.changed_target(credential, at.directory)?;
+    pub(super) fn remove_directory(&self, peer: Peer<'_>, at: &DirectoryName<'_>) -> Removal {
+        let target = self.changed_target(peer, at.directory)?;
         let name = at.name.check()?;
         let fs = &target.export.fs;
         let reply = fs.remove_directory_at(target.id, name, &target.caller);
@@ -148,12 +183,12 @@ impl Service {
 
     pub(super) fn rename(
         &self,
-        credential: &Credential<'_>,
+        peer: Peer<'_>,
         it: &RenameArguments<'_>,
     ) -> Outcome<RenamedDirectories, RenamedDirectories> {
-        let from = self.changed_target(credential, it.from.directory)?;
-        let to = self.changed_target(credential, it.to.directory)?;
-        if from.export.volume != to.export.volume {
+        let from = self.changed_target(peer, it.from.directory)?;
+        let to = self.changed_target(peer, it.to.directory)?;
+        if !from.export.is_same(&to.export) {
             return Err(Status::CrossDevice.into());
         }
         let names = (it.from.name.check()?, it.to.name.check()?);
@@ -176,12 +211,12 @@ impl Service {
 
     pub(super) fn link(
         &self,
-        credential: &Credential<'_>,
+        peer: Peer<'_>,
         it: &LinkArguments<'_>,
     ) -> Outcome<LinkedFile, LinkedFile> {
-        let file = self.changed_target(credential, it.file)?;
-        let directory = self.changed_target(credential, it.at.directory)?;
-        if file.export.volume != directory.export.volume {
+        let file = self.changed_target(peer, it.file)?;
+        let directory = self.changed_target(peer, it.at.directory)?;
+        if !file.export.is_same(&directory.export) {
             return Err(Status::CrossDevice.into());
         }
         let name = it.at.name.check()?;

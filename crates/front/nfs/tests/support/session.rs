@@ -17,7 +17,7 @@ use pagemesh_nfs::nfs3::names::{
 };
 use pagemesh_nfs::nfs3::status::Status;
 use std::io::{ErrorKind, Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 pub const NFS: u32 = 100_003;
@@ -118,6 +118,32 @@ impl Session {
 
     pub fn of(world: &World, user: Option<(u32, u32, Vec<u32>)>) -> Session {
         let stream = TcpStream::connect(world.server.local_addrs()[0]).expect("connected");
+        Session::on(stream, user)
+    }
+
+    /// A session from an address of this machine.
+    pub fn from_address(
+        world: &World,
+        from: SocketAddr,
+        user: Option<(u32, u32, Vec<u32>)>,
+    ) -> Session {
+        Session::try_from_address(world, from, user).expect("connected")
+    }
+
+    /// As [`Session::from_address`], if this process may use the address.
+    pub fn try_from_address(
+        world: &World,
+        from: SocketAddr,
+        user: Option<(u32, u32, Vec<u32>)>,
+    ) -> std::io::Result<Session> {
+        use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+        let socket = socket(AddressFamily::INET, SocketType::STREAM, None)?;
+        bind(&socket, &from)?;
+        connect(&socket, &world.server.local_addrs()[0])?;
+        Ok(Session::on(TcpStream::from(socket), user))
+    }
+
+    fn on(stream: TcpStream, user: Option<(u32, u32, Vec<u32>)>) -> Session {
         let limit = Some(Duration::from_secs(30));
         stream.set_read_timeout(limit).expect("a limit");
         stream.set_write_timeout(limit).expect("a limit");

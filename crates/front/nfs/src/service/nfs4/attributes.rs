@@ -15,7 +15,7 @@ use crate::service::{Service, Target};
 use crate::xdr::Writer;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_fs::{
-    AccessMask, Attr, FILE_BYTES_MAX, Ino, LINKS_MAX, SetAttributes, SetTime as FsSetTime,
+    AccessMask, Attr, FILE_BYTES_MAX, LINKS_MAX, SetAttributes, SetTime as FsSetTime,
     Time as FsTime, WccAttr,
 };
 
@@ -84,12 +84,12 @@ impl Target<'_> {
             change: change_number(attr.ctime),
             size_bytes: attr.size,
             used_bytes: attr.pages.saturating_mul(PAGE_BYTES as u64),
-            file_system: self.export.volume.as_u64_pair(),
+            file_system: (self.export.file_system_id(), 0),
             handle,
             inode,
-            mounted_on: match attr.ino {
-                Ino::ROOT => self.export.file_system_id(),
-                _ => inode,
+            mounted_on: match self.with(attr).is_root() {
+                true => self.export.file_system_id(),
+                false => inode,
             },
             mode: attr.mode.into(),
             links: attr.links,
@@ -193,7 +193,7 @@ impl Compound<'_> {
         let granted = match self.place()? {
             Place::Root => wanted & ROOT_RIGHTS,
             Place::File(target) => {
-                let asked = match target.export.options.is_read_only {
+                let asked = match target.options.is_read_only {
                     true => wanted & RIGHTS & !CHANGES,
                     false => wanted & RIGHTS,
                 };

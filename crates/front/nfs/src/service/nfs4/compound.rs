@@ -15,10 +15,10 @@ use crate::nfs4::operation::Operation;
 use crate::nfs4::state::{ClientId, CompoundStateIds, SessionId, SlotUse};
 use crate::nfs4::status::{OK, Status};
 use crate::rpc::{Call, Refusal, Reply};
-use crate::service::{NoReply, Service};
+use crate::service::{NoReply, Peer, Service};
 use crate::xdr::{Decode, Encode, Reader, UNIT_BYTES, Writer};
 use bytes::Bytes;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 /// The procedures of the program.
 const NULL: u32 = 0;
@@ -73,7 +73,7 @@ impl Drop for SlotGuard<'_> {
 pub(super) struct Compound<'a> {
     pub(super) service: &'a Service,
     pub(super) call: &'a Call<'a>,
-    pub(super) client: SocketAddr,
+    pub(super) peer: Peer<'a>,
     pub(super) record: &'a Bytes,
     /// The arguments of the request.
     pub(super) arguments: &'a [u8],
@@ -128,7 +128,7 @@ impl Service {
     /// The reply to a call of version 4.
     pub(in crate::service) fn answer_nfs4(
         &self,
-        client: IpAddr,
+        client: SocketAddr,
         call: &Call<'_>,
         mut arguments: Reader<'_>,
         record: &Bytes,
@@ -157,10 +157,15 @@ impl Service {
         if std::str::from_utf8(head.tag).is_err() {
             return Ok(Reply::success(call.xid, &failed(Status::Invalid)));
         }
+        let table = self.exports.table();
         let compound = Compound {
             service: self,
             call,
-            client: SocketAddr::new(client, 0),
+            peer: Peer {
+                address: client,
+                credential: &call.credential,
+                table: &table,
+            },
             record,
             arguments: whole,
             operations: head.operations,

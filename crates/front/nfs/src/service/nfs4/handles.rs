@@ -1,16 +1,18 @@
 //! The current and the saved file handle, names and the root of all exports.
 //!
 //! The root is a directory of the server with the exports as its entries. It is read-only, belongs to
-//! user 0, and its file-system id is (0, 0): going into an export changes the id.
+//! user 0, and its file-system id is (0, 0): going into an export changes the id. It has the exports of
+//! whole file systems only; those of directories are for NFSv3.
 
 use super::{Compound, Done, Fault};
-use crate::export::ServedExport;
+use crate::export_table::ServedExport;
 use crate::handle::HandleBytes;
 use crate::nfs3::names::FileName;
 use crate::nfs4::status::Status;
 use crate::service::Target;
 use crate::xdr::Writer;
 use pagemesh_fs::{Attr, Ino, InodeKind};
+use std::sync::Arc;
 
 /// The handle of the root. Handles of files are longer.
 pub(super) const ROOT_HANDLE: &[u8] = b"root";
@@ -76,7 +78,7 @@ impl<'a> Compound<'a> {
         if handle.0 == ROOT_HANDLE {
             return self.put_root();
         }
-        let target = self.service.target(&self.call.credential, handle)?;
+        let target = self.service.target(self.peer, handle)?;
         self.set_place(Place::File(target));
         Ok(())
     }
@@ -115,7 +117,9 @@ impl<'a> Compound<'a> {
         let name = checked_name(name)?;
         match place {
             Place::Root => {
-                let export = self.service.exports.by_name(name);
+                let export = self
+                    .exports()
+                    .find(|it| it.path.file_system.as_bytes() == name);
                 self.root_of(export.ok_or(Status::NoEntry)?)
             }
             Place::File(target) => Ok(Place::File(target.child(name)?.0)),
@@ -123,21 +127,23 @@ impl<'a> Compound<'a> {
     }
 
     /// The root directory of an export.
-    pub(super) fn root_of(&self, export: &'a ServedExport) -> Result<Place<'a>, Fault> {
-        if export.is_fenced() {
-            return Err(Fault::Fenced);
-        }
-        let root = export.fs.attr(Ino::ROOT);
-        let root = root.map_err(|error| self.service.report(export, &error))?;
-        let credential = &self.call.credential;
-        let target = self.service.target_in(export, root.file_id(), credential)?;
+    pub(super) fn root_of(&self, export: &Arc<ServedExport>) -> Result<Place<'a>, Fault> {
+        let root = self.service.root_of(export)?;
+        let target = self.service.target_in(export, root, self.peer)?;
         Ok(Place::File(target))
+    }
+
+    /// The entries of the root: the exports of whole file systems to which the client has access.
+    pub(super) fn exports(&self) -> impl Iterator<Item = &'a Arc<ServedExport>> + use<'a> {
+        let address = self.peer.address.ip();
+        let exports = self.peer.table.iter();
+        exports.filter(move |it| it.directory.is_none() && it.rule(address).is_some())
     }
 
     pub(super) fn lookup_parent(&mut self) -> Done {
         let parent = match self.place()? {
             Place::Root => return Err(Status::NoEntry.into()),
-            Place::File(target) if target.id.ino == Ino::ROOT => Place::Root,
+            Place::File(target) if target.is_root() => Place::Root,
             Place::File(target) => Place::File(target.child(b"..")?.0),
         };
         self.set_place(parent);
@@ -172,12 +178,20 @@ impl<'a> Compound<'a> {
 /// A file of an operation that changes it.
 pub(super) fn changed<'p, 'a>(place: &'p Place<'a>) -> Result<&'p Target<'a>, Fault> {
     match place {
-        Place::File(target) if !target.export.options.is_read_only => Ok(target),
+        Place::File(target) if !target.options.is_read_only => Ok(target),
         Place::Root | Place::File(_) => Err(Status::ReadOnly.into()),
     }
 }
 
 impl<'a> Target<'a> {
+    /// Whether the file is the root of its export.
+    pub(super) fn is_root(&self) -> bool {
+        match self.export.directory {
+            Some(directory) => self.id == directory,
+            None => self.id.ino == Ino::ROOT,
+        }
+    }
+
     /// Another file of the same export and caller.
     pub(super) fn with(&self, attr: &Attr) -> Target<'a> {
         Target {
@@ -188,7 +202,7 @@ impl<'a> Target<'a> {
 
     /// The file of a name in this directory.
     pub(super) fn child(&self, name: &[u8]) -> Result<(Target<'a>, Attr), Fault> {
-        let reply = self.export.fs.lookup_at(self.id, name, &self.caller);
+        let reply = self.find(name);
         match reply.result {
             Ok(attr) => Ok((self.with(&attr), attr)),
             Err(error) => {

@@ -111,7 +111,7 @@ impl Compound<'_> {
     fn list_exports(&self, it: &ReadDirectory, room: usize, out: &mut Writer) -> Done {
         out.fixed(&it.verifier);
         let mut entries = Entries::new(it, room, out);
-        for (cookie, export) in (FIRST_COOKIE..).zip(self.service.exports.iter()) {
+        for (cookie, export) in (FIRST_COOKIE..).zip(self.exports()) {
             if cookie <= it.cookie {
                 continue;
             }
@@ -120,7 +120,7 @@ impl Compound<'_> {
                 Ok(Place::File(root)) => root,
                 // A fenced export stays in the list of names, without attributes.
                 Ok(Place::Root) | Err(_) => {
-                    let is_added = entries.add(cookie, export.name.as_bytes(), |out| {
+                    let is_added = entries.add(cookie, export.path.file_system.as_bytes(), |out| {
                         encode_error(Status::Delay, out);
                     });
                     match is_added {
@@ -131,7 +131,7 @@ impl Compound<'_> {
             };
             let attr = root.attr()?;
             let shared = self.service.shared_attributes(it.attributes, Some(root));
-            let is_added = entries.add(cookie, export.name.as_bytes(), |out| {
+            let is_added = entries.add(cookie, export.path.file_system.as_bytes(), |out| {
                 root.encode_entry(it.attributes, &attr, &shared, out);
             });
             if !is_added {

@@ -23,7 +23,7 @@ mod opens;
 mod sessions;
 
 use super::Failure;
-use crate::export::Exports;
+use crate::export_table::Exports;
 use crate::nfs4::identity::{Identities, NumericIdentities};
 use crate::nfs4::state::limits::LEASE;
 use crate::nfs4::state::{FileKey, Instance, JournalRecord, KnownClients, NfsState, StateError};
@@ -156,7 +156,7 @@ impl Nfs4 {
         let since = SystemTime::now().duration_since(UNIX_EPOCH);
         let ticks = since.map_or(0, |since| since.as_millis() * INSTANCES_PER_SECOND / 1000);
         known.apply(&JournalRecord::Started(Instance(ticks as u32)));
-        let first = exports.iter().next().map(|export| export.volume);
+        let first = exports.file_systems().next().map(|fs| fs.volume);
         Self {
             inner: Mutex::new(LockedState {
                 state: NfsState::new(&known, (options.clock)()),

@@ -3,13 +3,14 @@
 use super::attributes::{change_before, change_number, fs_changes};
 use super::handles::{changed, checked_name};
 use super::{Compound, Done};
+use crate::nfs3::attributes::DeviceNumber;
 use crate::nfs3::names::FileName;
 use crate::nfs4::arguments::{Create, CreateType, Rename};
 use crate::nfs4::attributes::{AttributeChange, SETTABLE};
 use crate::nfs4::status::Status;
-use crate::service::Target;
+use crate::service::{Target, convert};
 use crate::xdr::Writer;
-use pagemesh_fs::{FsError, Wcc};
+use pagemesh_fs::{FsError, InodeKind, Wcc};
 use rustix::io::Errno;
 
 /// Appends the change of a directory (`change_info4`).
@@ -36,9 +37,24 @@ impl<'a> Compound<'a> {
                 let path = path.check().map_err(Status::from)?;
                 fs.symlink_at(target.id, name, path, &attrs, caller)
             }
-            // The file system has no call for special files by a caller without a kernel yet.
-            CreateType::Device { .. } | CreateType::Socket | CreateType::Fifo => {
-                return Err(Status::NotSupported.into());
+            CreateType::Socket => {
+                fs.make_node_at(target.id, name, (InodeKind::Socket, 0), &attrs, caller)
+            }
+            CreateType::Fifo => {
+                fs.make_node_at(target.id, name, (InodeKind::Fifo, 0), &attrs, caller)
+            }
+            CreateType::Device {
+                is_block,
+                major,
+                minor,
+            } => {
+                let device = convert::encoded_device(DeviceNumber { major, minor });
+                let kind = match is_block {
+                    true => InodeKind::BlockDevice,
+                    false => InodeKind::CharDevice,
+                };
+                let node = (kind, device.ok_or(Status::Invalid)?);
+                fs.make_node_at(target.id, name, node, &attrs, caller)
             }
             CreateType::Unsuitable(_) => return Err(Status::BadType.into()),
         };
@@ -67,7 +83,7 @@ impl<'a> Compound<'a> {
                 if reply
                     .file
                     .after
-                    .is_some_and(|attr| attr.kind == pagemesh_fs::InodeKind::Directory) =>
+                    .is_some_and(|attr| attr.kind == InodeKind::Directory) =>
             {
                 Err(Status::IsDirectory.into())
             }
@@ -132,11 +148,11 @@ impl<'a> Compound<'a> {
 
 fn is_directory(wcc: &Wcc) -> bool {
     let after = wcc.after.as_ref();
-    after.is_some_and(|attr| attr.kind == pagemesh_fs::InodeKind::Directory)
+    after.is_some_and(|attr| attr.kind == InodeKind::Directory)
 }
 
 fn check_same_file_system(one: &Target<'_>, other: &Target<'_>) -> Done {
-    match one.export.volume == other.export.volume {
+    match one.export.is_same(&other.export) {
         true => Ok(()),
         false => Err(Status::CrossDevice.into()),
     }

@@ -9,6 +9,7 @@ use super::compound::Compound;
 use super::handles::{Place, checked_name};
 use super::names::encode_change;
 use super::{Done, Fault, encode_state_id};
+use crate::export_table::ServedExport;
 use crate::nfs3::names::FileName;
 use crate::nfs4::arguments::WireStateid;
 use crate::nfs4::arguments::open::{Claim, Close, OpenArguments, OpenDowngrade, OpenHow};
@@ -20,6 +21,7 @@ use crate::service::Target;
 use crate::xdr::Writer;
 use pagemesh_fs::{AccessMask, Attr, CreateMode, FsError, InodeKind, SetAttributes, Wcc};
 use rustix::io::Errno;
+use std::sync::Arc;
 
 /// OPEN4_RESULT_LOCKTYPE_POSIX: locks are split and merged as those of POSIX.
 const RESULT_POSIX_LOCKS: u32 = 4;
@@ -126,8 +128,8 @@ impl<'a> Compound<'a> {
         let directory = match self.place()? {
             Place::File(directory) => directory,
             Place::Root => {
-                let export = self.service.exports.by_name(name);
-                return Err(match export {
+                let is_name = |it: &&Arc<ServedExport>| it.path.file_system.as_bytes() == name;
+                return Err(match self.exports().find(is_name) {
                     Some(_) => Status::IsDirectory.into(),
                     None => Status::NoEntry.into(),
                 });
@@ -297,7 +299,7 @@ impl<'a> OpenedFile<'a> {
     fn check_access(&self, access: ShareBits) -> Done {
         let target = &self.target;
         let is_write = access.contains(ShareBits::WRITE);
-        if is_write && target.export.options.is_read_only {
+        if is_write && target.options.is_read_only {
             return Err(Status::ReadOnly.into());
         }
         if self.is_new {

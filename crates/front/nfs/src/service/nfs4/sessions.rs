@@ -84,7 +84,7 @@ impl Compound<'_> {
                 Protection::MachineCredential => StateProtection::MachineCredential,
                 Protection::Ssv => StateProtection::SecretStateVerifier,
             },
-            address: self.client,
+            address: self.peer.address,
         };
         let nfs4 = &self.service.nfs4;
         let reply = nfs4.call(|locked, now| locked.state.exchange_id(&args, now))?;
@@ -110,7 +110,7 @@ impl Compound<'_> {
             fore: channel(&it.fore),
             back: channel(&it.back),
             principal: self.principal(),
-            address: self.client,
+            address: self.peer.address,
         };
         let nfs4 = &self.service.nfs4;
         let reply = nfs4.call(|locked, now| locked.state.create_session(&args, now))?;
@@ -162,7 +162,7 @@ impl Compound<'_> {
             request_bytes: self.record.len(),
             operations: self.operations as usize,
             fingerprint: self.fingerprint(),
-            address: self.client,
+            address: self.peer.address,
         };
         let nfs4 = &self.service.nfs4;
         let grant = match nfs4.call(|locked, now| locked.state.sequence(&args, now))? {

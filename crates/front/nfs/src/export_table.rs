@@ -1,0 +1,324 @@
+//! The exports of a server: file systems, the paths that clients mount, and the rules of each.
+//!
+//! Invariants: the file systems of a server stay the same. Its paths and rules are one table, which
+//! an exports file replaces as a whole. A call uses one table from its begin to its end.
+//!
+//! A handle has the id of its export, so the rules of that export decide about each use of it. The
+//! export of a whole file system has the id of the volume. The id of an exported directory follows
+//! from the volume and the identity of the directory: handles survive restarts and takeovers, and
+//! become stale when another directory gets the name.
+
+use crate::client_pattern::ClientPattern;
+use crate::export::{Export, ExportError, ExportOptions, FreeSpaceFn};
+use crate::exports_file::{
+    ClientRule, ExportLine, ExportPath, ExportsFile, ExportsFileCause, ExportsFileError,
+};
+use crate::groups::{GroupCache, GroupLookup, system_groups};
+use crate::handle::{EncodedHandle, FileHandle, HandleKey};
+use crate::nfs3::files::WriteVerifier;
+use crate::nfs3::listing::CookieVerifier;
+use crate::pin_cache::PinCache;
+use pagemesh_base::poison;
+use pagemesh_fs::{Caller, FileId, Fs, FsError, Ino, InodeKind};
+use siphasher::sip::SipHasher24;
+use siphasher::sip128::{Hasher128, SipHasher24 as WideSipHasher24};
+use std::collections::HashMap;
+use std::hash::Hasher;
+use std::net::IpAddr;
+use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, RwLock};
+use uuid::Uuid;
+
+/// The key of the hash that makes cookie verifiers. It stays for ever, because clients keep them.
+const COOKIE_KEY: [u8; 16] = *b"pagemesh cookies";
+/// The key of the hash that makes the ids of exported directories. It stays for ever, too.
+const DIRECTORY_KEY: [u8; 16] = *b"pagemesh exports";
+
+/// All exports of a server. Clones share their state.
+#[derive(Clone)]
+pub struct Exports(Arc<ExportsState>);
+
+struct ExportsState {
+    file_systems: Box<[Arc<ServedFs>]>,
+    table: RwLock<Arc<ExportTable>>,
+    groups: GroupCache,
+}
+
+impl Exports {
+    /// Exports that can be served together: each file system under its name, for all clients.
+    ///
+    /// # Errors
+    /// If names or volumes are unusable, or there are more than
+    /// [`EXPORTS_MAX`](crate::limits::EXPORTS_MAX).
+    pub fn new(exports: Vec<Export>) -> Result<Self, ExportError> {
+        Self::with_groups(exports, Box::new(system_groups))
+    }
+
+    /// As [`Exports::new`], with another source of groups.
+    ///
+    /// # Errors
+    /// As [`Exports::new`].
+    pub fn with_groups(exports: Vec<Export>, lookup: GroupLookup) -> Result<Self, ExportError> {
+        Export::check_all(&exports)?;
+        let served = exports.into_iter().map(ServedFs::new);
+        let (file_systems, exports): (Vec<_>, Vec<_>) = served.unzip();
+        Ok(Self(Arc::new(ExportsState {
+            file_systems: file_systems.into(),
+            table: RwLock::new(Arc::new(ExportTable::new(exports))),
+            groups: GroupCache::new(lookup),
+        })))
+    }
+
+    /// Replaces all paths and rules by the ones of a file. Calls that begin later use them, also on
+    /// present connections. It looks exported directories up, and may wait for their volumes.
+    ///
+    /// # Errors
+    /// If the file names an unknown file system, or a directory that does not exist. Then the earlier
+    /// paths and rules stay.
+    pub fn apply(&self, file: &ExportsFile) -> Result<(), ExportsFileError> {
+        let served = file.exports.iter().map(|line| {
+            let export = self.serve_line(line);
+            export.map_err(|cause| file.error(line.line, cause))
+        });
+        let table = ExportTable::new(served.collect::<Result<_, _>>()?);
+        *poison::recover(self.0.table.write()) = Arc::new(table);
+        Ok(())
+    }
+
+    fn serve_line(&self, line: &ExportLine) -> Result<ServedExport, ExportsFileCause> {
+        let name = &line.path.file_system;
+        let fs = self.file_systems().find(|fs| fs.name == *name);
+        let fs = fs.ok_or_else(|| ExportsFileCause::UnknownFileSystem(name.clone()))?;
+        let directory = fs.directory(&line.path.directories);
+        let directory = directory
+            .map_err(|error| ExportsFileCause::Directory(line.path.clone(), error.to_string()))?;
+        Ok(ServedExport {
+            id: match directory {
+                None => *fs.volume.as_bytes(),
+                Some(directory) => directory_export_id(fs.volume, directory),
+            },
+            directory,
+            path: line.path.clone(),
+            rules: line.rules.clone(),
+            file_system: Arc::clone(fs),
+        })
+    }
+
+    /// The file systems, also those without an export.
+    pub(crate) fn file_systems(&self) -> impl Iterator<Item = &Arc<ServedFs>> {
+        self.0.file_systems.iter()
+    }
+
+    /// The paths and rules of now.
+    pub(crate) fn table(&self) -> Arc<ExportTable> {
+        let table = poison::recover(self.0.table.read());
+        Arc::clone(&table)
+    }
+
+    /// The groups of users.
+    pub(crate) fn groups(&self) -> &GroupCache {
+        &self.0.groups
+    }
+}
+
+/// The paths that clients mount.
+pub(crate) struct ExportTable {
+    exports: Vec<Arc<ServedExport>>,
+    by_id: HashMap<[u8; 16], usize>,
+}
+
+impl ExportTable {
+    /// Paths in the order of a file.
+    fn new(exports: Vec<ServedExport>) -> Self {
+        let exports: Vec<_> = exports.into_iter().map(Arc::new).collect();
+        let ids = exports.iter().enumerate();
+        let by_id = ids.map(|(at, export)| (export.id, at)).collect();
+        Self { exports, by_id }
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<ServedExport>> {
+        self.exports.iter()
+    }
+
+    /// The export with this id, which handles have.
+    pub(crate) fn by_id(&self, id: [u8; 16]) -> Option<&Arc<ServedExport>> {
+        self.by_id.get(&id).and_then(|at| self.exports.get(*at))
+    }
+
+    /// The exports of a path with these names and of the directories above it, the deepest one first.
+    pub(crate) fn above(&self, names: &[&[u8]]) -> Vec<&Arc<ServedExport>> {
+        let begins = |export: &&Arc<ServedExport>| {
+            let mut names = names.iter();
+            export.names().all(|name| names.next() == Some(&name))
+        };
+        let mut found: Vec<_> = self.iter().filter(begins).collect();
+        found.sort_by_key(|export| std::cmp::Reverse(export.depth()));
+        found
+    }
+}
+
+/// A path that clients mount, with its rules.
+pub(crate) struct ServedExport {
+    file_system: Arc<ServedFs>,
+    pub(crate) path: ExportPath,
+    /// The id of the export in its handles.
+    id: [u8; 16],
+    /// The directory that clients see as the root; none: the root of the file system.
+    pub(crate) directory: Option<FileId>,
+    /// The most specific one first.
+    rules: Vec<ClientRule>,
+}
+
+impl Deref for ServedExport {
+    type Target = ServedFs;
+
+    fn deref(&self) -> &ServedFs {
+        &self.file_system
+    }
+}
+
+impl ServedExport {
+    /// The rule for a client; none if it has no access.
+    pub(crate) fn rule(&self, client: IpAddr) -> Option<&ExportOptions> {
+        let rule = self.rules.iter().find(|it| it.clients.matches(client));
+        rule.map(|rule| &rule.options)
+    }
+
+    /// The clients, as people read them; empty for all.
+    pub(crate) fn client_names(&self) -> Vec<String> {
+        match self.rules.as_slice() {
+            [rule] if rule.clients == ClientPattern::All => Vec::new(),
+            rules => rules.iter().map(|it| it.clients.to_string()).collect(),
+        }
+    }
+
+    fn names(&self) -> impl Iterator<Item = &[u8]> {
+        let directories = self.path.directories.iter();
+        let names = std::iter::once(&self.path.file_system).chain(directories);
+        names.map(String::as_bytes)
+    }
+
+    /// The number of names in the path.
+    pub(crate) fn depth(&self) -> usize {
+        1 + self.path.directories.len()
+    }
+
+    /// The id that clients tell file systems by. Each export has its own, so that a client keeps the
+    /// files of two exports apart.
+    pub(crate) fn file_system_id(&self) -> u64 {
+        let (high, low) = Uuid::from_bytes(self.id).as_u64_pair();
+        high ^ low
+    }
+
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        self.id == other.id
+    }
+
+    pub(crate) fn handle(&self, id: FileId) -> EncodedHandle {
+        self.key.encode(&FileHandle {
+            volume: self.id,
+            snapshot_epoch: 0,
+            inode: id.ino.0,
+            generation: id.generation,
+            birth_fold: id.birth,
+        })
+    }
+}
+
+/// The id of the export of a directory.
+fn directory_export_id(volume: Uuid, directory: FileId) -> [u8; 16] {
+    let mut hasher = WideSipHasher24::new_with_key(&DIRECTORY_KEY);
+    hasher.write(volume.as_bytes());
+    hasher.write(&directory.ino.0.to_be_bytes());
+    hasher.write(&directory.generation.to_be_bytes());
+    hasher.write(&directory.birth.to_be_bytes());
+    hasher.finish128().as_bytes()
+}
+
+/// A file system with its state.
+pub(crate) struct ServedFs {
+    pub(crate) name: String,
+    pub(crate) fs: Arc<Fs>,
+    pub(crate) volume: Uuid,
+    pub(crate) key: HandleKey,
+    attachment: u32,
+    pub(crate) free_space: FreeSpaceFn,
+    /// The files in use.
+    pub(crate) pins: PinCache,
+    /// Another host has the volume. No call gets a reply any more.
+    is_fenced: AtomicBool,
+    cookie_verifier: CookieVerifier,
+}
+
+impl ServedFs {
+    /// The state of a file system, and its export under its name, for all clients.
+    fn new(export: Export) -> (Arc<Self>, ServedExport) {
+        let mut hasher = SipHasher24::new_with_key(&COOKIE_KEY);
+        hasher.write(export.volume.as_bytes());
+        let fs = Arc::new(Self {
+            pins: PinCache::new(Arc::clone(&export.fs)),
+            is_fenced: AtomicBool::new(false),
+            cookie_verifier: CookieVerifier(hasher.finish().to_be_bytes()),
+            name: export.name,
+            fs: export.fs,
+            volume: export.volume,
+            key: export.key,
+            attachment: export.attachment,
+            free_space: export.free_space,
+        });
+        let served = ServedExport {
+            path: ExportPath {
+                file_system: fs.name.clone(),
+                directories: Vec::new(),
+            },
+            id: *fs.volume.as_bytes(),
+            directory: None,
+            rules: vec![ClientRule {
+                clients: ClientPattern::All,
+                options: export.options,
+            }],
+            file_system: Arc::clone(&fs),
+        };
+        (fs, served)
+    }
+
+    /// The directory with these names below the root; none for no names. Symbolic links are not followed: a user could
+    /// change them.
+    fn directory(&self, names: &[String]) -> Result<Option<FileId>, FsError> {
+        if names.is_empty() {
+            return Ok(None);
+        }
+        let mut id = self.fs.attr(Ino::ROOT)?.file_id();
+        let server = Caller::trusted(0, 0);
+        for name in names {
+            let found = self.fs.lookup_at(id, name.as_bytes(), &server).result?;
+            if found.kind != InodeKind::Directory {
+                return Err(rustix::io::Errno::NOTDIR.into());
+            }
+            id = found.file_id();
+        }
+        Ok(Some(id))
+    }
+
+    pub(crate) fn is_fenced(&self) -> bool {
+        self.is_fenced.load(Ordering::Acquire)
+    }
+
+    /// Returns whether it was not fenced before.
+    pub(crate) fn set_fenced(&self) -> bool {
+        !self.is_fenced.swap(true, Ordering::AcqRel)
+    }
+
+    /// Constant per volume: cookies survive changes, restarts and takeovers.
+    pub(crate) fn cookie_verifier(&self) -> CookieVerifier {
+        self.cookie_verifier
+    }
+
+    /// The verifier of unstable writes, with the low half of a number of losses.
+    pub(crate) fn write_verifier(&self, losses: u64) -> WriteVerifier {
+        let losses = losses as u32;
+        let number = u64::from(self.attachment) << 32 | u64::from(losses);
+        WriteVerifier(number.to_be_bytes())
+    }
+}
