@@ -20,6 +20,8 @@ pub struct Counters {
     pub violations: u64,
     /// Calls of NFSv3, by the number of the procedure.
     pub calls: [u64; PROCEDURES],
+    /// Requests of NFSv4.1.
+    pub compounds: u64,
     /// Calls of MOUNT.
     pub mount_calls: u64,
     /// Calls refused before a procedure saw them: unknown programs and procedures, malformed
@@ -41,6 +43,7 @@ pub(crate) struct CounterCells {
     pub(crate) refused: AtomicU64,
     pub(crate) violations: AtomicU64,
     calls: [AtomicU64; PROCEDURES],
+    pub(crate) compounds: AtomicU64,
     pub(crate) mount_calls: AtomicU64,
     pub(crate) refused_calls: AtomicU64,
     pub(crate) repeated_calls: AtomicU64,
@@ -79,6 +82,7 @@ impl CounterCells {
             refused: value(&self.refused),
             violations: value(&self.violations),
             calls: std::array::from_fn(|number| self.calls.get(number).map_or(0, value)),
+            compounds: value(&self.compounds),
             mount_calls: value(&self.mount_calls),
             refused_calls: value(&self.refused_calls),
             repeated_calls: value(&self.repeated_calls),

@@ -82,6 +82,24 @@ pub(crate) const REPETITIONS_MAX: usize = 8;
 /// Clients that wait until they are accepted; the system may allow fewer. Clients beyond it connect a
 /// second later.
 pub(crate) const LISTEN_BACKLOG: i32 = 4096;
+/// Words of a set of attributes in NFSv4: minor version 1 has attributes up to number 81.
+pub const BITMAP_WORDS_MAX: usize = 3;
+/// Bytes of the tag of a COMPOUND. A client chooses it, and the reply repeats it.
+pub const TAG_BYTES_MAX: usize = 1024;
+/// Operations of one COMPOUND. Linux sends fewer than 16.
+pub const OPERATIONS_MAX: u32 = 64;
+/// Bytes of the values of attributes that a client sends: two names of owners and fixed fields.
+pub const ATTRIBUTES_BYTES_MAX: usize = 4 << 10;
+/// Bytes of the name of an owner of files.
+pub const OWNER_NAME_BYTES_MAX: usize = 1024;
+/// Bytes of the name of a client, and of an owner of opens or locks (RFC 8881, NFS4_OPAQUE_LIMIT).
+pub const OWNER_BYTES_MAX: usize = 1024;
+/// Algorithms that a client offers for the protection of state. None is used.
+pub const SECURITY_OIDS_MAX: usize = 16;
+/// Security flavors that a client offers for callbacks.
+pub const CALLBACK_SECURITY_MAX: usize = 8;
+/// State ids of one TEST_STATEID.
+pub const STATEIDS_MAX: usize = 256;
 /// The pause of accepting after descriptors or memory ran out.
 pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// The time that threads get after their sockets are shut down.

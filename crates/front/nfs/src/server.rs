@@ -21,6 +21,7 @@ use crate::limits::{
 };
 use crate::poller::{END_EVENT, Poller};
 use crate::service::Service;
+use crate::service::nfs4::Nfs4Options;
 use crate::stop_signal::StopSignal;
 use crate::supervisor::Supervisor;
 use crate::workers::figures::Figures;
@@ -111,13 +112,27 @@ impl Server {
         on_error: ErrorHook,
         limits: Limits,
     ) -> Result<Self, ServerError> {
+        Self::start_nfs4(listen, exports, on_error, limits, &Nfs4Options::default())
+    }
+
+    /// As [`Server::start_with`], with options of NFSv4.1.
+    ///
+    /// # Errors
+    /// As [`Server::start`].
+    pub fn start_nfs4(
+        listen: &[SocketAddr],
+        exports: Exports,
+        on_error: ErrorHook,
+        limits: Limits,
+        nfs4: &Nfs4Options,
+    ) -> Result<Self, ServerError> {
         if listen.is_empty() {
             return Err(ServerError::NoAddress);
         }
         let bound: Result<Vec<_>, _> = listen.iter().map(|address| bind(*address)).collect();
         let (listeners, local_addrs): (Vec<_>, Vec<_>) = bound?.into_iter().unzip();
         let pollers = (processors::count() + 2).clamp(POLLERS_MIN, POLLERS_MAX);
-        let service = Service::new(exports, on_error);
+        let service = Service::new(exports, on_error, nfs4);
         let counters = Arc::clone(&service.counters);
         let connections = Arc::new(Connections::new(limits, counters)?);
         let state = Arc::new(ServerState {
@@ -196,6 +211,7 @@ impl Server {
         let abandoned = state.wait_for_threads(ABANDON_LIMIT);
         state.join_finished();
         if abandoned == 0 {
+            state.dispatcher.service.nfs4.close();
             for fs in state.dispatcher.service.exports.file_systems() {
                 fs.pins.close();
             }

@@ -8,6 +8,7 @@ mod filesystem;
 mod listing;
 mod mount;
 mod names;
+pub(crate) mod nfs4;
 mod route;
 pub(crate) mod snapshots;
 
@@ -20,11 +21,13 @@ use crate::mount_list::MountRegister;
 use crate::mount3::{self, MountCall};
 use crate::nfs3::status::{Answer, Status};
 use crate::nfs3::{self, Nfs3Call};
+use crate::nfs4::VERSION as NFS4_VERSION;
 use crate::reply_cache::{Admission, ReplyCache};
 use crate::rpc::{ArgumentsError, Call, CallError, Credential, Refusal, Reply};
 use crate::workers::QueuedCall;
 use crate::xdr::{Encode, Reader};
 use bytes::Bytes;
+use nfs4::{Nfs4, Nfs4Options};
 use pagemesh_base::space::SpaceError;
 use pagemesh_fs::{Caller, FileId, Fs, FsError, Ino};
 use snapshots::View;
@@ -104,6 +107,7 @@ impl<F: Default> From<Status> for Failed<F> {
 pub(crate) struct Service {
     pub(crate) exports: Exports,
     pub(crate) counters: Arc<CounterCells>,
+    pub(crate) nfs4: Nfs4,
     /// The repeated calls that wait, and the replies to others.
     pub(crate) replies: ReplyCache<QueuedCall>,
     mounts: MountRegister,
@@ -120,6 +124,7 @@ struct Peer<'a> {
 }
 
 /// A file that a call names.
+#[derive(Clone)]
 struct Target<'a> {
     service: &'a Service,
     export: Arc<ServedExport>,
@@ -133,8 +138,9 @@ struct Target<'a> {
 }
 
 impl Service {
-    pub(crate) fn new(exports: Exports, on_error: ErrorHook) -> Self {
+    pub(crate) fn new(exports: Exports, on_error: ErrorHook, nfs4: &Nfs4Options) -> Self {
         Self {
+            nfs4: Nfs4::new(&exports, nfs4),
             exports,
             counters: Arc::default(),
             replies: ReplyCache::default(),
@@ -163,10 +169,15 @@ impl Service {
             (nfs3::PROGRAM, nfs3::VERSION) => {
                 self.answer_once((client, record), &call, arguments, waiting)
             }
+            (nfs3::PROGRAM, NFS4_VERSION) => self.answer_nfs4(client, &call, arguments, record),
             (mount3::PROGRAM, mount3::VERSION) => self.answer_mount(client, &call, arguments),
             (acl3::PROGRAM, acl3::VERSION) => self.answer_acl(client, &call, arguments),
-            (nfs3::PROGRAM | mount3::PROGRAM | acl3::PROGRAM, _) => {
-                let (low, high) = (nfs3::VERSION, nfs3::VERSION);
+            (nfs3::PROGRAM, _) => {
+                let (low, high) = (nfs3::VERSION, NFS4_VERSION);
+                Ok(self.refuse(&call, Refusal::ProgramMismatch { low, high }))
+            }
+            (mount3::PROGRAM | acl3::PROGRAM, _) => {
+                let (low, high) = (mount3::VERSION, mount3::VERSION);
                 Ok(self.refuse(&call, Refusal::ProgramMismatch { low, high }))
             }
             _ => Ok(self.refuse(&call, Refusal::ProgramUnavailable)),

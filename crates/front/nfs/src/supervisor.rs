@@ -90,6 +90,7 @@ impl Supervisor<'_> {
             }
             if now >= pins_at {
                 self.sweep_pins(now);
+                self.dispatcher.service.nfs4.tick();
                 pins_at = now + PIN_SWEEP_PAUSE;
             }
             let (is_pending, has_grown) = self.supervise(started);

@@ -136,6 +136,14 @@ impl<'a> Reader<'a> {
         field.first_chunk().ok_or(short)
     }
 
+    /// Takes `count` bytes and their padding, without a length before them.
+    ///
+    /// # Errors
+    /// If the bytes or their padding are not there.
+    pub fn bytes(&mut self, count: usize) -> Result<&'a [u8], XdrError> {
+        self.take(count)
+    }
+
     /// Takes an unsigned integer.
     ///
     /// # Errors
@@ -289,6 +297,20 @@ impl Writer {
     pub fn opaque(&mut self, bytes: &[u8]) {
         self.length(bytes.len());
         self.fixed(bytes);
+    }
+
+    /// Replaces the four bytes at `at` with an unsigned integer, for a field that depends on later
+    /// ones. Bytes that were not appended stay absent.
+    pub fn replace_u32(&mut self, at: usize, value: u32) {
+        if let Some(field) = self.bytes.get_mut(at..at.saturating_add(UNIT_BYTES)) {
+            field.copy_from_slice(&value.to_be_bytes());
+        }
+    }
+
+    /// The bytes after the first `from`.
+    #[must_use]
+    pub fn written(&self, from: usize) -> &[u8] {
+        self.bytes.get(from..).unwrap_or_default()
     }
 
     /// Appends another value.

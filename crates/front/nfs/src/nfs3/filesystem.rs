@@ -5,7 +5,7 @@ use crate::nfs3::status::Answer;
 use crate::xdr::{Encode, Writer};
 
 /// The space of a file system.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SpaceUsage {
     /// The attributes of the file system's root.
     pub attributes: Option<Attributes>,

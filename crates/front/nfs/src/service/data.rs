@@ -20,7 +20,7 @@ use std::time::Instant;
 
 impl Target<'_> {
     /// A snapshot frees nothing, so its pins are not kept.
-    fn pin(&self) -> Result<Arc<Pin>, Failure> {
+    pub(super) fn pin(&self) -> Result<Arc<Pin>, Failure> {
         let pin = match self.view {
             View::Live => self.export.pins.get(self.id, Instant::now()),
             View::Directory => return Err(Status::IsDirectory.into()),

@@ -1,6 +1,6 @@
 //! FSSTAT, FSINFO and PATHCONF.
 
-use super::{Outcome, Peer, Service};
+use super::{Outcome, Peer, Service, Target};
 use crate::handle::HandleBytes;
 use crate::limits::{LISTING_BYTES_MAX, TRANSFER_BYTES_MAX};
 use crate::nfs3::attributes::{Attributes, Time};
@@ -8,27 +8,21 @@ use crate::nfs3::filesystem::{NameRules, ServerLimits, SpaceUsage, TransferSizes
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_fs::{FILE_BYTES_MAX, LINKS_MAX, NAME_MAX};
 
-impl Service {
+impl Target<'_> {
     /// The free space is that of the limit or of the pools, as `statfs` of a mount tells it. A new
     /// file takes at least a page.
-    pub(super) fn space_usage(
-        &self,
-        peer: Peer<'_>,
-        file: HandleBytes<'_>,
-    ) -> Outcome<SpaceUsage, Option<Attributes>> {
-        let target = self.target(peer, file)?;
-        let attributes = target.own_attributes()?;
-        let usage = target.export.fs.usage();
+    pub(super) fn space_with(&self, attributes: Option<Attributes>) -> SpaceUsage {
+        let usage = self.export.fs.usage();
         let within_limit = match usage.limit_bytes {
             0 => None,
             limit => Some(limit.saturating_sub(usage.used_bytes)),
         };
-        let in_pools = (target.export.free_space)();
+        let in_pools = (self.export.free_space)();
         let free = [within_limit, in_pools].into_iter().flatten().min();
         let free_bytes = free.unwrap_or(0);
         let free_files = free_bytes / PAGE_BYTES as u64;
-        Ok(SpaceUsage {
-            attributes: Some(attributes),
+        SpaceUsage {
+            attributes,
             total_bytes: usage.used_bytes.saturating_add(free_bytes),
             free_bytes,
             available_bytes: free_bytes,
@@ -36,7 +30,19 @@ impl Service {
             free_files,
             available_files: free_files,
             unchanged_seconds: 0,
-        })
+        }
+    }
+}
+
+impl Service {
+    pub(super) fn space_usage(
+        &self,
+        peer: Peer<'_>,
+        file: HandleBytes<'_>,
+    ) -> Outcome<SpaceUsage, Option<Attributes>> {
+        let target = self.target(peer, file)?;
+        let attributes = target.own_attributes()?;
+        Ok(target.space_with(Some(attributes)))
     }
 
     pub(super) fn server_limits(

@@ -83,7 +83,7 @@ impl Service {
     }
 
     /// The root of an export.
-    fn root_of(&self, export: &ServedExport) -> Result<FileId, Failure> {
+    pub(super) fn root_of(&self, export: &ServedExport) -> Result<FileId, Failure> {
         if export.is_fenced() {
             return Err(Failure::Fenced);
         }

@@ -1,0 +1,61 @@
+//! The bounds of the state of NFSv4.1: every count, length and time.
+
+use std::time::Duration;
+
+/// The lease: a client that sends no SEQUENCE for this time may lose its state.
+pub const LEASE: Duration = Duration::from_secs(90);
+/// The grace period after a start with known clients. A client notices a restart within a lease.
+pub const GRACE: Duration = LEASE;
+/// A reclaim near the end of the grace period extends it to this time after the reclaim.
+pub const GRACE_EXTENSION: Duration = Duration::from_secs(5);
+/// The longest grace period, with its extensions.
+pub const GRACE_MAX: Duration = Duration::from_secs(180);
+/// The time that an expired client keeps its state if no other client needs it: a laptop that sleeps
+/// over a night goes on in the morning.
+pub const COURTESY: Duration = Duration::from_secs(24 * 3600);
+/// Client records, confirmed or not. At the limit the server removes expired clients first.
+pub const CLIENTS_MAX: usize = 4096;
+/// Unconfirmed client records. EXCHANGE_ID needs no lease, so that a flood of them must not displace
+/// confirmed clients; the oldest one makes room.
+pub const UNCONFIRMED_MAX: usize = 1024;
+/// Expired clients with state. The oldest one makes room.
+pub const COURTESY_CLIENTS_MAX: usize = 1024;
+/// Bytes of the owner of a client, an open or a lock (RFC 8881, NFS4_OPAQUE_LIMIT).
+pub const OWNER_BYTES_MAX: usize = 1024;
+/// Sessions of one client. Linux has one; a client with several file systems or mounts has few.
+pub const SESSIONS_PER_CLIENT_MAX: usize = 16;
+/// Slots of a session: requests of a client in progress at once. Linux asks for 64.
+pub const SLOTS_MAX: u32 = 128;
+/// Slots that a session gets at least, if it asks for as many, while memory for replies is left.
+pub const SLOTS_MIN: u32 = 4;
+/// Bytes of a reply that a slot keeps for a repeated request (ca_maxresponsesize_cached). Replies
+/// without data, with attributes and with one or two names fit.
+pub const CACHED_REPLY_BYTES_MAX: u32 = 4 << 10;
+/// A reply of at most these bytes is kept even if the client did not ask for it: that of a lone
+/// SEQUENCE.
+pub const SMALL_REPLY_BYTES: usize = 128;
+/// Bytes of kept replies that all sessions may reserve. 1000 sessions of 8 slots take a half.
+pub const CACHED_BYTES_MAX: usize = 64 << 20;
+/// A new session gets at most this part of the memory for replies that is left, so that later
+/// sessions find some.
+pub const CACHED_SHARE: usize = 8;
+/// Operations of a COMPOUND.
+pub const OPERATIONS_MAX: u32 = 64;
+/// Bytes of a request or reply below which a channel is useless: the headers and a SEQUENCE.
+pub const CHANNEL_BYTES_MIN: u32 = 128;
+/// Opens of all clients.
+pub const OPENS_MAX: usize = 200_000;
+/// Opens of one client.
+pub const OPENS_PER_CLIENT_MAX: usize = 100_000;
+/// Lock stateids of one client: pairs of a lock owner and a file.
+pub const LOCK_STATES_PER_CLIENT_MAX: usize = 100_000;
+/// Lock stateids of all clients.
+pub const LOCK_STATES_MAX: usize = 200_000;
+/// Ranges of one lock owner in one file.
+pub const RANGES_PER_OWNER_MAX: usize = 4096;
+/// Ranges of all lock owners in one file.
+pub const RANGES_PER_FILE_MAX: usize = 16 << 10;
+/// Stateids of one TEST_STATEID; more are refused.
+pub const TEST_STATEIDS_MAX: usize = 1024;
+/// Bytes of the stored list of clients: twice as many clients as there may be, with the longest owners.
+pub const JOURNAL_BYTES_MAX: usize = 16 << 20;

@@ -1,0 +1,105 @@
+//! The state of NFSv4.1 (RFC 8881): clients, sessions, opens, byte-range locks, leases and the grace
+//! period.
+//!
+//! The state machine is pure: no socket, no file system, no clock and no randomness. Each call gets
+//! the time, and [`NfsState::new`] the instance (the boot verifier) and the clients of the run before.
+//! The service holds one [`NfsState`] under a mutex and calls it from the operations of a COMPOUND:
+//!
+//! | operation | call |
+//! |---|---|
+//! | EXCHANGE_ID | [`NfsState::exchange_id`] |
+//! | CREATE_SESSION, DESTROY_SESSION | [`NfsState::create_session`], [`NfsState::destroy_session`] |
+//! | DESTROY_CLIENTID, BIND_CONN_TO_SESSION | [`NfsState::destroy_client`], [`NfsState::bind_connection`] |
+//! | SEQUENCE, the end of the COMPOUND | [`NfsState::sequence`], [`NfsState::finish`] |
+//! | RECLAIM_COMPLETE | [`NfsState::reclaim_complete`] |
+//! | OPEN | [`NfsState::check_open`] before the file system, [`NfsState::open`] after it |
+//! | OPEN_DOWNGRADE, CLOSE | [`NfsState::open_downgrade`], [`NfsState::close`] |
+//! | READ, WRITE, SETATTR of the size | [`NfsState::check_io`] |
+//! | the same by NFSv3 | [`NfsState::check_io_without_state`] |
+//! | LOCK, LOCKT, LOCKU | [`NfsState::lock`], [`NfsState::test_lock`], [`NfsState::unlock`] |
+//! | FREE_STATEID, TEST_STATEID | [`NfsState::free_stateid`], [`NfsState::test_stateid`] |
+//! | the current stateid | [`CompoundStateIds`] |
+//! | time | [`NfsState::tick`] at [`NfsState::next_deadline`] |
+//! | operators | [`NfsState::clients`], [`NfsState::counts`], [`NfsState::expire_client`] |
+//!
+//! Every call may leave [`StateEvent`]s. The service takes them under the same mutex, in order, and
+//! handles them before it sends the reply: journal records must be durable by then.
+//!
+//! [`LockTable`] has no tie to NFSv4: other protocols may share it.
+
+mod client_calls;
+mod clients;
+mod error;
+mod events;
+mod grace;
+mod ids;
+mod io_checks;
+mod journal;
+mod leases;
+pub mod limits;
+mod listing;
+mod lock_calls;
+mod locks;
+mod open_calls;
+mod requests;
+mod session_calls;
+mod sessions;
+mod shares;
+
+pub use error::StateError;
+pub use events::{RemovalReason, StateEvent};
+pub use ids::{
+    ClientId, CompoundStateIds, FileKey, Instance, Principal, SessionId, StateId, StateNo, Verifier,
+};
+pub use journal::{JournalEnd, JournalError, JournalRecord, JournalWriter, KnownClients};
+pub use listing::{ClientListing, LeaseStatus, StateCounts};
+pub use locks::{Lock, LockKind, LockRange, LockRefusal, LockTable, LockTableLimits, TableFull};
+pub use requests::*;
+
+use clients::ClientTable;
+use grace::Grace;
+use sessions::SessionTable;
+use shares::Shares;
+use std::time::Instant;
+
+/// The state of one server.
+#[derive(Debug)]
+pub struct NfsState {
+    instance: Instance,
+    clients: ClientTable,
+    sessions: SessionTable,
+    shares: Shares,
+    grace: Grace,
+    events: Vec<StateEvent>,
+}
+
+impl NfsState {
+    /// The state of a new run. Clients of the earlier run may reclaim their state for the time of the
+    /// grace period; without any there is none.
+    #[must_use]
+    pub fn new(known: &KnownClients, now: Instant) -> Self {
+        let instance = known.next_instance();
+        Self {
+            instance,
+            clients: ClientTable::new(instance),
+            sessions: SessionTable::default(),
+            shares: Shares::default(),
+            grace: Grace::new(known, now),
+            events: vec![StateEvent::Journal(JournalRecord::Started(instance))],
+        }
+    }
+
+    /// The number of this run.
+    #[must_use]
+    pub fn instance(&self) -> Instance {
+        self.instance
+    }
+
+    /// The effects of the calls since the last time, in order.
+    pub fn take_events(&mut self) -> Vec<StateEvent> {
+        std::mem::take(&mut self.events)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,201 @@
+//! The table of sessions, their slots and the replies that slots keep.
+//!
+//! A session reserves the memory of its replies when it is made, so that no slot loses a reply later:
+//! a repeated request always finds it. Slots take memory when they are used first.
+
+use super::StateError;
+use super::ids::{ClientId, SessionId};
+use super::limits::{
+    CACHED_BYTES_MAX, CACHED_REPLY_BYTES_MAX, CACHED_SHARE, SLOTS_MAX, SLOTS_MIN, SMALL_REPLY_BYTES,
+};
+use super::requests::{ChannelAttributes, SlotUse};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// The last request of a slot.
+#[derive(Debug, Default)]
+pub(super) enum SlotState {
+    /// No request has used the slot.
+    #[default]
+    Unused,
+    Running,
+    Replied(Arc<[u8]>),
+    /// The reply was not kept.
+    NotKept,
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    sequence: u32,
+    fingerprint: u64,
+    state: SlotState,
+}
+
+/// The meaning of a request's sequence number in its slot.
+#[derive(Debug)]
+pub(super) enum SlotStep {
+    New,
+    Replay(Arc<[u8]>),
+}
+
+/// A session.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) client: ClientId,
+    pub(super) fore: ChannelAttributes,
+    reserved_bytes: usize,
+    slots: Vec<Slot>,
+}
+
+impl Session {
+    /// The rules of sequence numbers (RFC 8881 section 2.10.6.1).
+    pub(super) fn step(
+        &self,
+        slot: u32,
+        sequence: u32,
+        fingerprint: u64,
+    ) -> Result<SlotStep, StateError> {
+        let unused = Slot::default();
+        let slot = self.slots.get(slot as usize).unwrap_or(&unused);
+        let is_running = matches!(slot.state, SlotState::Running);
+        if sequence == slot.sequence.wrapping_add(1) && !is_running {
+            return Ok(SlotStep::New);
+        }
+        if sequence != slot.sequence {
+            return Err(StateError::SeqMisordered);
+        }
+        match &slot.state {
+            SlotState::Unused => Err(StateError::SeqMisordered),
+            _ if slot.fingerprint != fingerprint => Err(StateError::SeqFalseRetry),
+            SlotState::Running => Err(StateError::Delay),
+            SlotState::Replied(reply) => Ok(SlotStep::Replay(reply.clone())),
+            SlotState::NotKept => Err(StateError::RetryUncachedRep),
+        }
+    }
+
+    /// Requests in progress.
+    fn running(&self) -> usize {
+        let running = |it: &&Slot| matches!(it.state, SlotState::Running);
+        self.slots.iter().filter(running).count()
+    }
+
+    fn kept_bytes(&self) -> usize {
+        self.slots.iter().map(|it| kept_bytes(&it.state)).sum()
+    }
+}
+
+fn kept_bytes(state: &SlotState) -> usize {
+    match state {
+        SlotState::Replied(reply) => reply.len(),
+        SlotState::Unused | SlotState::Running | SlotState::NotKept => 0,
+    }
+}
+
+/// All sessions.
+#[derive(Debug, Default)]
+pub(super) struct SessionTable {
+    sessions: HashMap<SessionId, Session>,
+    next_number: u64,
+    reserved_bytes: usize,
+    kept_bytes: usize,
+}
+
+impl SessionTable {
+    pub(super) fn len(&self) -> usize {
+        self.sessions.len()
+    }
+
+    pub(super) fn reserved_bytes(&self) -> usize {
+        self.reserved_bytes
+    }
+
+    pub(super) fn kept_bytes(&self) -> usize {
+        self.kept_bytes
+    }
+
+    /// Whether less than a quarter of the memory for replies is left.
+    pub(super) fn is_short_of_memory(&self) -> bool {
+        self.reserved_bytes > CACHED_BYTES_MAX / 4 * 3
+    }
+
+    pub(super) fn get(&self, id: SessionId) -> Result<&Session, StateError> {
+        self.sessions.get(&id).ok_or(StateError::BadSession)
+    }
+
+    /// The slots and the bytes of each kept reply that a new session gets.
+    ///
+    /// # Errors
+    /// If there is no memory for any.
+    pub(super) fn negotiate(&self, asked: &ChannelAttributes) -> Result<(u32, u32), StateError> {
+        let reply_bytes = asked.cached_reply_bytes_max.min(CACHED_REPLY_BYTES_MAX);
+        let slot_bytes = (reply_bytes as usize).max(SMALL_REPLY_BYTES);
+        let left = CACHED_BYTES_MAX.saturating_sub(self.reserved_bytes) / slot_bytes;
+        let share = u32::try_from(left / CACHED_SHARE).unwrap_or(SLOTS_MAX);
+        let slots = asked.slots.min(SLOTS_MAX).min(share.max(SLOTS_MIN));
+        if slots as usize > left {
+            return Err(StateError::NoSpc);
+        }
+        Ok((slots, reply_bytes))
+    }
+
+    pub(super) fn insert(&mut self, client: ClientId, fore: ChannelAttributes) -> SessionId {
+        self.next_number += 1;
+        let id = SessionId::new(client, self.next_number);
+        let slot_bytes = (fore.cached_reply_bytes_max as usize).max(SMALL_REPLY_BYTES);
+        let reserved_bytes = fore.slots as usize * slot_bytes;
+        self.reserved_bytes += reserved_bytes;
+        let session = Session {
+            client,
+            fore,
+            reserved_bytes,
+            slots: Vec::new(),
+        };
+        self.sessions.insert(id, session);
+        id
+    }
+
+    /// Removes a session: its client, and its requests in progress.
+    pub(super) fn remove(&mut self, id: SessionId) -> Option<(ClientId, usize)> {
+        let session = self.sessions.remove(&id)?;
+        self.reserved_bytes -= session.reserved_bytes;
+        self.kept_bytes -= session.kept_bytes();
+        Some((session.client, session.running()))
+    }
+
+    /// A new request takes a slot.
+    pub(super) fn start(&mut self, id: SessionId, slot: u32, sequence: u32, fingerprint: u64) {
+        let Some(session) = self.sessions.get_mut(&id) else {
+            return;
+        };
+        let index = slot as usize;
+        if session.slots.len() <= index {
+            session.slots.resize_with(index + 1, Slot::default);
+        }
+        if let Some(slot) = session.slots.get_mut(index) {
+            self.kept_bytes -= kept_bytes(&slot.state);
+            *slot = Slot {
+                sequence,
+                fingerprint,
+                state: SlotState::Running,
+            };
+        }
+    }
+
+    /// The request of a slot has ended: its client, none if the session is gone.
+    pub(super) fn finish(&mut self, used: &SlotUse, reply: Option<&[u8]>) -> Option<ClientId> {
+        let session = self.sessions.get_mut(&used.session)?;
+        let bytes_max = if used.is_cached {
+            session.fore.cached_reply_bytes_max as usize
+        } else {
+            0
+        };
+        let bytes_max = bytes_max.max(SMALL_REPLY_BYTES);
+        let slot = session.slots.get_mut(used.slot as usize)?;
+        slot.state = match reply {
+            Some(reply) if reply.len() <= bytes_max => SlotState::Replied(reply.into()),
+            _ => SlotState::NotKept,
+        };
+        self.kept_bytes += kept_bytes(&slot.state);
+        Some(session.client)
+    }
+}

@@ -1,0 +1,116 @@
+//! READ, WRITE and COMMIT.
+//!
+//! A pin is declared before the channel of its call, so that the channel is returned first: see
+//! [`PinCache`](crate::pin_cache::PinCache).
+
+use super::{Compound, Done, Fault};
+use crate::nfs3::files::Durability;
+use crate::nfs4::arguments::{Commit, Read, Write};
+use crate::nfs4::state::IoAccess;
+use crate::nfs4::status::Status;
+use crate::service::Target;
+use crate::xdr::{UNIT_BYTES, Writer};
+use pagemesh_fs::{FILE_BYTES_MAX, FsError, InodeKind, Wcc};
+use rustix::io::Errno;
+
+/// Bytes of the result of a READ without its data.
+pub(super) const READ_BYTES: usize = 4 * UNIT_BYTES;
+
+impl Target<'_> {
+    /// The status of an operation on data. A file of another type has one of its own.
+    fn data_fault(&self, error: &FsError, wcc: &Wcc) -> Fault {
+        let kind = wcc.after.as_ref().map(|attr| attr.kind);
+        match (error, kind) {
+            (FsError::Posix(Errno::INVAL), Some(InodeKind::Symlink)) => Status::Symlink.into(),
+            (FsError::Posix(Errno::INVAL), Some(kind)) if kind != InodeKind::File => {
+                Status::WrongType.into()
+            }
+            _ => self.report(error).into(),
+        }
+    }
+}
+
+impl Compound<'_> {
+    /// The data goes into the reply without a copy if no operation follows.
+    pub(super) fn read(&mut self, it: &Read, out: &mut Writer) -> Done {
+        let target = self.file_or(Status::IsDirectory)?;
+        self.check_io(target, it.stateid, IoAccess::Read)?;
+        let pin = target.pin()?;
+        let fs = &target.export.fs;
+        let read = {
+            let mut channel = fs.borrow_channel().map_err(|error| target.report(&error))?;
+            fs.read_at(&mut channel, &pin, it.offset, it.count, &target.caller)
+        };
+        let data = match read.result {
+            Ok(data) => data,
+            Err(error) => return Err(target.data_fault(&error, &read.wcc)),
+        };
+        out.bool(data.is_eof);
+        let bytes: bytes::Bytes = data.bytes.into();
+        match self.is_last {
+            true => {
+                out.length(bytes.len());
+                self.tail = bytes;
+            }
+            false => out.opaque(&bytes),
+        }
+        Ok(())
+    }
+
+    pub(super) fn write(&self, it: &Write<'_>, out: &mut Writer) -> Done {
+        // The types of files come before read-only exports: a directory is never written.
+        self.file_or(Status::IsDirectory)?;
+        let target = self.changed_file()?;
+        self.check_io(target, it.stateid, IoAccess::Write)?;
+        let end = it.offset.checked_add(it.data.len() as u64);
+        if end.is_none_or(|end| end > FILE_BYTES_MAX) {
+            return Err(Status::FileTooLarge.into());
+        }
+        let pin = target.pin()?;
+        let fs = &target.export.fs;
+        let data = self.record.slice_ref(it.data);
+        let is_stable = it.durability != Durability::Unstable;
+        let mut channel = fs.borrow_channel().map_err(|error| target.report(&error))?;
+        // A loss after this line changes the verifier of the COMMIT.
+        let verifier = target.export.write_verifier(fs.lost_writes());
+        let reply = fs.write_at(
+            &mut channel,
+            &pin,
+            it.offset,
+            &data,
+            is_stable,
+            &target.caller,
+        );
+        let count = match reply.result {
+            Ok(count) => count,
+            Err(error) => return Err(target.data_fault(&error, &reply.wcc)),
+        };
+        out.u32(count);
+        out.value(&match fs.has_write_cache() && !is_stable {
+            true => Durability::Unstable,
+            false => Durability::FileSync,
+        });
+        out.value(&verifier);
+        Ok(())
+    }
+
+    pub(super) fn commit(&self, it: &Commit, out: &mut Writer) -> Done {
+        let target = self.file_or(Status::IsDirectory)?;
+        if it.offset.checked_add(it.count.into()).is_none() {
+            return Err(Status::Invalid.into());
+        }
+        match target.attr()?.kind {
+            InodeKind::File => {}
+            InodeKind::Directory => return Err(Status::IsDirectory.into()),
+            InodeKind::Symlink => return Err(Status::Symlink.into()),
+            _ => return Err(Status::WrongType.into()),
+        }
+        let pin = target.pin()?;
+        let fs = &target.export.fs;
+        let mut channel = fs.borrow_channel().map_err(|error| target.report(&error))?;
+        let reply = fs.commit(&mut channel, &pin);
+        let losses = reply.result.map_err(|error| target.report(&error))?;
+        out.value(&target.export.write_verifier(losses));
+        Ok(())
+    }
+}

@@ -1,0 +1,215 @@
+//! COMPOUND of NFSv4.1 over the exports, pins and handles that NFSv3 uses, and the state machine of
+//! clients.
+//!
+//! The operations of a request run one after the other. Each change is one transaction of the file
+//! system; a request is none. The lock of the state is never held over a call of the file system.
+//!
+//! | module | operations |
+//! |---|---|
+//! | `compound` | the loop, the order of operations, the size of replies |
+//! | `sessions` | EXCHANGE_ID to DESTROY_CLIENTID, SEQUENCE, RECLAIM_COMPLETE |
+//! | `handles` | PUTFH to RESTOREFH, LOOKUP, LOOKUPP, SECINFO |
+//! | `attributes`, `names`, `listing`, `data` | the file system |
+//! | `opens`, `locks` | OPEN, CLOSE, OPEN_DOWNGRADE; LOCK, LOCKT, LOCKU; stateids |
+
+mod attributes;
+mod compound;
+mod data;
+mod handles;
+mod listing;
+mod locks;
+mod names;
+mod opens;
+mod sessions;
+
+use super::Failure;
+use crate::export_table::Exports;
+use crate::nfs4::identity::{Identities, NumericIdentities};
+use crate::nfs4::state::limits::LEASE;
+use crate::nfs4::state::{FileKey, Instance, JournalRecord, KnownClients, NfsState, StateError};
+use crate::nfs4::state::{StateEvent, StateId};
+use crate::nfs4::status::Status;
+use crate::xdr::XdrError;
+use compound::Compound;
+use pagemesh_base::poison;
+use pagemesh_fs::{FileId, Pin};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use uuid::Uuid;
+
+/// Runs of a server have numbers by the time of their start, in this unit: no two are equal.
+const INSTANCES_PER_SECOND: u128 = 10;
+
+/// The present time, for leases.
+pub type Clock = Arc<dyn Fn() -> Instant + Send + Sync>;
+
+/// Why an operation has no result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    Status(Status),
+    /// See [`NoReply::Fenced`](super::NoReply::Fenced).
+    Fenced,
+}
+
+impl From<Status> for Fault {
+    fn from(status: Status) -> Self {
+        Self::Status(status)
+    }
+}
+
+impl From<Failure> for Fault {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Status(status) => Self::Status(status.into()),
+            Failure::Fenced => Self::Fenced,
+        }
+    }
+}
+
+impl From<StateError> for Fault {
+    fn from(error: StateError) -> Self {
+        Self::Status(Status::from_number(error.code()).unwrap_or(Status::ServerFault))
+    }
+}
+
+impl From<XdrError> for Fault {
+    fn from(_: XdrError) -> Self {
+        Self::Status(Status::BadXdr)
+    }
+}
+
+/// The result of an operation, which has appended its fields.
+type Done = Result<(), Fault>;
+
+/// The options of NFSv4.1.
+#[derive(Clone)]
+pub struct Nfs4Options {
+    /// The names of owners and groups.
+    pub identities: Arc<dyn Identities>,
+    /// The clock of leases. It never goes back.
+    pub clock: Clock,
+}
+
+impl Default for Nfs4Options {
+    fn default() -> Self {
+        Self {
+            identities: Arc::new(NumericIdentities),
+            clock: Arc::new(Instant::now),
+        }
+    }
+}
+
+/// The state of all clients.
+pub(crate) struct Nfs4 {
+    inner: Mutex<LockedState>,
+    identities: Arc<dyn Identities>,
+    clock: Clock,
+    /// The name of this server. Clients that find one name at two addresses use both for one session,
+    /// so no two servers may have the same.
+    server_name: String,
+}
+
+struct LockedState {
+    state: NfsState,
+    /// The files that clients have open. They keep their pages, also without a name.
+    pins: HashMap<FileKey, Arc<Pin>>,
+    /// Pins that are dropped after the lock: the drop may wait for a volume.
+    unused: Vec<Arc<Pin>>,
+    /// The volumes by the numbers of [`FileKey`].
+    volumes: Vec<Uuid>,
+}
+
+impl LockedState {
+    /// The identity of a file for the state.
+    fn key(&mut self, volume: Uuid, file: FileId) -> FileKey {
+        let known = self.volumes.iter().position(|it| *it == volume);
+        let number = known.unwrap_or_else(|| {
+            self.volumes.push(volume);
+            self.volumes.len() - 1
+        });
+        let export = u32::try_from(number).unwrap_or(u32::MAX);
+        FileKey { export, file }
+    }
+
+    /// Handles the events of the calls so far.
+    fn handle_events(&mut self) {
+        for event in self.state.take_events() {
+            match event {
+                StateEvent::FileUnused(file) => self.unused.extend(self.pins.remove(&file)),
+                StateEvent::ClientRemoved { client, reason } => {
+                    tracing::debug!(?client, ?reason, "an NFS client is removed");
+                }
+                // No list of clients is stored: see `Nfs4::new`.
+                StateEvent::Journal(_) | StateEvent::GraceEnded => {}
+            }
+        }
+    }
+}
+
+impl Nfs4 {
+    /// No list of clients survives a restart, so that no client may reclaim state after one: a new
+    /// run has no grace period, and answers reclaims with NFS4ERR_NO_GRACE. The number of a run
+    /// follows from the clock of the machine, so that ids of earlier runs are recognized.
+    pub(crate) fn new(exports: &Exports, options: &Nfs4Options) -> Self {
+        let mut known = KnownClients::default();
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        let ticks = since.map_or(0, |since| since.as_millis() * INSTANCES_PER_SECOND / 1000);
+        known.apply(&JournalRecord::Started(Instance(ticks as u32)));
+        let first = exports.file_systems().next().map(|fs| fs.volume);
+        Self {
+            inner: Mutex::new(LockedState {
+                state: NfsState::new(&known, (options.clock)()),
+                pins: HashMap::new(),
+                unused: Vec::new(),
+                volumes: Vec::new(),
+            }),
+            identities: Arc::clone(&options.identities),
+            clock: Arc::clone(&options.clock),
+            server_name: format!(
+                "pagemesh {}",
+                first.unwrap_or_else(|| Uuid::from_u128(ticks))
+            ),
+        }
+    }
+
+    fn lease_seconds(&self) -> u32 {
+        u32::try_from(LEASE.as_secs()).unwrap_or(u32::MAX)
+    }
+
+    /// Calls the state. The caller holds no channel of a file system.
+    fn call<T>(&self, call: impl FnOnce(&mut LockedState, Instant) -> T) -> T {
+        let now = (self.clock)();
+        let mut locked = poison::lock(&self.inner);
+        let result = call(&mut locked, now);
+        locked.handle_events();
+        let unused = std::mem::take(&mut locked.unused);
+        drop(locked);
+        drop(unused);
+        result
+    }
+
+    /// Ends leases whose time has come.
+    pub(crate) fn tick(&self) {
+        self.call(|locked, now| locked.state.tick(now));
+    }
+
+    /// The server has stopped: drops the pins of open files.
+    pub(crate) fn close(&self) {
+        let pins = std::mem::take(&mut poison::lock(&self.inner).pins);
+        drop(pins);
+    }
+}
+
+/// The id of a state, as the state machine has it.
+fn state_id(id: crate::nfs4::arguments::WireStateid) -> StateId {
+    StateId {
+        seqid: id.sequence,
+        other: id.other,
+    }
+}
+
+fn encode_state_id(id: StateId, out: &mut crate::xdr::Writer) {
+    out.u32(id.seqid);
+    out.fixed(&id.other);
+}

@@ -1,0 +1,356 @@
+//! OPEN, CLOSE and OPEN_DOWNGRADE.
+//!
+//! OPEN finds or makes the file, checks the permissions of its caller, and then asks the state for the
+//! share reservation. The pin of the file is taken before, and kept while an open exists. A size of 0 in an
+//! unchecked create truncates an existing file only after its reservation is granted.
+
+use super::attributes::fs_changes;
+use super::compound::Compound;
+use super::handles::{Place, checked_name};
+use super::names::encode_change;
+use super::{Done, Fault, encode_state_id};
+use crate::export_table::ServedExport;
+use crate::nfs3::names::FileName;
+use crate::nfs4::arguments::WireStateid;
+use crate::nfs4::arguments::open::{Claim, Close, OpenArguments, OpenDowngrade, OpenHow};
+use crate::nfs4::attributes::{AttributeChange, SETTABLE, SETTABLE_BY_EXCLUSIVE};
+use crate::nfs4::bitmap::Bitmap;
+use crate::nfs4::state::{FileKey, IoAccess, OpenArgs, OpenGrant, ShareBits, StateId};
+use crate::nfs4::status::Status;
+use crate::service::Target;
+use crate::xdr::Writer;
+use pagemesh_fs::{AccessMask, Attr, CreateMode, FsError, InodeKind, SetAttributes, Wcc};
+use rustix::io::Errno;
+use std::sync::Arc;
+
+/// OPEN4_RESULT_LOCKTYPE_POSIX: locks are split and merged as those of POSIX.
+const RESULT_POSIX_LOCKS: u32 = 4;
+/// The bits of `share_access` without the wishes about delegations (RFC 8881, section 18.16.1).
+const ACCESS_BITS: u32 = 0xff;
+/// The wish for a delegation, and the bits that modify it.
+const WANT_BITS: u32 = 0xff00;
+const WANT_FLAG_BITS: u32 = 0x3_0000;
+const WANT_CANCEL: u32 = 0x0500;
+/// OPEN_DELEGATE_NONE and OPEN_DELEGATE_NONE_EXT.
+const NO_DELEGATION: u32 = 0;
+const NO_DELEGATION_WITH_REASON: u32 = 3;
+/// The reasons WND4_NOT_WANTED and WND4_RESOURCE.
+const NOT_WANTED: u32 = 0;
+const RESOURCE: u32 = 2;
+const WANT_NO_DELEGATION: u32 = 0x0400;
+/// Attempts of a create whose name other clients make and remove at the same time.
+const CREATE_ATTEMPTS: u32 = 8;
+
+/// The file of an OPEN.
+struct OpenedFile<'a> {
+    target: Target<'a>,
+    attr: Attr,
+    /// The attributes of the directory.
+    directory: Option<Wcc>,
+    /// Whether this request has made it.
+    is_new: bool,
+    /// The attributes that the create has set.
+    set: Bitmap,
+    /// Whether the size is set to 0 after the reservation.
+    is_truncated: bool,
+}
+
+/// The access and the denied access of an OPEN.
+fn share_bits(access: u32, deny: u32) -> Result<(ShareBits, ShareBits), Fault> {
+    let known = ACCESS_BITS | WANT_BITS | WANT_FLAG_BITS;
+    let access_bits = ShareBits::new(access & ACCESS_BITS);
+    let wish = access & WANT_BITS;
+    match (access_bits, ShareBits::new(deny)) {
+        (Some(bits), Some(deny))
+            if bits != ShareBits::NONE && access & !known == 0 && wish <= WANT_CANCEL =>
+        {
+            Ok((bits, deny))
+        }
+        _ => Err(Status::Invalid.into()),
+    }
+}
+
+impl<'a> Compound<'a> {
+    /// Checks the stateid of a READ, WRITE or change of the size.
+    pub(super) fn check_io(&self, target: &Target<'_>, id: WireStateid, access: IoAccess) -> Done {
+        let (client, stateid) = (self.client_id()?, self.resolved(id)?);
+        self.service.nfs4.call(|locked, now| {
+            let file = locked.key(target.export.volume, target.id);
+            locked.state.check_io(client, stateid, file, access, now)
+        })?;
+        Ok(())
+    }
+
+    pub(super) fn open(&mut self, it: &OpenArguments<'_>, out: &mut Writer) -> Done {
+        let client = self.client_id()?;
+        self.place()?;
+        let (access, deny) = share_bits(it.access, it.deny)?;
+        let is_reclaim = matches!(it.claim, Claim::Previous { .. });
+        let nfs4 = &self.service.nfs4;
+        nfs4.call(|locked, now| locked.state.check_open(client, is_reclaim, now))?;
+        let opened = self.opened_file(it)?;
+        if opened.attr.kind != InodeKind::File {
+            return Err(match opened.attr.kind {
+                InodeKind::Directory => Status::IsDirectory.into(),
+                InodeKind::Symlink => Status::Symlink.into(),
+                _ => Status::WrongType.into(),
+            });
+        }
+        opened.check_access(access)?;
+        let grant = self.reserve(&opened, it, (access, deny), is_reclaim)?;
+        if opened.is_truncated {
+            opened.truncate()?;
+        }
+        encode_state_id(grant.stateid, out);
+        opened.encode(it.access, out);
+        self.current = Some(Place::File(opened.target));
+        self.stateids.set(grant.stateid);
+        Ok(())
+    }
+
+    /// Finds or makes the file.
+    fn opened_file(&self, it: &OpenArguments<'_>) -> Result<OpenedFile<'a>, Fault> {
+        match (it.claim, &it.how) {
+            (Claim::Delegation, _) => Err(Status::NotSupported.into()),
+            (Claim::Name(name), OpenHow::NoCreate) => self.found_file(name),
+            (Claim::Name(name), how) => self.created_file(name, how),
+            (Claim::Handle | Claim::Previous { .. }, OpenHow::NoCreate) => {
+                let target = self.file_or(Status::IsDirectory)?.clone();
+                let attr = target.attr()?;
+                Ok(OpenedFile::existing(target, attr, None))
+            }
+            (Claim::Handle | Claim::Previous { .. }, _) => Err(Status::Invalid.into()),
+        }
+    }
+
+    fn found_file(&self, name: FileName<'_>) -> Result<OpenedFile<'a>, Fault> {
+        let name = checked_name(name)?;
+        let directory = match self.place()? {
+            Place::File(directory) => directory,
+            Place::Root => {
+                let is_name = |it: &&Arc<ServedExport>| it.path.file_system.as_bytes() == name;
+                return Err(match self.exports().find(is_name) {
+                    Some(_) => Status::IsDirectory.into(),
+                    None => Status::NoEntry.into(),
+                });
+            }
+        };
+        let (target, attr) = directory.child(name)?;
+        let reply = directory.export.fs.attr_of(directory.id);
+        let wcc = Wcc {
+            before: None,
+            after: reply.ok(),
+        };
+        Ok(OpenedFile::existing(target, attr, Some(wcc)))
+    }
+
+    fn created_file(&self, name: FileName<'_>, how: &OpenHow<'_>) -> Result<OpenedFile<'a>, Fault> {
+        let directory = self.changed_file()?;
+        let name = checked_name(name)?;
+        let identities = &*self.service.nfs4.identities;
+        let decode = |attributes, allowed| AttributeChange::decode(attributes, allowed, identities);
+        let (mode, change, set) = match how {
+            OpenHow::NoCreate => return Err(Status::Invalid.into()),
+            OpenHow::Unchecked(attributes) | OpenHow::Guarded(attributes) => {
+                let change = decode(attributes, SETTABLE)?;
+                (CreateMode::Guarded, change, attributes.attributes)
+            }
+            OpenHow::Exclusive(verifier) => {
+                let change = AttributeChange::default();
+                (CreateMode::Exclusive(**verifier), change, Bitmap::default())
+            }
+            OpenHow::ExclusiveWithAttributes(verifier, attributes) => {
+                let change = decode(attributes, SETTABLE_BY_EXCLUSIVE)?;
+                let mode = CreateMode::Exclusive(**verifier);
+                (mode, change, attributes.attributes)
+            }
+        };
+        let attrs = fs_changes(&change);
+        let is_unchecked = matches!(how, OpenHow::Unchecked(_));
+        for _ in 0..CREATE_ATTEMPTS {
+            match directory.made(name, mode, &attrs, set) {
+                Err(Fault::Status(Status::Exists)) if is_unchecked => {}
+                other => return other,
+            }
+            match self.found_file(FileName(name)) {
+                Err(Fault::Status(Status::NoEntry)) => {}
+                Ok(mut opened) => {
+                    opened.is_truncated = change.size_bytes == Some(0);
+                    if opened.is_truncated {
+                        opened.set = Bitmap::of(&[crate::nfs4::bitmap::attribute::SIZE]);
+                    }
+                    return Ok(opened);
+                }
+                Err(fault) => return Err(fault),
+            }
+        }
+        Err(Status::Delay.into())
+    }
+
+    /// Asks for the share reservation, and keeps the pin of the file.
+    fn reserve(
+        &self,
+        opened: &OpenedFile<'_>,
+        it: &OpenArguments<'_>,
+        (access, deny): (ShareBits, ShareBits),
+        is_reclaim: bool,
+    ) -> Result<OpenGrant, Fault> {
+        let client = self.client_id()?;
+        let target = &opened.target;
+        let pin = target.pin()?;
+        let grant = self.service.nfs4.call(|locked, now| {
+            let file: FileKey = locked.key(target.export.volume, target.id);
+            let args = OpenArgs {
+                client,
+                owner: it.owner.0,
+                file,
+                access,
+                deny,
+                is_reclaim,
+            };
+            let grant = locked.state.open(&args, now);
+            // The last open of the same file may have ended in this call, before the new one.
+            locked.handle_events();
+            if grant.is_ok() {
+                locked.pins.entry(file).or_insert(pin);
+            }
+            grant
+        })?;
+        Ok(grant)
+    }
+
+    pub(super) fn close(&mut self, it: &Close, out: &mut Writer) -> Done {
+        let client = self.client_id()?;
+        let target = self.file_or(Status::IsDirectory)?;
+        let stateid = self.resolved(it.stateid)?;
+        self.service.nfs4.call(|locked, _| {
+            let file = locked.key(target.export.volume, target.id);
+            locked.state.close(client, stateid, file)
+        })?;
+        // RFC 8881, section 18.2.4: the result is the invalid stateid.
+        self.stateids.set(StateId::INVALID);
+        encode_state_id(StateId::INVALID, out);
+        Ok(())
+    }
+
+    pub(super) fn open_downgrade(&mut self, it: &OpenDowngrade, out: &mut Writer) -> Done {
+        let client = self.client_id()?;
+        let target = self.file_or(Status::IsDirectory)?;
+        let stateid = self.resolved(it.stateid)?;
+        let (access, deny) = share_bits(it.access, it.deny)?;
+        let stateid = self.service.nfs4.call(|locked, _| {
+            let file = locked.key(target.export.volume, target.id);
+            let state = &mut locked.state;
+            state.open_downgrade(client, stateid, file, access, deny)
+        })?;
+        self.stateids.set(stateid);
+        encode_state_id(stateid, out);
+        Ok(())
+    }
+}
+
+impl<'a> Target<'a> {
+    /// A new file of this directory, or the one of the same exclusive create.
+    fn made(
+        &self,
+        name: &[u8],
+        mode: CreateMode,
+        attrs: &SetAttributes,
+        set: Bitmap,
+    ) -> Result<OpenedFile<'a>, Fault> {
+        let fs = &self.export.fs;
+        let mut channel = fs.borrow_channel().map_err(|error| self.report(&error))?;
+        let reply = fs.create_at(&mut channel, self.id, name, mode, attrs, &self.caller);
+        match reply.result {
+            Ok(created) => Ok(OpenedFile {
+                target: self.with(&created.attr),
+                attr: created.attr,
+                directory: Some(reply.wcc),
+                is_new: created.is_new,
+                set,
+                is_truncated: false,
+            }),
+            Err(FsError::Posix(Errno::NOTDIR)) => Err(self.not_a_directory(&reply.wcc)),
+            Err(error) => Err(self.report(&error).into()),
+        }
+    }
+
+    fn not_a_directory(&self, wcc: &Wcc) -> Fault {
+        match wcc.after.as_ref().map(|attr| attr.kind) {
+            Some(InodeKind::Symlink) => Status::Symlink.into(),
+            _ => Status::NotDirectory.into(),
+        }
+    }
+}
+
+impl<'a> OpenedFile<'a> {
+    fn existing(target: Target<'a>, attr: Attr, directory: Option<Wcc>) -> Self {
+        Self {
+            target,
+            attr,
+            directory,
+            is_new: false,
+            set: Bitmap::default(),
+            is_truncated: false,
+        }
+    }
+
+    /// Checks the permissions. The maker of a file has all access to it, whatever its mode.
+    fn check_access(&self, access: ShareBits) -> Done {
+        let target = &self.target;
+        let is_write = access.contains(ShareBits::WRITE);
+        if is_write && target.options.is_read_only {
+            return Err(Status::ReadOnly.into());
+        }
+        if self.is_new {
+            return Ok(());
+        }
+        let mut wanted = 0;
+        if access.contains(ShareBits::READ) {
+            wanted |= AccessMask::READ.0;
+        }
+        if is_write {
+            wanted |= AccessMask::MODIFY.0;
+        }
+        let fs = &target.export.fs;
+        // A program that may be executed may be read, as READ allows it.
+        let asked = AccessMask(wanted | AccessMask::EXECUTE.0);
+        let mask = fs.access_mask(target.id, &target.caller, asked);
+        let (mut granted, _) = mask.map_err(|error| target.report(&error))?;
+        if granted.0 & AccessMask::EXECUTE.0 != 0 {
+            granted.0 |= AccessMask::READ.0;
+        }
+        match wanted & !granted.0 {
+            0 => Ok(()),
+            _ => Err(Status::Access.into()),
+        }
+    }
+
+    fn truncate(&self) -> Done {
+        self.target.set(&AttributeChange {
+            size_bytes: Some(0),
+            ..AttributeChange::default()
+        })
+    }
+
+    /// Appends the fields after the stateid.
+    fn encode(&self, access: u32, out: &mut Writer) {
+        encode_change(&self.directory.clone().unwrap_or_default(), out);
+        out.u32(RESULT_POSIX_LOCKS);
+        out.value(&self.set);
+        match access & WANT_BITS {
+            0 => out.u32(NO_DELEGATION),
+            wish => {
+                out.u32(NO_DELEGATION_WITH_REASON);
+                match wish {
+                    WANT_NO_DELEGATION | WANT_CANCEL => out.u32(NOT_WANTED),
+                    _ => {
+                        out.u32(RESOURCE);
+                        // No signal will follow.
+                        out.bool(false);
+                    }
+                }
+            }
+        }
+    }
+}
