@@ -373,6 +373,7 @@ impl Ours {
         (result, left.to_vec())
     }
 
+    /// The operation, after a lookup of the file.
     fn op(
         &mut self,
         (directory, other, file): (FileId, FileId, FileId),
@@ -381,82 +382,102 @@ impl Ours {
         let User { uid, gid, groups } = &case.user;
         let caller = &Caller::new(*uid, *gid, groups).unwrap();
         let fs = Arc::clone(&self.fs);
-        let channel = &mut self.channel;
-        let looked_up = || errno(fs.lookup_at(directory, b"file", caller).result);
-        let bits = |mode: &u16| SetAttributes {
-            mode: Some(*mode),
-            ..NOTHING
-        };
-        let mut set = |wanted: &SetAttributes| {
-            looked_up()?;
-            errno(
-                fs.set_attributes(channel, file, wanted, None, caller)
-                    .result,
-            )
-        };
-        let times = |time| SetAttributes {
-            atime: Some(time),
-            mtime: Some(time),
-            ..NOTHING
-        };
         match &case.op {
-            Op::Access(wanted) => {
-                looked_up()?;
-                let rights = [
-                    (4, AccessMask::READ),
-                    (2, AccessMask::MODIFY),
-                    (1, AccessMask::EXECUTE),
-                ];
-                let rights = rights.iter().filter(|(bit, _)| wanted & bit != 0);
-                let mask = AccessMask(rights.fold(0, |mask, (_, right)| mask | right.0));
-                match fs.access_mask(file, caller, mask).unwrap().0 == mask {
-                    true => Ok(()),
-                    false => Err(Errno::ACCESS),
-                }
-            }
-            Op::Write => {
-                looked_up()?;
-                let pin = fs.pin(file).unwrap();
-                let data = Bytes::from_static(b"x");
-                let written = fs.write_at(channel, &pin, 0, &data, false, caller).result;
-                pin.release(channel);
-                errno(written)
-            }
-            Op::Truncate => set(&SetAttributes {
-                size: Some(100),
-                ..NOTHING
-            }),
-            Op::Chmod(mode) => set(&bits(mode)),
-            Op::Chown(uid, gid) => set(&SetAttributes {
-                uid: *uid,
-                gid: *gid,
-                ..NOTHING
-            }),
-            Op::TouchNow => set(&times(SetTime::Now)),
-            Op::SetTimes => set(&times(SetTime::At(Time { sec: 5, nsec: 6 }))),
-            Op::SetAcl(acl) => {
-                looked_up()?;
-                let change = [(AclKind::Access, Some(acl.clone()))];
-                errno(fs.set_acls(file, &change, caller).result)
-            }
             Op::Remove => errno(fs.remove_at(directory, b"file", caller).result),
             Op::Rename => {
                 let (from, to) = ((directory, &b"file"[..]), (other, &b"target"[..]));
                 errno(fs.rename_at(from, to, caller).result)
             }
             Op::Create(mode) => {
-                let how = CreateMode::Guarded;
+                let (how, attrs) = (CreateMode::Guarded, bits(*mode));
+                let channel = &mut self.channel;
                 errno(
-                    fs.create_at(channel, directory, b"new", how, &bits(mode), caller)
+                    fs.create_at(channel, directory, b"new", how, &attrs, caller)
                         .result,
                 )
             }
-            Op::MakeDirectory(mode) => errno(
-                fs.make_directory_at(directory, b"new", &bits(mode), caller)
-                    .result,
-            ),
+            Op::MakeDirectory(mode) => {
+                let attrs = bits(*mode);
+                errno(
+                    fs.make_directory_at(directory, b"new", &attrs, caller)
+                        .result,
+                )
+            }
+            _ => {
+                errno(fs.lookup_at(directory, b"file", caller).result)?;
+                self.file_op(file, case, caller)
+            }
         }
     }
+
+    fn file_op(&mut self, file: FileId, case: &Case, caller: &Caller) -> Result<(), Errno> {
+        let (fs, channel) = (&self.fs, &mut self.channel);
+        let wanted = match &case.op {
+            Op::Access(wanted) => {
+                let mask = access_mask(*wanted);
+                let granted = fs.access_mask(file, caller, mask).unwrap().0;
+                return match granted == mask {
+                    true => Ok(()),
+                    false => Err(Errno::ACCESS),
+                };
+            }
+            Op::Write => {
+                let pin = fs.pin(file).unwrap();
+                let data = Bytes::from_static(b"x");
+                let written = fs.write_at(channel, &pin, 0, &data, false, caller);
+                pin.release(channel);
+                return errno(written.result);
+            }
+            Op::SetAcl(acl) => {
+                let change = [(AclKind::Access, Some(acl.clone()))];
+                return errno(fs.set_acls(file, &change, caller).result);
+            }
+            Op::Truncate => SetAttributes {
+                size: Some(100),
+                ..NOTHING
+            },
+            Op::Chmod(mode) => bits(*mode),
+            Op::Chown(uid, gid) => SetAttributes {
+                uid: *uid,
+                gid: *gid,
+                ..NOTHING
+            },
+            Op::TouchNow => times(SetTime::Now),
+            Op::SetTimes => times(SetTime::At(Time { sec: 5, nsec: 6 })),
+            Op::Remove | Op::Rename | Op::Create(_) | Op::MakeDirectory(_) => {
+                unreachable!("{case:?}")
+            }
+        };
+        errno(
+            fs.set_attributes(channel, file, &wanted, None, caller)
+                .result,
+        )
+    }
+}
+
+fn bits(mode: u16) -> SetAttributes {
+    SetAttributes {
+        mode: Some(mode),
+        ..NOTHING
+    }
+}
+
+fn times(time: SetTime) -> SetAttributes {
+    SetAttributes {
+        atime: Some(time),
+        mtime: Some(time),
+        ..NOTHING
+    }
+}
+
+fn access_mask(wanted: u32) -> AccessMask {
+    let rights = [
+        (4, AccessMask::READ),
+        (2, AccessMask::MODIFY),
+        (1, AccessMask::EXECUTE),
+    ];
+    let rights = rights.iter().filter(|(bit, _)| wanted & bit != 0);
+    AccessMask(rights.fold(0, |mask, (_, right)| mask | right.0))
 }
 
 /// NFS servers let the owner write always, as the module of the rules says.
