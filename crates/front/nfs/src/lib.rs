@@ -38,6 +38,7 @@ pub mod limits;
 pub mod mount3;
 mod mount_list;
 pub mod nfs3;
+mod peer;
 mod pin_cache;
 pub mod record;
 mod reply_cache;
