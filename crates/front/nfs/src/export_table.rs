@@ -18,7 +18,6 @@ use crate::handle::{EncodedHandle, FileHandle, HandleKey};
 use crate::nfs3::files::WriteVerifier;
 use crate::nfs3::listing::CookieVerifier;
 use crate::pin_cache::PinCache;
-use crate::service::snapshots::ExportedSnapshots;
 use pagemesh_base::poison;
 use pagemesh_fs::{Caller, FileId, Fs, FsError, Ino, InodeKind, OpenSnapshots};
 use siphasher::sip::SipHasher24;
@@ -35,6 +34,14 @@ use uuid::Uuid;
 const COOKIE_KEY: [u8; 16] = *b"pagemesh cookies";
 /// The key of the hash that makes the ids of exported directories. It stays for ever, too.
 const DIRECTORY_KEY: [u8; 16] = *b"pagemesh exports";
+
+/// The snapshots of a file system.
+#[derive(Clone)]
+pub(crate) struct ExportedSnapshots {
+    pub(crate) open: Arc<OpenSnapshots>,
+    /// Whether listings of live directories show `.snapshot`.
+    pub(crate) are_listed: bool,
+}
 
 /// All exports of a server. Clones share their state.
 #[derive(Clone)]

@@ -10,7 +10,7 @@ mod mount;
 mod names;
 pub(crate) mod nfs4;
 mod route;
-pub(crate) mod snapshots;
+mod snapshots;
 
 use crate::acl3;
 use crate::counters::{CounterCells, count};
