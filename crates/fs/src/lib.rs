@@ -37,6 +37,7 @@ mod live;
 mod mkfs;
 mod names;
 mod recovery;
+mod snapshots;
 mod tree;
 mod txn;
 mod upkeep;
@@ -62,6 +63,7 @@ pub use fs::{Fs, Usage};
 pub use io::channel::{IoChannel, Wait};
 pub use io::channel_pool::PooledChannel;
 pub use io::write_queue::WriteQueue;
+pub use live::kernel_hooks::{DropPages, ForgetName, NotifySize};
 pub use live::mmap_dirty::{
     MMAP_DIRTY_PAGES_HARD_MAX, MMAP_DIRTY_PAGES_MAX, MMAP_DIRTY_SECONDS_MAX,
 };
@@ -73,6 +75,10 @@ pub use names::list::DirEntry;
 pub use names::rename::RenameMode;
 pub use names::set_attributes::{SetAttributes, SetTime};
 pub use names::xattrs::SetXattrMode;
+pub use snapshots::{
+    OPEN_SNAPSHOTS_MAX, OpenSnapshots, SNAPSHOT_DIR, SNAPSHOT_IDLE_MAX, SnapshotEntry,
+    SnapshotSource,
+};
 pub use tree::new_inode::{CreateKind, Credentials};
 pub use txn::deferred_commit::{CommitHook, UncommittedChanges};
 pub use txn::manager::Clock;

@@ -90,6 +90,33 @@ impl UpkeepThread {
     }
 }
 
+impl UpkeepThread {
+    /// Starts a thread that calls `each_second`, and does nothing else.
+    ///
+    /// # Errors
+    /// As [`UpkeepThread::start_free_thread`].
+    pub fn start_each_second(
+        fs: &Arc<Fs>,
+        wait: Wait,
+        mut each_second: impl FnMut(&Fs) + Send + 'static,
+    ) -> io::Result<UpkeepThread> {
+        let fs = Arc::downgrade(fs);
+        UpkeepThread::start("fs-watch", move |end| {
+            while let Some(fs) = fs.upgrade() {
+                each_second(&fs);
+                drop(fs);
+                wait(
+                    &[end.as_raw_fd()],
+                    Some(Instant::now() + MAINTENANCE_INTERVAL),
+                );
+                if end.drain() > 0 {
+                    return;
+                }
+            }
+        })
+    }
+}
+
 impl Drop for UpkeepThread {
     fn drop(&mut self) {
         self.stop_event.signal();

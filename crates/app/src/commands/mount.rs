@@ -4,13 +4,14 @@ pub mod end;
 pub mod helper;
 pub mod mount_table;
 pub mod serve;
+pub mod served;
 pub mod waiters;
 
 mod dead;
 pub mod free_space;
 pub mod life_signs;
 mod snapshot;
-mod snapshot_views;
+pub mod snapshot_views;
 pub mod status;
 pub mod takeover;
 

@@ -124,6 +124,10 @@ macro_rules! structures {
 
 /// In place of an error, for a notification.
 pub const NOTIFY_INVAL_INODE: i32 = 2;
+/// In place of an error: a name that the kernel asks for again.
+pub const NOTIFY_INVAL_ENTRY: i32 = 3;
+/// In place of an error: a name that was removed. Watchers learn of it.
+pub const NOTIFY_DELETE: i32 = 6;
 /// In place of an error: bytes for the page cache. Behind the end they extend the file there.
 pub const NOTIFY_STORE: i32 = 4;
 /// An offset of `NotifyInvalInodeOut` for attributes alone.
@@ -137,6 +141,10 @@ structures! {
     /// Invalidates the kernel's cache of an inode: its attributes, and pages from this offset on,
     /// all of them if the length is 0.
     NotifyInvalInodeOut { node: u64, offset: i64, len: i64 }
+    /// A name of this length and a NUL follow.
+    NotifyInvalEntryOut { parent: u64, name_len: u32, flags: u32 }
+    /// A name of this length and a NUL follow.
+    NotifyDeleteOut { parent: u64, child: u64, name_len: u32, unused: u32 }
     NotifyStoreOut { node: u64, offset: u64, size: u32, unused: u32 }
 
     InitIn { major: u32, minor: u32, readahead_max: u32, flags: u32, flags2: u32, unused: [u32; 11] }

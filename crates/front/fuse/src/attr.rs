@@ -6,9 +6,19 @@ use pagemesh_fs::{Attr, InodeKind, Time};
 use rustix::fs::StatxFlags;
 use rustix::time::{ClockId, clock_gettime};
 
-/// Seconds. Names and attributes change through this mount only, and the kernel tracks the effects
-/// of its own calls: it may cache them for any time.
-pub(crate) const CACHE_TIMEOUT_S: u64 = 86_400;
+/// How long the kernel may use names and attributes without asking again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CacheTimeout {
+    pub(crate) seconds: u64,
+}
+
+impl CacheTimeout {
+    /// Names and attributes change through this mount only, and the kernel tracks the effects of its own calls: it may
+    /// cache them for any time.
+    pub(crate) const LONG: CacheTimeout = CacheTimeout { seconds: 86_400 };
+    /// Another front changes them, too.
+    pub(crate) const NONE: CacheTimeout = CacheTimeout { seconds: 0 };
+}
 
 const BLOCK_BYTES: u64 = 512;
 const PAGE_BYTES: u64 = 4096;
@@ -18,11 +28,11 @@ const KIND_SHIFT: u32 = 12;
 
 /// How long the kernel may cache attributes. It caches none of a file with set-id bits, as a write
 /// clears them without a notification, nor of a file that direct clients extend.
-pub(crate) fn attr_timeout_s(attr: &Attr) -> u64 {
+pub(crate) fn attr_timeout_s(attr: &Attr, cache: CacheTimeout) -> u64 {
     let is_armed = attr.kind == InodeKind::File && attr.mode & SET_ID != 0;
     match is_armed || attr.has_volatile_size {
         true => 0,
-        false => CACHE_TIMEOUT_S,
+        false => cache.seconds,
     }
 }
 

@@ -6,6 +6,8 @@
 
 use crate::Caching;
 use crate::abi;
+use crate::notifier::Notification;
+use crate::open_files::OpenFile;
 use crate::reply::{self, FuseReply};
 use crate::serve::{FsHandler, RequestContext};
 use pagemesh_base::proc_maps::PRELOAD_OPEN_FLAG;
@@ -48,11 +50,14 @@ impl RequestContext<'_> {
             true => Caching::PageCache,
             false => Caching::Bypassed,
         };
+        let access = OFlags::from_bits_retain(flags) & OFlags::ACCMODE;
+        let is_writable = self.handler.is_shared() && access != OFlags::RDONLY;
+        if is_writable {
+            self.fs.record_writable_open(ino)?;
+        }
+        let open = OpenFile::new(ino, self.fs.lost_write_cursor(), is_cached, is_writable);
         let is_synced = flags & OFlags::DSYNC.bits() != 0;
-        let file = self
-            .handler
-            .open_files
-            .add(self.fs.lost_write_cursor(), is_synced, is_cached);
+        let file = self.handler.open_files.add(open, is_synced);
         let opened = abi::OpenOut {
             file,
             ..open_reply(caching)
@@ -71,15 +76,10 @@ impl RequestContext<'_> {
             self.fs.release(made.ino);
             self.fs.forget(made.ino, 1);
         })?;
-        Ok(FuseReply::from_pair(&reply::entry(made), &opened))
-    }
-
-    /// Handles the release of an open file.
-    pub(crate) fn close_file(&self, file: u64) {
-        let open = self.handler.open_files.remove(file);
-        if open.is_some_and(|open| open.is_cached) {
-            self.fs.end_caching(self.ino);
-        }
+        Ok(FuseReply::from_pair(
+            &reply::entry(made, self.handler.cache),
+            &opened,
+        ))
     }
 
     /// Runs before a request that reads pages into the cache. While a cached open exists, direct clients have no
@@ -125,7 +125,11 @@ impl RequestContext<'_> {
                 }
                 self.fs.drop_written_pages(self.ino, bytes);
             }
-            (false, false) => self.fs.record_misplaced_write(self.ino),
+            (false, false) => {
+                self.fs.record_misplaced_write(self.ino);
+                // The kernel holds the lock of the pages until this answer.
+                self.handler.notifier.queue(Notification::Pages(self.ino));
+            }
             (false, true) => {}
         }
     }

@@ -214,6 +214,30 @@ pub(crate) fn notify_size(device: &OwnedFd, node: u64, size: u64, last: u8) {
     notify(device, node, abi::NOTIFY_STORE, &parts);
 }
 
+/// Makes the kernel ask for a name of a directory again. It waits for the lock of the directory. Returns whether the kernel did it, or
+/// has no such name.
+pub(crate) fn invalidate_entry(device: &OwnedFd, parent: u64, name: &[u8]) -> bool {
+    let body = abi::NotifyInvalEntryOut {
+        parent,
+        name_len: name.len() as u32,
+        flags: 0,
+    };
+    let parts = [body.as_bytes(), name, &[0]];
+    notify(device, parent, abi::NOTIFY_INVAL_ENTRY, &parts)
+}
+
+/// The same for a name that was removed, with its inode.
+pub(crate) fn notify_delete(device: &OwnedFd, parent: u64, child: u64, name: &[u8]) -> bool {
+    let body = abi::NotifyDeleteOut {
+        parent,
+        child,
+        name_len: name.len() as u32,
+        unused: 0,
+    };
+    let parts = [body.as_bytes(), name, &[0]];
+    notify(device, parent, abi::NOTIFY_DELETE, &parts)
+}
+
 /// Returns whether the kernel did it, or has no such inode.
 fn notify(device: &OwnedFd, node: u64, code: i32, body: &[&[u8]]) -> bool {
     let len: usize = body.iter().map(|part| part.len()).sum();

@@ -34,6 +34,7 @@ mod extra_threads;
 mod handle;
 mod memory;
 mod names;
+mod notifier;
 mod null;
 mod open_files;
 mod reply;
@@ -52,11 +53,12 @@ mod worker_pool;
 pub use attr::now;
 pub use device::{abort_dir, unmount_dir};
 pub use null::{NullMount, mount_null};
-pub use snapshot_views::{SNAPSHOT_DIR, SnapshotSource};
 
 use device::Device;
 use events::{EventThread, WriteEvents};
-use pagemesh_fs::{Fs, FsError, Ino, UpkeepThread};
+use notifier::{KernelNotifier, Notification, NotifierThread};
+use open_files::OpenFiles;
+use pagemesh_fs::{Fs, FsError, Ino, OpenSnapshots, UpkeepThread};
 use rustix::fd::{OwnedFd, RawFd};
 use rustix::io::Errno;
 use serve::FsHandler;
@@ -101,6 +103,9 @@ pub struct MountOptions {
     pub caching: Caching,
     /// Whether listings show `.snapshot`, on a mount with snapshots.
     pub shows_snapshots: bool,
+    /// Whether another front of this process serves the file system, too. The file system then goes on after the end of the mount, and
+    /// another mount may follow. The process runs its upkeep threads.
+    pub is_shared: bool,
 }
 
 /// How the kernel reads and writes files.
@@ -149,15 +154,33 @@ pub struct FuseMount {
     connect_hook: Arc<OnceLock<ConnectHook>>,
     fs: Arc<Fs>,
     maintenance: UpkeepThread,
-    free_thread: UpkeepThread,
+    /// None if the file system is shared.
+    free_thread: Option<UpkeepThread>,
     /// With a commit interval.
     commit_thread: Option<UpkeepThread>,
+    /// If the file system is shared.
+    kernel_use: Option<KernelUse>,
+}
+
+/// The kernel's use of a file system that goes on after the mount. It ends when this is dropped, after the session.
+struct KernelUse {
+    fs: Arc<Fs>,
+    open_files: Arc<OpenFiles>,
+    notifier: Option<NotifierThread>,
+}
+
+impl Drop for KernelUse {
+    fn drop(&mut self) {
+        self.notifier = None;
+        self.open_files.release_all(&self.fs);
+        self.fs.forget_kernel();
+    }
 }
 
 /// Unmounts from another thread.
 pub struct Unmounter {
     device: Arc<Device>,
-    /// Empty for a [`NullMount`].
+    /// Empty for a [`NullMount`], and if the file system is shared.
     fs: Weak<Fs>,
 }
 
@@ -214,37 +237,72 @@ pub fn mount_with_snapshots(
     options: &MountOptions,
     error_hook: ErrorHook,
     free_space: FreeSpaceFn,
-    snapshots: Option<Box<dyn SnapshotSource>>,
+    snapshots: Option<Arc<OpenSnapshots>>,
 ) -> Result<FuseMount, MountError> {
     let connect = Arc::default();
     let event_thread: Arc<EventThread> = Arc::default();
+    let notifier: Arc<KernelNotifier> = Arc::default();
     let served = FsHandler::new(
         Arc::clone(&fs),
         error_hook,
         free_space,
         Arc::clone(&connect),
-        options.caching,
+        options,
         Arc::clone(&event_thread),
+        Arc::clone(&notifier),
     );
+    let open_files = Arc::clone(&served.open_files);
     let served: Arc<dyn request_handler::RequestHandler> = match snapshots {
         None => Arc::new(served),
-        Some(source) => Arc::new(ViewHandler {
+        Some(snapshots) => Arc::new(ViewHandler {
             live: served,
-            views: SnapshotViews::new(source),
+            views: SnapshotViews::new(snapshots),
             shows_views: options.shows_snapshots,
         }),
     };
+    // Dropped after the session.
+    let mut kernel_use = options.is_shared.then(|| KernelUse {
+        fs: Arc::clone(&fs),
+        open_files,
+        notifier: None,
+    });
     let session = FuseSession::start(dir, options, &served)?;
     register_kernel_callbacks(&fs, &session.device.file);
+    if let Some(kernel_use) = &mut kernel_use {
+        kernel_use.notifier = Some(start_notifier(&fs, &notifier, &session.device)?);
+    }
     let events = WriteEvents::start(&fs, &session.device, &event_thread)?;
+    let free_thread = match options.is_shared {
+        true => None,
+        false => Some(UpkeepThread::start_free_thread(&fs, wait)?),
+    };
     Ok(FuseMount {
-        maintenance: start_maintenance(&fs, &session.device, events)?,
-        free_thread: UpkeepThread::start_free_thread(&fs, wait)?,
+        maintenance: start_maintenance(&fs, &session.device, events, options.is_shared)?,
+        free_thread,
         commit_thread: None,
         session,
         connect_hook: connect,
         fs,
+        kernel_use,
     })
+}
+
+/// Starts the thread that reports names which another front removes.
+fn start_notifier(
+    fs: &Fs,
+    notifier: &Arc<KernelNotifier>,
+    device: &Arc<Device>,
+) -> io::Result<NotifierThread> {
+    let thread = NotifierThread::start(notifier, device)?;
+    let notifier = Arc::clone(notifier);
+    fs.set_name_hook(Box::new(move |directory, name, removed| {
+        notifier.queue(Notification::Name {
+            directory,
+            name: name.to_vec(),
+            removed,
+        });
+    }));
+    Ok(thread)
 }
 
 /// Starts the periodic work of the file system, and of the kernel's view of it: invalidations after direct writes, and events.
@@ -252,14 +310,19 @@ fn start_maintenance(
     fs: &Arc<Fs>,
     device: &Arc<Device>,
     events: WriteEvents,
+    is_shared: bool,
 ) -> io::Result<UpkeepThread> {
     let device = Arc::clone(&device.file);
-    UpkeepThread::start_maintenance(fs, wait, move |fs| {
+    let each_second = move |fs: &Fs| {
         for ino in fs.collect_direct_writes() {
             classic::invalidate_inode(&device, ino.0);
         }
         events.queue_unseen_writes(fs);
-    })
+    };
+    match is_shared {
+        true => UpkeepThread::start_each_second(fs, wait, each_second),
+        false => UpkeepThread::start_maintenance(fs, wait, each_second),
+    }
 }
 
 /// Registers the callbacks by which the file system reports changes of direct clients to the
@@ -296,7 +359,10 @@ impl FuseMount {
     pub fn unmounter(&self) -> Unmounter {
         Unmounter {
             device: Arc::clone(&self.session.device),
-            fs: Arc::downgrade(&self.fs),
+            fs: match self.kernel_use {
+                Some(_) => Weak::new(),
+                None => Arc::downgrade(&self.fs),
+            },
         }
     }
 
@@ -336,12 +402,18 @@ impl FuseMount {
     /// # Errors
     /// As [`FuseMount::serve`].
     pub fn serve_with_hook(self, gone: impl FnOnce()) -> Result<(), ServeError> {
-        let served = self.session.serve(|| self.fs.stop_resending());
+        let is_shared = self.kernel_use.is_some();
+        let served = self.session.serve(|| {
+            if !is_shared {
+                self.fs.stop_resending();
+            }
+        });
         if served.is_ok() {
             gone();
         }
         drop(self.free_thread);
         drop(self.maintenance);
+        drop(self.kernel_use);
         drop(self.commit_thread);
         // Also after an error of the device: acknowledged changes may wait.
         let synced = self.fs.borrow_channel();

@@ -2,6 +2,7 @@
 //! kernel and the transport.
 
 use crate::abi;
+use crate::attr::CacheTimeout;
 use crate::caching::open_reply;
 use crate::reply::{self, FuseReply};
 use crate::request::Request;
@@ -107,17 +108,19 @@ impl NullFs {
 
     fn answer(&self, node: u64, request: Request<'_>) -> Result<FuseReply, Errno> {
         Ok(match request {
-            Request::Lookup(name) => FuseReply::new(&reply::entry(&self.lookup(node, name)?)),
-            Request::GetAttr => FuseReply::new(&reply::attr(&self.attr(node)?)),
+            Request::Lookup(name) => {
+                FuseReply::new(&reply::entry(&self.lookup(node, name)?, CacheTimeout::LONG))
+            }
+            Request::GetAttr => FuseReply::new(&reply::attr(&self.attr(node)?, CacheTimeout::LONG)),
             Request::SetAttr(wished) => {
                 if let Some(found) = self.lock_state().files.get_mut(&node) {
                     found.size = wished.size.unwrap_or(found.size);
                 }
-                FuseReply::new(&reply::attr(&self.attr(node)?))
+                FuseReply::new(&reply::attr(&self.attr(node)?, CacheTimeout::LONG))
             }
             Request::Mkdir { name, .. } => {
                 let made = self.make(node, name, InodeKind::Directory);
-                FuseReply::new(&reply::entry(&made))
+                FuseReply::new(&reply::entry(&made, CacheTimeout::LONG))
             }
             // Its number stays in use, so that no other file gets it.
             Request::Unlink(name) => match self.lock_state().names.remove(&(node, name.to_owned()))
@@ -129,7 +132,10 @@ impl NullFs {
             Request::OpenDir => FuseReply::new(&abi::OpenOut::default()),
             Request::Create { name, .. } => {
                 let made = self.make(node, name, InodeKind::File);
-                FuseReply::from_pair(&reply::entry(&made), &open_reply(self.caching))
+                FuseReply::from_pair(
+                    &reply::entry(&made, CacheTimeout::LONG),
+                    &open_reply(self.caching),
+                )
             }
             Request::Write { data, .. } => FuseReply::new(&abi::WriteOut {
                 size: data.len() as u32,

@@ -3,8 +3,9 @@
 use crate::abi;
 use crate::sync_pattern::SyncPattern;
 use pagemesh_base::poison;
-use pagemesh_fs::LostWriteCursor;
+use pagemesh_fs::{Fs, Ino, LostWriteCursor};
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -18,11 +19,40 @@ pub(crate) struct OpenFile {
     /// Writes after each of which the kernel sends a sync.
     expected_syncs: AtomicU32,
     pub(crate) sync_pattern: SyncPattern,
+    ino: Ino,
     /// The kernel reads and writes it through its page cache.
     pub(crate) is_cached: bool,
+    /// It was recorded as writable ([`Fs::record_writable_open`]).
+    is_writable: bool,
 }
 
 impl OpenFile {
+    pub(crate) fn new(
+        ino: Ino,
+        lost_writes: LostWriteCursor,
+        is_cached: bool,
+        is_writable: bool,
+    ) -> OpenFile {
+        OpenFile {
+            lost_writes,
+            expected_syncs: AtomicU32::new(0),
+            sync_pattern: SyncPattern::default(),
+            ino,
+            is_cached,
+            is_writable,
+        }
+    }
+
+    /// Runs before the file is released.
+    fn end(&self, fs: &Fs) {
+        if self.is_writable {
+            fs.record_writable_close(self.ino);
+        }
+        if self.is_cached {
+            fs.end_caching(self.ino);
+        }
+    }
+
     pub(crate) fn expects_sync(&self) -> bool {
         self.expected_syncs.load(Ordering::Relaxed) > 0
     }
@@ -44,6 +74,19 @@ pub(crate) struct OpenFiles(Mutex<OpenTable>);
 struct OpenTable {
     last: u64,
     open: HashMap<u64, Arc<OpenFile>>,
+    /// Opens of directories: they have no number.
+    directories: HashMap<Ino, u64>,
+}
+
+impl OpenTable {
+    fn remove_directory(&mut self, ino: Ino) {
+        if let Entry::Occupied(mut opens) = self.directories.entry(ino) {
+            match opens.get().checked_sub(1) {
+                None | Some(0) => drop(opens.remove()),
+                Some(left) => *opens.get_mut() = left,
+            }
+        }
+    }
 }
 
 impl OpenFiles {
@@ -52,13 +95,7 @@ impl OpenFiles {
     }
 
     /// The number of a file that is opened now.
-    pub(crate) fn add(&self, seen: LostWriteCursor, is_synced: bool, is_cached: bool) -> u64 {
-        let open = OpenFile {
-            lost_writes: seen,
-            expected_syncs: AtomicU32::new(0),
-            sync_pattern: SyncPattern::default(),
-            is_cached,
-        };
+    pub(crate) fn add(&self, open: OpenFile, is_synced: bool) -> u64 {
         let mut files = self.lock_table();
         files.last += 1;
         let file = files.last << 1 | if is_synced { SYNCED } else { 0 };
@@ -66,8 +103,38 @@ impl OpenFiles {
         file
     }
 
-    pub(crate) fn remove(&self, file: u64) -> Option<Arc<OpenFile>> {
-        self.lock_table().open.remove(&file)
+    /// Records an open of a directory.
+    pub(crate) fn add_directory(&self, ino: Ino) {
+        *self.lock_table().directories.entry(ino).or_default() += 1;
+    }
+
+    /// Ends the use of an open file or directory. The caller releases it afterwards.
+    pub(crate) fn close(&self, fs: &Fs, ino: Ino, file: u64) {
+        let closed = {
+            let mut table = self.lock_table();
+            let closed = table.open.remove(&file);
+            if closed.is_none() {
+                table.remove_directory(ino);
+            }
+            closed
+        };
+        if let Some(open) = closed {
+            open.end(fs);
+        }
+    }
+
+    /// Releases all that the kernel has open: it has ended without doing so.
+    pub(crate) fn release_all(&self, fs: &Fs) {
+        let OpenTable {
+            open, directories, ..
+        } = std::mem::take(&mut *self.lock_table());
+        for file in open.into_values() {
+            file.end(fs);
+            fs.release(file.ino);
+        }
+        for (ino, opens) in directories {
+            (0..opens).for_each(|_| fs.release(ino));
+        }
     }
 
     /// None: it is a directory.

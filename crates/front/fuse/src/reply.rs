@@ -1,7 +1,7 @@
 //! Answers to the kernel.
 
 use crate::abi;
-use crate::attr::{attr_timeout_s, attributes};
+use crate::attr::{CacheTimeout, attr_timeout_s, attributes};
 use pagemesh_fs::Attr;
 use rustix::io::Errno;
 use zerocopy::{Immutable, IntoBytes};
@@ -55,20 +55,20 @@ impl FuseReply {
     }
 }
 
-pub(crate) fn entry(attr: &Attr) -> abi::EntryOut {
+pub(crate) fn entry(attr: &Attr, cache: CacheTimeout) -> abi::EntryOut {
     abi::EntryOut {
         node: attr.ino.0,
         generation: attr.generation.into(),
-        entry_s: crate::attr::CACHE_TIMEOUT_S,
-        attr_s: attr_timeout_s(attr),
+        entry_s: cache.seconds,
+        attr_s: attr_timeout_s(attr, cache),
         attr: attributes(attr),
         ..abi::EntryOut::default()
     }
 }
 
-pub(crate) fn attr(attr: &Attr) -> abi::AttrOut {
+pub(crate) fn attr(attr: &Attr, cache: CacheTimeout) -> abi::AttrOut {
     abi::AttrOut {
-        attr_s: attr_timeout_s(attr),
+        attr_s: attr_timeout_s(attr, cache),
         attr: attributes(attr),
         ..abi::AttrOut::default()
     }
@@ -80,13 +80,13 @@ pub(crate) fn attr(attr: &Attr) -> abi::AttrOut {
 pub(crate) fn uncached_attr(attr: &Attr) -> abi::AttrOut {
     abi::AttrOut {
         attr_s: 0,
-        ..self::attr(attr)
+        ..self::attr(attr, CacheTimeout::NONE)
     }
 }
 
-pub(crate) fn statx(attr: &Attr) -> FuseReply {
+pub(crate) fn statx(attr: &Attr, cache: CacheTimeout) -> FuseReply {
     let told = abi::StatxOut {
-        attr_s: attr_timeout_s(attr),
+        attr_s: attr_timeout_s(attr, cache),
         attr: crate::attr::statx(attr),
         ..abi::StatxOut::default()
     };

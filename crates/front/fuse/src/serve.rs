@@ -12,12 +12,14 @@ mod queued_writes;
 mod tests;
 
 use crate::abi;
+use crate::attr::CacheTimeout;
 use crate::events::EventThread;
+use crate::notifier::KernelNotifier;
 use crate::open_files::OpenFiles;
 use crate::reply::{self, FuseReply};
 use crate::request::Request;
 use crate::request_handler::{AsyncWriter, RequestHandler};
-use crate::{Caching, ConnectHook, ErrorHook, FreeSpaceFn};
+use crate::{Caching, ConnectHook, ErrorHook, FreeSpaceFn, MountOptions};
 pub(crate) use attributes::xattr;
 use pagemesh_base::mount_connection::CONNECT_IOCTL;
 use pagemesh_base::proc_maps::WILL_MAP_IOCTL;
@@ -36,9 +38,13 @@ pub(crate) struct FsHandler {
     error_hook: ErrorHook,
     free_space: FreeSpaceFn,
     connect_hook: Arc<OnceLock<ConnectHook>>,
-    pub(crate) open_files: OpenFiles,
+    pub(crate) open_files: Arc<OpenFiles>,
     pub(crate) caching: Caching,
+    /// How long the kernel may cache names and attributes.
+    pub(crate) cache: CacheTimeout,
     event_thread: Arc<EventThread>,
+    /// Started if another front changes the file system, too.
+    pub(crate) notifier: Arc<KernelNotifier>,
 }
 
 fn refuse<T>(errno: Errno) -> Result<T> {
@@ -47,10 +53,6 @@ fn refuse<T>(errno: Errno) -> Result<T> {
 
 fn has_flag(flags: u32, flag: OFlags) -> bool {
     flags & flag.bits() == flag.bits()
-}
-
-fn entry(attr: &Attr) -> FuseReply {
-    FuseReply::new(&reply::entry(attr))
 }
 
 fn written(bytes: usize) -> FuseReply {
@@ -95,18 +97,29 @@ impl FsHandler {
         error_hook: ErrorHook,
         free_space: FreeSpaceFn,
         connect: Arc<OnceLock<ConnectHook>>,
-        caching: Caching,
+        options: &MountOptions,
         events: Arc<EventThread>,
+        notifier: Arc<KernelNotifier>,
     ) -> FsHandler {
         FsHandler {
             fs,
             error_hook,
             free_space,
             connect_hook: connect,
-            open_files: OpenFiles::default(),
-            caching,
+            open_files: Arc::default(),
+            caching: options.caching,
+            cache: match options.is_shared {
+                true => CacheTimeout::NONE,
+                false => CacheTimeout::LONG,
+            },
             event_thread: events,
+            notifier,
         }
+    }
+
+    /// Whether another front changes the file system, too.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.cache == CacheTimeout::NONE
     }
 
     /// The live file system.
@@ -149,6 +162,10 @@ impl RequestHandler for FsHandler {
 }
 
 impl RequestContext<'_> {
+    fn entry(&self, attr: &Attr) -> FuseReply {
+        FuseReply::new(&reply::entry(attr, self.handler.cache))
+    }
+
     /// Serves operations on open files. The other groups follow, the rarest last.
     fn dispatch(&self, request: Request<'_>) -> Result<FuseReply> {
         match request {

@@ -13,31 +13,27 @@
 //!
 //! Invariants:
 //! - A slot belongs to one snapshot as long as the mount lasts, so a node never changes its meaning.
-//! - At most [`OPEN_MAX`] snapshots are open. One that nobody used for [`IDLE_MAX`] is closed at the next use of a view.
+//! - Snapshots are opened, and closed when they are idle, by [`OpenSnapshots`].
 //! - No lock is held over I/O.
 //! - Nothing in a view is changed, and no node of a view reaches the live file system.
 
 use crate::abi;
-use crate::attr::dirent_type;
+use crate::attr::{CacheTimeout, dirent_type};
 use crate::names;
 use crate::reply::{self, FuseReply, Listing};
 use crate::request::{ReadRange, Request};
 use crate::request_handler::{AsyncWriter, RequestHandler};
 use crate::serve::{FsHandler, xattr};
 use pagemesh_base::poison;
-use pagemesh_fs::{Attr, DirEntry, Fs, FsError, Ino, InodeKind, Result, SeekTarget, Time};
+use pagemesh_fs::{
+    Attr, DirEntry, Fs, FsError, Ino, InodeKind, OpenSnapshots, Result, SNAPSHOT_DIR, SeekTarget,
+    Time,
+};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
-/// The name of the directory with the views.
-pub const SNAPSHOT_DIR: &[u8] = b".snapshot";
-/// Snapshots that are open at once. Each has caches, and recovery data if it was in the middle of writes.
-const OPEN_MAX: usize = 8;
-/// An open snapshot that was not used for this long is closed.
-const IDLE_MAX: Duration = Duration::from_secs(300);
 /// How long the kernel may use the name of a snapshot without asking again: it may be deleted.
 const NAME_TIMEOUT_S: u64 = 1;
 
@@ -51,62 +47,17 @@ const SHOWN_COOKIE: u64 = u64::MAX >> 1;
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
 
-/// The snapshots of the mounted file system.
-pub trait SnapshotSource: Send + Sync {
-    /// Their names, the newest first.
-    ///
-    /// # Errors
-    /// `EIO` if they cannot be listed.
-    fn names(&self) -> std::result::Result<Vec<String>, Errno>;
-
-    /// The identity of the snapshot that has this name now: another snapshot never has it.
-    ///
-    /// # Errors
-    /// `ENOENT` if there is none, `EIO` if that cannot be found out.
-    fn find(&self, name: &str) -> std::result::Result<u64, Errno>;
-
-    /// Opens the file system of a snapshot.
-    ///
-    /// # Errors
-    /// `ESTALE` if the snapshot was deleted, `EIO` if it cannot be read.
-    fn open(&self, name: &str, id: u64) -> std::result::Result<Arc<Fs>, Errno>;
-}
-
 /// The views of a mount.
 pub(crate) struct SnapshotViews {
-    source: Box<dyn SnapshotSource>,
-    table: Mutex<ViewTable>,
+    snapshots: Arc<OpenSnapshots>,
+    slots: Mutex<SlotTable>,
 }
 
-/// A snapshot that a program has named.
-struct ViewSlot {
-    name: String,
-    id: u64,
-    open: Option<(Arc<Fs>, Instant)>,
-}
-
+/// The snapshots that programs have named.
 #[derive(Default)]
-struct ViewTable {
-    slots: Vec<ViewSlot>,
-    by_id: HashMap<u64, usize>,
-}
-
-impl ViewTable {
-    /// Closes the snapshots that are idle, and the one that was used least recently if there is no room for another.
-    fn close_unused(&mut self, now: Instant) -> Vec<Arc<Fs>> {
-        let mut closed = Vec::new();
-        for slot in &mut self.slots {
-            let is_idle = |open: &mut (Arc<Fs>, Instant)| now.duration_since(open.1) >= IDLE_MAX;
-            closed.extend(slot.open.take_if(is_idle).map(|(fs, _)| fs));
-        }
-        let open = self.slots.iter_mut().filter(|slot| slot.open.is_some());
-        let mut open: Vec<_> = open.collect();
-        if open.len() >= OPEN_MAX {
-            open.sort_by_key(|slot| slot.open.as_ref().map(|(_, used)| *used));
-            closed.extend(open[0].open.take().map(|(fs, _)| fs));
-        }
-        closed
-    }
+struct SlotTable {
+    ids: Vec<u32>,
+    by_id: HashMap<u32, usize>,
 }
 
 /// A node of a view.
@@ -165,53 +116,30 @@ fn directory_attr(directory: Ino) -> Attr {
 }
 
 impl SnapshotViews {
-    pub(crate) fn new(source: Box<dyn SnapshotSource>) -> SnapshotViews {
-        let table = Mutex::default();
-        SnapshotViews { source, table }
+    pub(crate) fn new(snapshots: Arc<OpenSnapshots>) -> SnapshotViews {
+        let slots = Mutex::default();
+        SnapshotViews { snapshots, slots }
     }
 
     /// The slot of a snapshot.
-    fn slot(&self, name: &str, id: u64) -> Result<usize> {
-        let mut table = poison::lock(&self.table);
+    fn slot(&self, id: u32) -> Result<usize> {
+        let mut table = poison::lock(&self.slots);
         if let Some(slot) = table.by_id.get(&id) {
             return Ok(*slot);
         }
-        let slot = table.slots.len();
+        let slot = table.ids.len();
         if slot >= SLOTS_MAX {
             return Err(Errno::NFILE.into());
         }
-        table.slots.push(ViewSlot {
-            name: name.to_owned(),
-            id,
-            open: None,
-        });
+        table.ids.push(id);
         table.by_id.insert(id, slot);
         Ok(slot)
     }
 
     /// The file system of a slot, opened if it is not.
     fn fs(&self, slot: usize) -> Result<Arc<Fs>> {
-        let now = Instant::now();
-        let (name, id) = {
-            let mut table = poison::lock(&self.table);
-            let known = table.slots.get_mut(slot).ok_or(Errno::STALE)?;
-            if let Some((fs, used)) = &mut known.open {
-                *used = now;
-                return Ok(Arc::clone(fs));
-            }
-            (known.name.clone(), known.id)
-        };
-        let opened = self.source.open(&name, id)?;
-        let mut table = poison::lock(&self.table);
-        let closed = table.close_unused(now);
-        let known = table.slots.get_mut(slot).ok_or(Errno::STALE)?;
-        // Another thread may have opened it meanwhile.
-        let (fs, used) = known.open.get_or_insert((opened, now));
-        *used = now;
-        let fs = Arc::clone(fs);
-        drop(table);
-        drop(closed);
-        Ok(fs)
+        let id = poison::lock(&self.slots).ids.get(slot).copied();
+        Ok(self.snapshots.fs(id.ok_or(Errno::STALE)?)?)
     }
 
     /// Answers a request about a node of a view.
@@ -246,9 +174,9 @@ impl SnapshotViews {
     ) -> Result<FuseReply> {
         let own = directory_attr(directory);
         match request {
-            Request::GetAttr => Ok(FuseReply::new(&reply::attr(&own))),
-            Request::Statx => Ok(reply::statx(&own)),
-            Request::Lookup(b".") => Ok(FuseReply::new(&reply::entry(&own))),
+            Request::GetAttr => Ok(FuseReply::new(&reply::attr(&own, CacheTimeout::LONG))),
+            Request::Statx => Ok(reply::statx(&own, CacheTimeout::LONG)),
+            Request::Lookup(b".") => Ok(FuseReply::new(&reply::entry(&own, CacheTimeout::LONG))),
             Request::Lookup(name) => self.lookup_snapshot(directory, live, name),
             Request::ReadDir(span) => self.list_snapshots(&own, directory, span, false),
             Request::ReadDirPlus(span) => self.list_snapshots(&own, directory, span, true),
@@ -261,7 +189,7 @@ impl SnapshotViews {
     /// The live directory as it was in a snapshot.
     fn lookup_snapshot(&self, directory: Ino, live: &Fs, name: &[u8]) -> Result<FuseReply> {
         let name = std::str::from_utf8(name).map_err(|_| Errno::NOENT)?;
-        let slot = self.slot(name, self.source.find(name)?)?;
+        let slot = self.slot(self.snapshots.find(name)?)?;
         let fs = self.fs(slot)?;
         let generation = live.attr(directory)?.generation;
         // It may be younger than the snapshot.
@@ -275,7 +203,10 @@ impl SnapshotViews {
         }
         let entry = abi::EntryOut {
             entry_s: NAME_TIMEOUT_S,
-            ..reply::entry(&with_node(attr, inode_node(slot, directory)?))
+            ..reply::entry(
+                &with_node(attr, inode_node(slot, directory)?),
+                CacheTimeout::LONG,
+            )
         };
         Ok(FuseReply::new(&entry))
     }
@@ -287,10 +218,10 @@ impl SnapshotViews {
         span: ReadRange,
         has_attributes: bool,
     ) -> Result<FuseReply> {
-        let names = self.source.names()?;
+        let found = self.snapshots.list()?;
         let dots = [(b".".to_vec(), own.ino.0), (b"..".to_vec(), directory.0)];
         // A name gets its number when it is looked up.
-        let names = names.into_iter().map(|name| (name.into_bytes(), u64::MAX));
+        let names = found.into_iter().map(|it| (it.name.into_bytes(), u64::MAX));
         let kind = dirent_type(InodeKind::Directory);
         let mut listing = Listing::new(span.size);
         for (cookie, (name, node)) in (1..).zip(dots.into_iter().chain(names)) {
@@ -307,15 +238,18 @@ impl SnapshotViews {
 fn handle_inode(fs: &Fs, slot: usize, ino: Ino, request: Request<'_>) -> Result<FuseReply> {
     let attr = || -> Result<Attr> { Ok(with_node(fs.attr(ino)?, inode_node(slot, ino)?)) };
     match request {
-        Request::GetAttr => Ok(FuseReply::new(&reply::attr(&attr()?))),
-        Request::Statx => Ok(reply::statx(&attr()?)),
-        Request::Lookup(b".") => Ok(FuseReply::new(&reply::entry(&attr()?))),
+        Request::GetAttr => Ok(FuseReply::new(&reply::attr(&attr()?, CacheTimeout::LONG))),
+        Request::Statx => Ok(reply::statx(&attr()?, CacheTimeout::LONG)),
+        Request::Lookup(b".") => Ok(FuseReply::new(&reply::entry(&attr()?, CacheTimeout::LONG))),
         Request::Lookup(name) => {
             let found = fs.lookup(ino, name)?;
             // Nothing in a snapshot is freed, so nothing has to be counted.
             fs.forget(found.ino, 1);
             let node = inode_node(slot, found.ino)?;
-            Ok(FuseReply::new(&reply::entry(&with_node(found, node))))
+            Ok(FuseReply::new(&reply::entry(
+                &with_node(found, node),
+                CacheTimeout::LONG,
+            )))
         }
         Request::Open { flags } => {
             let access = OFlags::from_bits_retain(flags) & OFlags::ACCMODE;
@@ -456,7 +390,7 @@ impl RequestHandler for ViewHandler {
                 match found {
                     FuseReply::Error(Errno::NOENT) => {
                         let own = directory_attr(Ino(header.node));
-                        FuseReply::new(&reply::entry(&own))
+                        FuseReply::new(&reply::entry(&own, CacheTimeout::LONG))
                     }
                     found => found,
                 }

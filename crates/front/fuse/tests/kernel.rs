@@ -115,6 +115,7 @@ impl TestMount {
             may_keep_cpus_awake: false,
             caching,
             shows_snapshots: false,
+            is_shared: false,
         };
         let trouble = |error: &_| panic!("memory fails nothing: {error}");
         let mounted = mount(
@@ -425,6 +426,7 @@ fn io_uring_is_used_where_available() {
         may_keep_cpus_awake: true,
         caching: Caching::PageCache,
         shows_snapshots: false,
+        is_shared: false,
     };
     let mounted = mount_null(dir.path(), &options).unwrap();
     assert_eq!(mounted.transport(), Transport::IoUring);

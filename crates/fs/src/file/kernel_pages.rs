@@ -24,7 +24,7 @@
 
 use crate::direct::{append, publish};
 use crate::error::Result;
-use crate::file::lifetime;
+use crate::file::{free, lifetime, times};
 use crate::format::inode::Ino;
 use crate::format::{PAGE, page_map};
 use crate::live::file_lock::FileLock;
@@ -137,6 +137,76 @@ pub(crate) fn drop_written_pages(
     }
 }
 
+/// A program of this machine may store into mappings of a file: it has the file open for writes.
+pub(crate) fn record_writable_open(txs: &TxManager, ino: Ino) -> Result<()> {
+    let data = txs.file_lock(ino)?;
+    let opens = &data.kernel_pages.writable_opens;
+    opens.fetch_add(1, Ordering::SeqCst);
+    Ok(())
+}
+
+/// Takes back one [`record_writable_open`].
+pub(crate) fn record_writable_close(txs: &TxManager, ino: Ino) {
+    with_kernel_pages(txs, ino, |pages| {
+        let opens = &pages.writable_opens;
+        let less = |opens: u64| opens.checked_sub(1);
+        let _ = opens.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+    });
+}
+
+/// Makes the kernel write the stores of programs into mappings of these bytes back, before another front reads or
+/// writes them. The caller holds no lock of the file.
+pub(crate) fn write_back_mappings(
+    txs: &TxManager,
+    hooks: &KernelHooks,
+    ino: Ino,
+    bytes: Range<u64>,
+) {
+    if bytes.is_empty() || !hooks.has_callbacks() {
+        return;
+    }
+    let may_be_dirty = with_kernel_pages(txs, ino, |pages| {
+        pages.has_pages() && pages.writable_opens.load(Ordering::SeqCst) > 0
+    });
+    if may_be_dirty == Some(true) && !hooks.drop_pages(ino, Some(bytes)) {
+        tracing::warn!(
+            ino = ino.0,
+            "the kernel did not write the pages of a mapped file back"
+        );
+    }
+}
+
+/// Another front has extended a file. A program that has it open through the page cache appends, maps and reads by the
+/// size that the kernel knows.
+pub(crate) fn notify_extension(txs: &TxManager, hooks: &KernelHooks, ino: Ino) {
+    if hooks.has_callbacks() && has_cached_open(txs, ino) {
+        notify_size(txs, hooks, ino);
+    }
+}
+
+/// See [`crate::Fs::forget_kernel`].
+pub(crate) fn forget_kernel(txs: &TxManager, hooks: &KernelHooks) {
+    hooks.clear();
+    if let Err(cause) = times::flush_all_times(txs) {
+        tracing::warn!(%cause, "times of files wait for the volume");
+    }
+    let known: Vec<Ino> = {
+        let mut core = txs.lock_core();
+        let live = core.live_inodes.iter_mut();
+        let known = live.filter(|(_, live)| live.lookups > 0);
+        known
+            .map(|(ino, live)| {
+                live.lookups = 0;
+                live.file_lock.kernel_pages.forget_kernel();
+                *ino
+            })
+            .collect()
+    };
+    for ino in known {
+        free::release_if_unused(txs, ino);
+    }
+}
+
 /// Makes direct clients leave a file, and publishes its size.
 fn revoke_direct_clients(txs: &TxManager, ino: Ino, data: &FileLock) -> Result<()> {
     let shared = data.lock.read();
@@ -199,12 +269,12 @@ fn notify_kernel_size(
     telling: Option<MutexGuard<'_, ()>>,
 ) -> Result<()> {
     let mut end = 0;
-    if let Some(kernel) = hooks.size_notifier() {
+    if hooks.has_callbacks() {
         let (size, last) = txs.inspect(|core| last_byte(core, ino))?;
         if size > 0 {
             let mut byte = [last];
             data.overlay_mmap_dirty(size - 1, &mut byte);
-            kernel(ino, size, byte[0]);
+            hooks.notify_size(ino, size, byte[0]);
             end = size;
         }
     }

@@ -2,12 +2,13 @@
 
 use crate::error::Result;
 use crate::file::access::{self, Caller};
-use crate::file::redo_log;
 use crate::file::stored_pages::{look_and_read, read_unlocked};
 use crate::file::wcc::{Wcc, WccReply};
+use crate::file::{kernel_pages, redo_log};
 use crate::format::file_id::FileId;
 use crate::format::inode::{Ino, Inode};
 use crate::io::channel::IoChannel;
+use crate::live::kernel_hooks::KernelHooks;
 use crate::txn::core::Core;
 use crate::txn::manager::TxManager;
 
@@ -65,14 +66,16 @@ fn read_with<T>(
 /// See [`crate::Fs::read_at`].
 pub(crate) fn read_at(
     txs: &TxManager,
+    hooks: &KernelHooks,
     channel: &mut IoChannel,
     id: FileId,
-    offset: u64,
-    len: u32,
+    (offset, len): (u64, u32),
     caller: &Caller,
 ) -> WccReply<ReadReply> {
     let mut wcc = Wcc::default();
     let len = len.min(IO_BYTES_MAX);
+    let bytes = offset..offset.saturating_add(len.into());
+    kernel_pages::write_back_mappings(txs, hooks, id.ino, bytes);
     let read = read_with(txs, channel, id.ino, offset, len, &mut |core, _| {
         let inode = core.inode_of(id)?;
         wcc = Wcc::unchanged(core, id, &inode)?;

@@ -27,17 +27,28 @@ pub(crate) fn write_at(
     let mut hook = CheckedWrite::new(id, caller);
     let data = data.slice(..data.len().min(IO_BYTES_MAX as usize));
     let how = (is_stable, WritePath::Copy);
+    let range = offset..offset.saturating_add(data.len() as u64);
+    kernel_pages::write_back_mappings(txs, hooks, id.ino, range);
     let result = match data.is_empty() {
         true => check_empty(txs, id, &mut hook).map(|()| 0..0),
         false => write_with(txs, channel, id.ino, Some(offset), &data, how, &mut hook),
     };
+    let wcc = hook.wcc().unwrap_or_else(|| Wcc::now(txs, id));
     if let Ok(written) = &result {
         notify_kernel(txs, hooks, id, written);
+        if is_extension(&wcc, written) {
+            kernel_pages::notify_extension(txs, hooks, id.ino);
+        }
     }
     WccReply {
-        wcc: hook.wcc().unwrap_or_else(|| Wcc::now(txs, id)),
+        wcc,
         result: result.map(|written| (written.end - written.start) as u32),
     }
+}
+
+/// Whether a write may have moved the end of the file.
+fn is_extension(wcc: &Wcc, written: &Range<u64>) -> bool {
+    wcc.before.is_none_or(|before| written.end > before.size)
 }
 
 /// A write of no bytes changes nothing.

@@ -7,16 +7,42 @@ use crate::error::Result;
 use crate::file::attr::Attr;
 use crate::file::{attr, kernel_pages};
 use crate::format::inode::Ino;
-use crate::live::kernel_hooks::{DropPages, NotifySize};
+use crate::live::kernel_hooks::{DropPages, ForgetName, NotifySize};
 use crate::live::shared_file_map::SharedFileMap;
 use rustix::io::Errno;
 use std::ops::Range;
 use std::sync::Arc;
 
 impl Fs {
-    /// Sets the calls into the kernel. Only the first call has an effect.
+    /// Sets the calls into the kernel. They replace earlier ones.
     pub fn set_kernel_callbacks(&self, drop_pages: DropPages, tell_size: NotifySize) {
         self.hooks.set_callbacks(drop_pages, tell_size);
+    }
+
+    /// Sets the call that makes the kernel forget a name which another front has removed. It replaces an earlier one. It is called after
+    /// the removal, with no lock held, and only if the kernel knows directory and inode. It must not wait for the kernel.
+    pub fn set_name_hook(&self, forget: ForgetName) {
+        self.hooks.set_forget_name(forget);
+    }
+
+    /// The kernel has no mount of the file system any more, and all its requests are answered: drops its lookups, its pages and the
+    /// calls into it. Inodes without a name are freed. The caller has released the files that the kernel had open. Another mount may follow.
+    pub fn forget_kernel(&self) {
+        kernel_pages::forget_kernel(&self.txs, &self.hooks);
+    }
+
+    /// A program of this machine has opened a file for writes: it may store into mappings, which another front must not miss. The
+    /// caller has the file open, and calls [`Fs::record_writable_close`] before it closes it.
+    ///
+    /// # Errors
+    /// `ESTALE`.
+    pub fn record_writable_open(&self, ino: Ino) -> Result<()> {
+        kernel_pages::record_writable_open(&self.txs, ino)
+    }
+
+    /// Takes back one [`Fs::record_writable_open`].
+    pub fn record_writable_close(&self, ino: Ino) {
+        kernel_pages::record_writable_close(&self.txs, ino);
     }
 
     /// A file is opened for reads and writes through the kernel's page cache. When this returns,
@@ -100,13 +126,13 @@ impl Fs {
 
     /// Sets the hook for the moments from which a file's attributes must not be cached
     /// ([`crate::Attr::has_volatile_size`]). It is called before direct clients get append space,
-    /// and when the file gets its first mmap-dirty page. Only the first call has an effect.
+    /// and when the file gets its first mmap-dirty page. It replaces an earlier one.
     pub fn set_append_hook(&self, tell: impl Fn(Ino) + Send + Sync + 'static) {
         self.hooks.set_append(Box::new(tell));
     }
 
     /// Sets a hook that is called before each open that did not come through the preload library,
-    /// with the thread number that the kernel reports. Only the first call has an effect.
+    /// with the thread number that the kernel reports. It replaces an earlier one.
     pub fn set_open_hook(&self, tell: impl Fn(u32) + Send + Sync + 'static) {
         self.hooks.set_open(Box::new(tell));
     }

@@ -136,7 +136,8 @@ impl Fs {
     }
 
     /// Reads at most [`IO_BYTES_MAX`](crate::IO_BYTES_MAX) bytes of a file; fewer at its end. The attributes and the end belong to the lock
-    /// that planned the read. The owner may read always, and every caller that may execute the file.
+    /// that planned the read. The owner may read always, and every caller that may execute the file. Stores of this machine's programs
+    /// into mappings of the range are written back before.
     ///
     /// # Errors
     /// `EACCES`, `EISDIR`, `EINVAL` for other types; errors of the volume.
@@ -148,7 +149,8 @@ impl Fs {
         len: u32,
         caller: &Caller,
     ) -> WccReply<ReadReply> {
-        read::read_at(&self.txs, channel, pin.id, offset, len, caller)
+        let hooks = &self.hooks;
+        read::read_at(&self.txs, hooks, channel, pin.id, (offset, len), caller)
     }
 
     /// Writes at most [`IO_BYTES_MAX`](crate::IO_BYTES_MAX) bytes of a file. Returns their number; fewer than `data` if a later piece
@@ -255,7 +257,14 @@ impl Fs {
     /// # Errors
     /// `ENOENT`, `EISDIR`, `ENOTDIR`, `EACCES`, `EPERM` in a sticky directory, and as [`Fs::pin`].
     pub fn remove_at(&self, directory: FileId, name: &[u8], caller: &Caller) -> WccReply<FileId> {
-        by_id::remove_at(&self.txs, directory, name, Removal::Name, caller)
+        by_id::remove_at(
+            &self.txs,
+            &self.hooks,
+            directory,
+            name,
+            Removal::Name,
+            caller,
+        )
     }
 
     /// Removes an empty directory, as [`Fs::remove_at`] removes other inodes.
@@ -269,7 +278,7 @@ impl Fs {
         caller: &Caller,
     ) -> WccReply<FileId> {
         let what = Removal::EmptyDirectory;
-        by_id::remove_at(&self.txs, directory, name, what, caller)
+        by_id::remove_at(&self.txs, &self.hooks, directory, name, what, caller)
     }
 
     /// Renames an entry in one transaction, and replaces the new name. Returns the inode that lost the new name.
@@ -283,7 +292,7 @@ impl Fs {
         to: (FileId, &[u8]),
         caller: &Caller,
     ) -> RenameReply {
-        by_id::rename_at(&self.txs, from, to, caller)
+        by_id::rename_at(&self.txs, &self.hooks, from, to, caller)
     }
 
     /// Gives a file another name, in one transaction.

@@ -45,6 +45,9 @@ const READ_AFTER_WAIT: u8 = 2;
 pub(crate) struct KernelPages {
     /// Opens that read and write through the page cache.
     pub(crate) cached_opens: AtomicU64,
+    /// Opens by which programs may write, also into mappings. The kernel writes the dirty pages of a mapping back before
+    /// it releases the open.
+    pub(crate) writable_opens: AtomicU64,
     /// Counts events that may leave pages in the cache.
     cache_events: AtomicU64,
     /// The last event after which the kernel has dropped the pages.
@@ -133,6 +136,16 @@ impl KernelPages {
         if had_read_pages {
             self.read_state.fetch_max(READ, Ordering::SeqCst);
         }
+    }
+
+    /// The kernel has ended its use of the file system. All its requests have been answered.
+    pub(crate) fn forget_kernel(&self) {
+        self.forget_pages();
+        self.cached_opens.store(0, Ordering::SeqCst);
+        self.writable_opens.store(0, Ordering::SeqCst);
+        self.is_size_stale.store(false, Ordering::SeqCst);
+        let cached = self.cache_events.load(Ordering::SeqCst);
+        self.dropped_events.store(cached, Ordering::SeqCst);
     }
 
     /// Bytes of the file were changed past the cache, which may have their pages from before. The caller holds the

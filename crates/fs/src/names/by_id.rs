@@ -266,6 +266,7 @@ pub(crate) fn make_at(
 /// See [`crate::Fs::remove_at`] and [`crate::Fs::remove_directory_at`].
 pub(crate) fn remove_at(
     txs: &TxManager,
+    hooks: &KernelHooks,
     directory: FileId,
     name: &[u8],
     removal: Removal,
@@ -288,6 +289,7 @@ pub(crate) fn remove_at(
     let result = txs.with_reserve_fallback(|| txs.change(&mut take));
     let wcc = tracker.wcc(txs, &result);
     if let Ok(id) = &result {
+        forget_name(txs, hooks, directory.ino, name, id.ino);
         free::release_if_unused(txs, id.ino);
     }
     WccReply { wcc, result }
@@ -296,18 +298,21 @@ pub(crate) fn remove_at(
 /// See [`crate::Fs::rename_at`].
 pub(crate) fn rename_at(
     txs: &TxManager,
+    hooks: &KernelHooks,
     (from, old): (FileId, &[u8]),
     (to, new): (FileId, &[u8]),
     caller: &Caller,
 ) -> RenameReply {
     let (mut of_from, mut of_to) = (WccTracker::new(from), WccTracker::new(to));
     let now = txs.now();
+    let mut moved = Ino(0);
     let result = txs.change(|tx| {
         begin_directory(&mut of_from, tx, caller)?;
         begin_directory(&mut of_to, tx, caller)?;
         check_name(old)?;
         check_name(new)?;
         let mut rename = RenameOp::begin(tx, (from.ino, old), (to.ino, new), now)?;
+        moved = rename.moved();
         rename.check_access(caller)?;
         let gone = rename.apply(RenameMode::Replace, None)?;
         of_from.end(tx)?;
@@ -320,10 +325,36 @@ pub(crate) fn rename_at(
         to: of_to.wcc(txs, &result),
         result,
     };
-    if let Ok(Some(id)) = &reply.result {
-        free::release_if_unused(txs, id.ino);
+    if let Ok(gone) = &reply.result {
+        forget_name(txs, hooks, from.ino, old, moved);
+        if let Some(id) = gone {
+            forget_name(txs, hooks, to.ino, new, id.ino);
+            free::release_if_unused(txs, id.ino);
+        }
     }
     reply
+}
+
+/// The kernel of this machine forgets a name that no longer leads to this inode, if it knows both: its reference would keep the
+/// pages of a removed file.
+fn forget_name(txs: &TxManager, hooks: &KernelHooks, directory: Ino, name: &[u8], ino: Ino) {
+    if !hooks.has_callbacks() {
+        return;
+    }
+    let (is_known, is_removed) = {
+        let mut core = txs.lock_core();
+        let knows = |ino: Ino| {
+            let live = core.live_inodes.get(&ino);
+            live.is_some_and(|live| live.lookups > 0)
+        };
+        // The kernel knows the root without a lookup.
+        let is_known = (directory == Ino::ROOT || knows(directory)) && knows(ino);
+        let is_removed = is_known && core.inode(ino).is_ok_and(|inode| inode.links == 0);
+        (is_known, is_removed)
+    };
+    if is_known {
+        hooks.forget_name(directory, name, is_removed.then_some(ino));
+    }
 }
 
 /// See [`crate::Fs::link_at`].

@@ -145,6 +145,11 @@ impl<'t, 'c, 'n> RenameOp<'t, 'c, 'n> {
         }
     }
 
+    /// The inode that gets the new name.
+    pub(crate) fn moved(&self) -> Ino {
+        self.entry.ino
+    }
+
     fn target_ino(&self) -> Ino {
         self.to.as_ref().map_or(self.from.0, |to| to.0)
     }

@@ -5,7 +5,7 @@ use crate::file::access::{self, Caller, Rights};
 use crate::file::privileges::without_setid;
 use crate::file::resize::{ResizeHook, set_size_with};
 use crate::file::wcc::{WccReply, WccTracker};
-use crate::file::{lifetime, write_at};
+use crate::file::{kernel_pages, lifetime, write_at};
 use crate::format::file_id::FileId;
 use crate::format::inode::{FILE_BYTES_MAX, Ino, Inode, Time};
 use crate::io::channel::IoChannel;
@@ -192,5 +192,6 @@ fn resize(
     let resized = set_size_with(txs, channel, ino, size, change)?;
     change.tracker.set_pages(resized.pages);
     write_at::notify_kernel(txs, hooks, change.id, &(size..FILE_BYTES_MAX));
+    kernel_pages::notify_extension(txs, hooks, ino);
     Ok(())
 }

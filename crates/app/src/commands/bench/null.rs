@@ -44,6 +44,7 @@ pub fn run(args: &NullMountArgs) -> anyhow::Result<()> {
         may_keep_cpus_awake: !args.no_keep_awake,
         caching: fuse_caching(args.direct_io),
         shows_snapshots: false,
+        is_shared: false,
     };
     let mounted = pagemesh_fuse::mount_null(&dir, &options)?;
     println!("ready {}", dir.display());

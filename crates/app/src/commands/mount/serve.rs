@@ -6,16 +6,13 @@ use crate::args::{FuseTransport, ManagerArgs, ScrubArgs, Transport as TransportA
 use crate::client::{DetachGuard, attach_replacing, cluster_client, expect_content};
 use crate::commands::mount::MountArgs;
 use crate::commands::mount::dead;
-use crate::commands::mount::end::{UnmountSequence, serve_until_end};
 use crate::commands::mount::free_space::{self, raise_limit};
 use crate::commands::mount::life_signs::LifeSigns;
 use crate::commands::mount::mount_table::{find_mount_at, resolve_parent};
+use crate::commands::mount::served::{ClientCounter, MountedParts, ServedMount};
 use crate::commands::mount::snapshot;
 use crate::commands::mount::snapshot_views::MountSnapshots;
 use crate::commands::mount::takeover;
-use crate::commands::mount::waiters::{
-    AddressWait, NOBODY_WAITS, UnmountWaiters, notify_complete, notify_unmounted, serve_waiters,
-};
 use crate::fence_watch::{self, FencedError};
 use crate::figure_reporter::FigureReporter;
 use crate::metrics_pages;
@@ -29,26 +26,20 @@ use pagemesh_base::authority::AuthorityError;
 use pagemesh_base::layout::VolumeName;
 use pagemesh_base::space::{Space, SpaceError};
 use pagemesh_brick::resource_limits;
-use pagemesh_direct::server::{DirectServer, IsMounted};
 use pagemesh_fs::{Fs, FsError};
-use pagemesh_fuse::{Caching, FuseMount, MountOptions, SnapshotSource, Transport};
+use pagemesh_fuse::{Caching, MountOptions, Transport};
 use pagemesh_manage::wire::{Attachment, VolumeContent, VolumeDetail};
 use pagemesh_metrics::{BoundResponder, Responder};
 use pagemesh_volume::{AttachError, Volume};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The start of the source of a mount.
-pub(super) const SOURCE: &str = "pagemesh:";
+pub const SOURCE: &str = "pagemesh:";
 /// Minimum memory of a mount of a small file system, in bytes.
 pub const MEMORY_MIN: u64 = 64 << 20;
-/// Limit of the wait for the addresses of an ending mount, before this mount does without them. It
-/// is longer than that mount waits for unreachable bricks and an unreachable manager. The owner of
-/// an address may also be no mount.
-pub(super) const ADDRESS_TIMEOUT: Duration = Duration::from_secs(40);
-
 /// Refuses an unusable mount point, before the attach fences another client. Clears the mount that a killed
 /// process of the same user has left, so that a service can restart.
 pub fn check_dir(dir: &Path) -> anyhow::Result<PathBuf> {
@@ -110,39 +101,25 @@ fn serve_volume(args: &MountArgs, name: &VolumeName, dir: PathBuf) -> anyhow::Re
     let fenced = FenceFlag::watch(&volume, ending.trigger())?;
     let free_space = free_space::watch(&args.client, detail, &fs)?;
     let files = Arc::downgrade(&fs);
+    let parts = MountedParts {
+        fs,
+        volume: Arc::clone(&volume),
+        fenced: fenced.clone(),
+        free_space,
+        snapshots: MountSnapshots::of(name, args.transport, &args.client)?,
+    };
     let options = mount_options(args, name);
-    let on_error = fenced.clone();
-    let on_error = move |error: &FsError| on_error.check_error(error);
-    let snapshots = MountSnapshots {
-        manager: cluster_client(&args.client)?,
-        volume: name.clone(),
-        transport: args.transport,
-        client: args.client.clone(),
-    };
-    let on_error = Box::new(on_error);
-    let snapshots = Some(Box::new(snapshots) as Box<dyn SnapshotSource>);
-    let mut mounted =
-        pagemesh_fuse::mount_with_snapshots(fs, &dir, &options, on_error, free_space, snapshots)?;
+    let mut mount = ServedMount::start(parts, &dir, &options, &ending)?;
     if let Some(seconds) = args.commit_interval {
-        mounted.defer_commits(Duration::from_secs(seconds))?;
+        mount.defer_commits(Duration::from_secs(seconds))?;
     }
-    signs.set_mount(mounted.unmounter());
-    tracing::info!(transport = ?mounted.transport(), "mounted");
-    let process = MountProcess {
-        endpoints: Endpoints::open(&mounted, &dir, &volume, &files, &ending),
-        dir: &dir,
-        volume: &volume,
-        files,
-        fenced: &fenced,
-    };
-    let metrics = serve_metrics(metrics, name, &process);
+    let unmounter = mount.unmounter();
+    signs.set_end(move || !unmounter.is_mounted());
+    let metrics = serve_metrics(metrics, name, &volume, &files, mount.client_counter());
     println!("ready {}", dir.display());
     service::notify_ready(&format!("{name} on {}", dir.display()));
-    let served = process.serve(mounted, &ending);
-    let Endpoints {
-        waiters, direct, ..
-    } = process.endpoints;
-    drop((direct, metrics));
+    let (served, end) = mount.serve(&ending);
+    drop(metrics);
     if fenced.is_set() {
         return Err(fenced_error(name, &dir).into());
     }
@@ -150,7 +127,7 @@ fn serve_volume(args: &MountArgs, name: &VolumeName, dir: PathBuf) -> anyhow::Re
     // The manager takes reports of the attached client only.
     drop(reporter);
     drop(detach);
-    waiters.iter().for_each(notify_complete);
+    end.complete();
     Ok(())
 }
 
@@ -158,12 +135,12 @@ fn serve_volume(args: &MountArgs, name: &VolumeName, dir: PathBuf) -> anyhow::Re
 fn serve_metrics(
     bound: Option<BoundResponder>,
     name: &VolumeName,
-    process: &MountProcess<'_>,
+    volume: &Arc<Volume>,
+    files: &Weak<Fs>,
+    count_clients: Option<ClientCounter>,
 ) -> Option<Responder> {
-    let volumes = [(name.clone(), Arc::downgrade(process.volume))];
-    let direct = process.endpoints.direct.as_ref();
-    let count_clients = direct.map(DirectServer::client_counter);
-    let files = Weak::clone(&process.files);
+    let volumes = [(name.clone(), Arc::downgrade(volume))];
+    let files = Weak::clone(files);
     metrics_pages::serve(bound, move || {
         let mut page = metrics_pages::client_page(&volumes);
         if let Some(count) = &count_clients {
@@ -261,6 +238,7 @@ fn mount_options(args: &MountArgs, name: &VolumeName) -> MountOptions {
         may_keep_cpus_awake: !args.no_keep_awake,
         caching: fuse_caching(args.direct_io),
         shows_snapshots: args.show_snapshots,
+        is_shared: false,
     }
 }
 
@@ -329,119 +307,4 @@ fn fenced_error(name: &VolumeName, dir: &Path) -> FencedError {
          was promoted by force. Mount it again to take it back: pagemesh mount {name} {}",
         dir.display()
     ))
-}
-
-/// The sockets of a mount, named by its device. A mount works without them.
-struct Endpoints {
-    /// `major:minor`, if known.
-    device: Option<String>,
-    /// Processes that wait for the end of the mount.
-    waiters: Option<UnmountWaiters>,
-    /// The server for direct clients.
-    direct: Option<DirectServer>,
-}
-
-impl Endpoints {
-    fn open(
-        mounted: &FuseMount,
-        dir: &Path,
-        volume: &Arc<Volume>,
-        files: &Weak<Fs>,
-        ending: &Shutdown,
-    ) -> Endpoints {
-        let until = Instant::now() + ADDRESS_TIMEOUT;
-        let unmounter = mounted.unmounter();
-        let is_mounted: IsMounted = Arc::new(move || unmounter.is_mounted());
-        let device = mount_device(dir);
-        let patience = AddressWait {
-            until,
-            shutdown: ending,
-            is_mounted: &is_mounted,
-        };
-        let waiters = device
-            .as_deref()
-            .map(|device| serve_waiters(device, &patience));
-        let direct = device
-            .as_deref()
-            .and_then(|device| start_direct_server(volume, files, device, &patience));
-        if let Some(direct) = &direct {
-            mounted.set_connect_hook(Box::new(direct.connector()));
-        }
-        Endpoints {
-            device,
-            waiters,
-            direct,
-        }
-    }
-}
-
-/// The device of the new mount.
-pub(super) fn mount_device(dir: &Path) -> Option<String> {
-    find_mount_at(dir)
-        .and_then(|known| Ok(known.context("the mount is not there")?.device))
-        .inspect_err(|cause| tracing::warn!(%cause, "{NOBODY_WAITS}"))
-        .ok()
-}
-
-/// Starts the server for direct clients. If it fails, the kernel path serves all processes.
-fn start_direct_server(
-    volume: &Arc<Volume>,
-    fs: &Weak<Fs>,
-    device: &str,
-    patience: &AddressWait<'_>,
-) -> Option<DirectServer> {
-    let fs = fs.upgrade()?;
-    let is_mounted = patience.is_mounted;
-    let start = || DirectServer::start(Arc::clone(volume), &fs, device, Arc::clone(is_mounted));
-    patience
-        .take_when_free(start, || pagemesh_direct::server::serving_process(device))
-        .inspect_err(|cause| tracing::warn!(%cause, "cannot start the server for direct clients; the kernel serves all processes"))
-        .ok()
-}
-
-/// The parts of a mount process that its end needs.
-struct MountProcess<'a> {
-    endpoints: Endpoints,
-    dir: &'a Path,
-    volume: &'a Arc<Volume>,
-    files: Weak<Fs>,
-    fenced: &'a FenceFlag,
-}
-
-impl MountProcess<'_> {
-    /// Serves until the mount has ended.
-    fn serve(&self, mounted: FuseMount, ending: &Shutdown) -> anyhow::Result<()> {
-        let end = UnmountSequence {
-            unmounter: mounted.unmounter(),
-            dir: self.dir,
-            device: self.endpoints.device.as_deref(),
-            is_urgent: || self.fenced.is_set(),
-            before_cut: || {
-                if let Some(direct) = &self.endpoints.direct {
-                    direct.stop();
-                }
-            },
-            before_exit: || save_state(&self.files, self.volume),
-        };
-        let waiters = self.endpoints.waiters.clone();
-        let gone = move || {
-            if let Some(waiters) = &waiters {
-                notify_unmounted(waiters);
-            }
-        };
-        serve_until_end(move || Ok(mounted.serve_with_hook(gone)?), &end, ending)
-    }
-}
-
-/// Saves the state that a process can save when it must exit while it serves requests.
-fn save_state(fs: &Weak<Fs>, volume: &Volume) {
-    if let Some(fs) = fs.upgrade() {
-        let saved = fs
-            .borrow_channel()
-            .and_then(|mut channel| fs.sync_all(&mut channel));
-        if let Err(cause) = saved {
-            tracing::error!(%cause, "DATA LOSS: writes to mapped files, file times and uncommitted changes may be lost");
-        }
-    }
-    volume.detach();
 }

@@ -5,9 +5,8 @@
 use crate::client::{cluster_client, open_snapshot};
 use crate::commands::mount::MountArgs;
 use crate::commands::mount::end::{UnmountSequence, serve_until_end};
-use crate::commands::mount::serve::{
-    ADDRESS_TIMEOUT, MEMORY_MIN, SOURCE, fuse_caching, fuse_transport, mount_device,
-};
+use crate::commands::mount::serve::{MEMORY_MIN, SOURCE, fuse_caching, fuse_transport};
+use crate::commands::mount::served::{ADDRESS_TIMEOUT, mount_device};
 use crate::commands::mount::waiters::{
     AddressWait, notify_complete, notify_unmounted, serve_waiters,
 };
@@ -100,5 +99,6 @@ fn mount_options(args: &MountArgs, path: &SnapshotPath) -> MountOptions {
         may_keep_cpus_awake: !args.no_keep_awake,
         caching: fuse_caching(args.direct_io),
         shows_snapshots: false,
+        is_shared: false,
     }
 }

@@ -16,6 +16,7 @@ use rustix::net::SocketType;
 use std::io::{ErrorKind, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -39,7 +40,14 @@ pub fn address_name(device: &str) -> String {
 }
 
 /// Connections that wait for the end of a mount.
-pub type UnmountWaiters = Arc<Mutex<Vec<UnixStream>>>;
+#[derive(Default)]
+pub struct WaiterList {
+    streams: Mutex<Vec<UnixStream>>,
+    is_closed: AtomicBool,
+}
+
+/// The shared list of them.
+pub type UnmountWaiters = Arc<WaiterList>;
 
 /// The wait of a new mount for the addresses of its device.
 pub struct AddressWait<'a> {
@@ -104,6 +112,9 @@ pub fn serve_waiters(device: &str, patience: &AddressWait<'_>) -> UnmountWaiters
         .name("waiting".into())
         .spawn(move || {
             for stream in listener.incoming() {
+                if accepted.is_closed.load(Ordering::Acquire) {
+                    return;
+                }
                 let Ok(mut stream) = stream else {
                     std::thread::sleep(ADDRESS_PAUSE);
                     continue;
@@ -113,7 +124,7 @@ pub fn serve_waiters(device: &str, patience: &AddressWait<'_>) -> UnmountWaiters
                 if !is_mounted() || stream.write_all(MESSAGE_MOUNTED).is_err() {
                     continue;
                 }
-                let mut waiting = poison::lock(&accepted);
+                let mut waiting = poison::lock(&accepted.streams);
                 waiting.retain(|stream| !has_hung_up(stream));
                 if waiting.len() < WAITERS_MAX {
                     waiting.push(stream);
@@ -142,8 +153,17 @@ pub fn notify_complete(waiting: &UnmountWaiters) {
     notify(waiting, MESSAGE_COMPLETE);
 }
 
+/// Gives the address of an ended mount free, for a process that goes on: the kernel reuses device numbers. Closes the connections.
+pub fn close_address(waiting: &UnmountWaiters, device: &str) {
+    waiting.is_closed.store(true, Ordering::Release);
+    // It wakes the thread that accepts.
+    let woken = connect_abstract(SocketType::STREAM, &address_name(device));
+    drop(woken);
+    poison::lock(&waiting.streams).clear();
+}
+
 fn notify(waiting: &UnmountWaiters, word: &[u8]) {
-    let mut waiting = poison::lock(waiting);
+    let mut waiting = poison::lock(&waiting.streams);
     for stream in waiting.iter_mut() {
         // The other side may have closed. A socket has room for a few messages.
         let _ = stream.write_all(word);

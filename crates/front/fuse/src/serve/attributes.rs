@@ -14,10 +14,6 @@ use rustix::io::Errno;
 const XATTR_CREATE: u32 = 1;
 const XATTR_REPLACE: u32 = 2;
 
-fn attr(attr: &Attr) -> FuseReply {
-    FuseReply::new(&reply::attr(attr))
-}
-
 /// The value of an attribute, or its length.
 pub(crate) fn xattr(value: Vec<u8>, size: u32) -> Result<FuseReply> {
     match size {
@@ -31,10 +27,14 @@ pub(crate) fn xattr(value: Vec<u8>, size: u32) -> Result<FuseReply> {
 }
 
 impl RequestContext<'_> {
+    fn attr(&self, attr: &Attr) -> FuseReply {
+        FuseReply::new(&reply::attr(attr, self.handler.cache))
+    }
+
     pub(super) fn dispatch_attribute_op(&self, request: Request<'_>) -> Result<FuseReply> {
         match request {
-            Request::GetAttr => Ok(attr(&self.fs.attr(self.ino)?)),
-            Request::Statx => Ok(reply::statx(&self.fs.attr(self.ino)?)),
+            Request::GetAttr => Ok(self.attr(&self.fs.attr(self.ino)?)),
+            Request::Statx => Ok(reply::statx(&self.fs.attr(self.ino)?, self.handler.cache)),
             Request::SetAttr(wished) => self.answer_set_attr(&wished),
             Request::GetXattr { name, size } => {
                 let value = self.fs.xattr(self.ino, name);
@@ -64,7 +64,7 @@ impl RequestContext<'_> {
         if self.fs.has_direct_clients(self.ino) {
             return Ok(FuseReply::new(&reply::uncached_attr(&changed)));
         }
-        Ok(attr(&changed))
+        Ok(self.attr(&changed))
     }
 
     fn set_attr(&self, wished: &SetAttr) -> Result<Attr> {

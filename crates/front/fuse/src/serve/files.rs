@@ -87,11 +87,12 @@ impl RequestContext<'_> {
 
     pub(super) fn open_dir(&self) -> Result<FuseReply> {
         self.fs.open(self.ino)?;
+        self.handler.open_files.add_directory(self.ino);
         Ok(FuseReply::new(&abi::OpenOut::default()))
     }
 
     pub(super) fn release(&self, file: u64) -> FuseReply {
-        self.close_file(file);
+        self.handler.open_files.close(self.fs, self.ino, file);
         self.fs.release(self.ino);
         FuseReply::DONE
     }

@@ -1,6 +1,6 @@
 //! Names: lookups, directories, and the operations that create, link, rename and remove names.
 
-use super::{PERMISSIONS, RequestContext, entry, refuse};
+use super::{PERMISSIONS, RequestContext, refuse};
 use crate::attr::dirent_type;
 use crate::reply::{self, FuseReply, Listing};
 use crate::request::{ReadRange, Request};
@@ -56,7 +56,9 @@ impl RequestContext<'_> {
                 self.make(name, CreateKind::Symlink(target), 0o777)
             }
             Request::ReadLink => Ok(FuseReply::Data(self.fs.read_link(self.ino)?)),
-            Request::Link { node, name } => Ok(entry(&self.fs.link(Ino(node), self.ino, name)?)),
+            Request::Link { node, name } => {
+                Ok(self.entry(&self.fs.link(Ino(node), self.ino, name)?))
+            }
             Request::Unlink(name) => self.fs.unlink(self.ino, name).map(|()| FuseReply::DONE),
             Request::Rmdir(name) => self.fs.rmdir(self.ino, name).map(|()| FuseReply::DONE),
             Request::Rename {
@@ -70,7 +72,7 @@ impl RequestContext<'_> {
     }
 
     fn lookup(&self, name: &[u8]) -> Result<FuseReply> {
-        Ok(entry(&match name {
+        Ok(self.entry(&match name {
             // A server that exports the mount asks this of files, too.
             b"." => self.fs.lookup_ino(self.ino),
             name => self.fs.lookup(self.ino, name),
@@ -91,7 +93,7 @@ impl RequestContext<'_> {
     fn make(&self, name: &[u8], make: CreateKind<'_>, mode: u32) -> Result<FuseReply> {
         let mode = (mode & PERMISSIONS) as u16;
         let made = self.fs.create(self.ino, name, make, mode, self.caller)?;
-        Ok(entry(&made))
+        Ok(self.entry(&made))
     }
 
     fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), flags: u32) -> Result<FuseReply> {
@@ -131,7 +133,11 @@ impl RequestContext<'_> {
             // It was removed meanwhile.
             let Ok(attr) = attr else { continue };
             let entry = (listed.ino.0, listed.cookie, dirent_type(attr.kind));
-            if !listing.add(Some(&reply::entry(&attr)), entry, &listed.name) {
+            if !listing.add(
+                Some(&reply::entry(&attr, self.handler.cache)),
+                entry,
+                &listed.name,
+            ) {
                 if !is_dots {
                     self.fs.forget(listed.ino, 1);
                 }

@@ -17,6 +17,20 @@ const ROOT: u64 = 1;
 
 struct KernelModel(FsHandler, lossy::LossySpace);
 
+fn mount_options() -> MountOptions {
+    MountOptions {
+        source: "pagemesh:test".into(),
+        threads: 1,
+        allow_other: false,
+        read_only: false,
+        transport: crate::Transport::Classic,
+        may_keep_cpus_awake: false,
+        caching: Caching::PageCache,
+        shows_snapshots: false,
+        is_shared: false,
+    }
+}
+
 impl KernelModel {
     fn new() -> KernelModel {
         let memory = memory::MemorySpace::new(1 << 30);
@@ -36,7 +50,8 @@ impl KernelModel {
             Box::new(|_| {}),
             Box::new(|| None),
             Arc::default(),
-            crate::Caching::PageCache,
+            &mount_options(),
+            Arc::default(),
             Arc::default(),
         );
         KernelModel(served, space)
