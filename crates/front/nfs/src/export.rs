@@ -6,7 +6,8 @@ use crate::nfs3::files::WriteVerifier;
 use crate::nfs3::listing::CookieVerifier;
 use crate::pin_cache::PinCache;
 use crate::rpc::Credential;
-use pagemesh_fs::{Caller, FileId, Fs, FsError};
+use crate::service::snapshots::ExportedSnapshots;
+use pagemesh_fs::{Caller, FileId, Fs, FsError, OpenSnapshots};
 use siphasher::sip::SipHasher24;
 use std::hash::Hasher;
 use std::sync::Arc;
@@ -151,6 +152,23 @@ impl Exports {
         Ok(Self(exports.into_iter().map(ServedExport::new).collect()))
     }
 
+    /// Gives the export of a volume `.snapshot/NAME` in each directory for each snapshot; `are_listed`: listings show `.snapshot`.
+    /// Call it before a server has the exports.
+    #[must_use]
+    pub fn with_snapshots(
+        mut self,
+        volume: Uuid,
+        open: &Arc<OpenSnapshots>,
+        are_listed: bool,
+    ) -> Self {
+        let exports = Arc::get_mut(&mut self.0).into_iter().flatten();
+        for export in exports.filter(|export| export.volume == volume) {
+            let open = Arc::clone(open);
+            export.snapshots = Some(ExportedSnapshots { open, are_listed });
+        }
+        self
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = &ServedExport> {
         self.0.iter()
     }
@@ -173,6 +191,7 @@ pub(crate) struct ServedExport {
     /// Another host has the volume. No call gets a reply any more.
     is_fenced: AtomicBool,
     cookie_verifier: CookieVerifier,
+    snapshots: Option<ExportedSnapshots>,
 }
 
 impl std::ops::Deref for ServedExport {
@@ -191,6 +210,7 @@ impl ServedExport {
             pins: PinCache::new(Arc::clone(&export.fs)),
             is_fenced: AtomicBool::new(false),
             cookie_verifier: CookieVerifier(hasher.finish().to_be_bytes()),
+            snapshots: None,
             export,
         }
     }
@@ -222,10 +242,19 @@ impl ServedExport {
         high ^ low
     }
 
+    pub(crate) fn snapshots(&self) -> Option<&ExportedSnapshots> {
+        self.snapshots.as_ref()
+    }
+
     pub(crate) fn handle(&self, id: FileId) -> EncodedHandle {
+        self.handle_in(0, id)
+    }
+
+    /// The handle of a file in the snapshot of this epoch; 0: the live file system.
+    pub(crate) fn handle_in(&self, snapshot_epoch: u32, id: FileId) -> EncodedHandle {
         self.key.encode(&FileHandle {
             volume: *self.volume.as_bytes(),
-            snapshot_epoch: 0,
+            snapshot_epoch,
             inode: id.ino.0,
             generation: id.generation,
             birth_fold: id.birth,

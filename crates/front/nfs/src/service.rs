@@ -7,10 +7,11 @@ mod filesystem;
 mod listing;
 mod mount;
 mod names;
+pub(crate) mod snapshots;
 
 use crate::counters::{CounterCells, count};
 use crate::export::{ErrorHook, Exports, ServedExport};
-use crate::handle::HandleBytes;
+use crate::handle::{EncodedHandle, HandleBytes};
 use crate::limits::RUNNING_CALL_WAIT;
 use crate::mount3::{self, MountCall};
 use crate::nfs3::status::{Answer, Status};
@@ -20,8 +21,10 @@ use crate::rpc::{ArgumentsError, Call, CallError, Credential, Refusal, Reply};
 use crate::xdr::{Encode, Reader};
 use bytes::Bytes;
 use pagemesh_base::space::SpaceError;
-use pagemesh_fs::{Caller, FileId, FsError, Ino};
+use pagemesh_fs::{Caller, FileId, Fs, FsError, Ino};
+use snapshots::View;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Whether another host has the volume of the file system that failed.
@@ -103,6 +106,9 @@ struct Target<'a> {
     export: &'a ServedExport,
     id: FileId,
     caller: Caller,
+    view: View,
+    /// The file system of the view.
+    fs: Arc<Fs>,
 }
 
 impl Service {
@@ -245,16 +251,13 @@ impl Service {
         let volume = file.claimed_volume().ok_or(Status::BadHandle)?;
         let export = self.exports.by_volume(volume).ok_or(Status::Stale)?;
         let handle = export.key.decode(file).map_err(|_| Status::BadHandle)?;
-        // No snapshot is exported yet.
-        if handle.snapshot_epoch != 0 {
-            return Err(Status::Stale.into());
-        }
         let id = FileId {
             ino: Ino(handle.inode),
             generation: handle.generation,
             birth: handle.birth_fold,
         };
-        self.target_in(export, id, credential)
+        let target = self.target_in(export, id, credential)?;
+        target.in_view(View::of_epoch(handle.snapshot_epoch))
     }
 
     fn target_in<'a>(
@@ -272,6 +275,8 @@ impl Service {
             export,
             id,
             caller: caller.ok_or(Status::ServerFault)?,
+            view: View::Live,
+            fs: Arc::clone(&export.fs),
         })
     }
 
@@ -282,6 +287,7 @@ impl Service {
         file: HandleBytes<'_>,
     ) -> Result<Target<'_>, Failure> {
         let target = self.target(credential, file)?;
+        target.check_live()?;
         match target.export.options.is_read_only {
             true => Err(Status::ReadOnly.into()),
             false => Ok(target),
@@ -309,6 +315,14 @@ impl Service {
 impl Target<'_> {
     /// See [`Service::report`].
     fn report(&self, error: &FsError) -> Failure {
-        self.service.report(self.export, error)
+        match self.view {
+            View::Snapshot(epoch) => self.snapshot_failure(epoch, error),
+            View::Live | View::Directory => self.service.report(self.export, error),
+        }
+    }
+
+    /// The handle of a file of the same view.
+    fn handle(&self, id: FileId) -> EncodedHandle {
+        self.export.handle_in(self.view.epoch(), id)
     }
 }

@@ -1,6 +1,7 @@
 //! GETATTR, SETATTR and ACCESS.
 
-use super::{Failed, Failure, Outcome, Service, convert};
+use super::snapshots::View;
+use super::{Failed, Failure, Outcome, Service, Target, convert};
 use crate::handle::HandleBytes;
 use crate::nfs3::attributes::{
     AccessArguments, Attributes, ChangeAttributes, GrantedAccess, SetAttributesArguments, access,
@@ -13,6 +14,18 @@ use rustix::io::Errno;
 /// The rights that a read-only export does not give.
 const CHANGES: u32 = access::MODIFY | access::EXTEND | access::DELETE;
 
+impl Target<'_> {
+    /// The attributes of the file, which must exist.
+    pub(super) fn own_attributes(&self) -> Result<Attributes, Failure> {
+        if self.view == View::Directory {
+            return self.snapshot_directory();
+        }
+        let attr = self.fs.attr_of(self.id);
+        let attr = attr.map_err(|error| self.report(&error))?;
+        Ok(self.attributes(&attr))
+    }
+}
+
 impl Service {
     pub(super) fn get_attributes(
         &self,
@@ -20,10 +33,7 @@ impl Service {
         file: HandleBytes<'_>,
     ) -> Outcome<Attributes, ()> {
         let target = self.target(credential, file)?;
-        match target.export.fs.attr_of(target.id) {
-            Ok(attr) => Ok(target.attributes(&attr)),
-            Err(error) => Err(target.report(&error).into()),
-        }
+        Ok(target.own_attributes()?)
     }
 
     pub(super) fn set_attributes(
@@ -54,12 +64,21 @@ impl Service {
         it: &AccessArguments<'_>,
     ) -> Outcome<GrantedAccess, Option<Attributes>> {
         let target = self.target(credential, it.file)?;
-        let wanted = match target.export.options.is_read_only {
+        if target.view == View::Directory {
+            return Ok(GrantedAccess {
+                attributes: Some(target.snapshot_directory()?),
+                granted: it.wanted & (access::READ | access::LOOKUP),
+            });
+        }
+        let is_read_only = target.export.options.is_read_only || target.check_live().is_err();
+        let wanted = match is_read_only {
             true => it.wanted & !CHANGES,
             false => it.wanted,
         };
-        let fs = &target.export.fs;
-        match fs.access_mask(target.id, &target.caller, AccessMask(wanted)) {
+        match target
+            .fs
+            .access_mask(target.id, &target.caller, AccessMask(wanted))
+        {
             Ok((granted, attr)) => Ok(GrantedAccess {
                 attributes: Some(target.attributes(&attr)),
                 granted: granted.0,

@@ -1,6 +1,7 @@
 //! Values of the file system, as the wire has them, and back.
 
 use super::Target;
+use super::snapshots::View;
 use crate::nfs3::attributes::{
     self as wire, Attributes, ChangeAttributes, DeviceNumber, EarlierAttributes, FileType,
 };
@@ -116,6 +117,11 @@ pub(super) fn changes(wanted: &wire::SetAttributes) -> Result<SetAttributes, Sta
 
 impl Target<'_> {
     pub(super) fn attributes(&self, attr: &Attr) -> Attributes {
+        self.attributes_in(self.view, attr)
+    }
+
+    /// The attributes of a file of another view.
+    pub(super) fn attributes_in(&self, view: View, attr: &Attr) -> Attributes {
         Attributes {
             kind: file_type(attr.kind),
             mode: attr.mode.into(),
@@ -126,7 +132,7 @@ impl Target<'_> {
             used_bytes: attr.pages.saturating_mul(PAGE_BYTES as u64),
             device: device_number(attr.device),
             file_system: self.export.file_system_id(),
-            inode: attr.ino.0,
+            inode: view.file_number(attr.ino),
             accessed: wire_time(attr.atime),
             modified: wire_time(attr.mtime),
             changed: wire_time(attr.ctime),

@@ -3,6 +3,7 @@
 //! A pin is declared before the channel of its call, so that the channel is returned first: see
 //! [`PinCache`](crate::pin_cache::PinCache).
 
+use super::snapshots::View;
 use super::{Failed, Failure, NoReply, Outcome, Service, Target};
 use crate::handle::HandleBytes;
 use crate::nfs3::attributes::{Attributes, ChangeAttributes};
@@ -10,6 +11,7 @@ use crate::nfs3::files::{
     CommitArguments, CommittedData, Durability, ReadArguments, ReadData, ReadSymlink,
     WriteArguments, WrittenData,
 };
+use crate::nfs3::status::Status;
 use crate::rpc::{Credential, Reply};
 use bytes::Bytes;
 use pagemesh_fs::Pin;
@@ -17,8 +19,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 impl Target<'_> {
+    /// A snapshot frees nothing, so its pins are not kept.
     fn pin(&self) -> Result<Arc<Pin>, Failure> {
-        let pin = self.export.pins.get(self.id, Instant::now());
+        let pin = match self.view {
+            View::Live => self.export.pins.get(self.id, Instant::now()),
+            View::Directory => return Err(Status::IsDirectory.into()),
+            View::Snapshot(_) => self.fs.pin(self.id).map(Arc::new),
+        };
         pin.map_err(|error| self.report(&error))
     }
 }
@@ -31,7 +38,7 @@ impl Service {
     ) -> Outcome<ReadData, Option<Attributes>> {
         let target = self.target(credential, it.file)?;
         let pin = target.pin()?;
-        let fs = &target.export.fs;
+        let fs = &target.fs;
         let mut channel = fs.borrow_channel().map_err(|error| target.report(&error))?;
         let reply = fs.read_at(&mut channel, &pin, it.offset, it.count, &target.caller);
         let attributes = target.after(&reply.wcc);
@@ -84,6 +91,7 @@ impl Service {
         it: &CommitArguments<'_>,
     ) -> Outcome<CommittedData, ChangeAttributes> {
         let target = self.target(credential, it.file)?;
+        target.check_live()?;
         let pin = target.pin()?;
         let fs = &target.export.fs;
         let mut channel = fs.borrow_channel().map_err(|error| target.report(&error))?;
@@ -120,7 +128,7 @@ impl Service {
         file: HandleBytes<'_>,
     ) -> Outcome<(Vec<u8>, Option<Attributes>), Option<Attributes>> {
         let target = self.target(credential, file)?;
-        let reply = target.export.fs.read_link_at(target.id);
+        let reply = target.fs.read_link_at(target.id);
         let attributes = target.after(&reply.wcc);
         match reply.result {
             Ok(path) => Ok((path, attributes)),

@@ -1,6 +1,6 @@
 //! FSSTAT, FSINFO and PATHCONF.
 
-use super::{Failure, Outcome, Service, Target};
+use super::{Outcome, Service};
 use crate::handle::HandleBytes;
 use crate::limits::{LISTING_BYTES_MAX, TRANSFER_BYTES_MAX};
 use crate::nfs3::attributes::{Attributes, Time};
@@ -8,15 +8,6 @@ use crate::nfs3::filesystem::{NameRules, ServerLimits, SpaceUsage, TransferSizes
 use crate::rpc::Credential;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_fs::{FILE_BYTES_MAX, LINKS_MAX, NAME_MAX};
-
-impl Target<'_> {
-    /// The attributes of the file, which must exist.
-    fn present_attributes(&self) -> Result<Attributes, Failure> {
-        let attr = self.export.fs.attr_of(self.id);
-        let attr = attr.map_err(|error| self.report(&error))?;
-        Ok(self.attributes(&attr))
-    }
-}
 
 impl Service {
     /// The free space is that of the limit or of the pools, as `statfs` of a mount tells it. A new
@@ -27,7 +18,7 @@ impl Service {
         file: HandleBytes<'_>,
     ) -> Outcome<SpaceUsage, Option<Attributes>> {
         let target = self.target(credential, file)?;
-        let attributes = target.present_attributes()?;
+        let attributes = target.own_attributes()?;
         let usage = target.export.fs.usage();
         let within_limit = match usage.limit_bytes {
             0 => None,
@@ -55,7 +46,7 @@ impl Service {
         file: HandleBytes<'_>,
     ) -> Outcome<ServerLimits, Option<Attributes>> {
         let target = self.target(credential, file)?;
-        let attributes = target.present_attributes()?;
+        let attributes = target.own_attributes()?;
         let sizes = TransferSizes {
             max_bytes: TRANSFER_BYTES_MAX,
             preferred_bytes: TRANSFER_BYTES_MAX,
@@ -84,7 +75,7 @@ impl Service {
         file: HandleBytes<'_>,
     ) -> Outcome<NameRules, Option<Attributes>> {
         let target = self.target(credential, file)?;
-        let attributes = target.present_attributes()?;
+        let attributes = target.own_attributes()?;
         Ok(NameRules {
             attributes: Some(attributes),
             links_max: LINKS_MAX,

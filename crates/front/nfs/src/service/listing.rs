@@ -1,5 +1,6 @@
 //! READDIR and READDIRPLUS.
 
+use super::snapshots::View;
 use super::{Failed, Failure, Outcome, Service, Target};
 use crate::nfs3::attributes::Attributes;
 use crate::nfs3::listing::{
@@ -28,7 +29,7 @@ impl Service {
         target.list(&it.0, |listing, entry, attr| {
             let file = EntryFile {
                 attributes: attr.map(|attr| target.attributes(attr)),
-                handle: attr.map(|attr| target.export.handle(attr.file_id())),
+                handle: attr.map(|attr| target.handle(attr.file_id())),
             };
             listing.add_plus(entry, &file)
         })
@@ -49,15 +50,25 @@ impl Target<'_> {
             return Err(Status::BadCookie.into());
         }
         let mut listing = Listing::new(it.budget);
+        if self.view == View::Directory {
+            let directory = self.snapshot_directory()?;
+            let is_end = self.list_snapshots(it, &mut listing, &add)?;
+            let listed = listing.finish(Some(directory), verifier, is_end);
+            return listed.map_err(Failed::from);
+        }
+        if self.is_behind_views(it) {
+            let listed = listing.finish(Some(self.own_attributes()?), verifier, true);
+            return listed.map_err(Failed::from);
+        }
         let visit = |entry: &DirEntry, attr: Option<&Attr>| {
             let encoded = Entry {
-                inode: entry.ino.0,
+                inode: self.view.file_number(entry.ino),
                 name: &entry.name,
                 cookie: entry.cookie,
             };
             add(&mut listing, &encoded, attr) == Room::Left
         };
-        let fs = &self.export.fs;
+        let fs = &self.fs;
         let reply = fs.list_with_attributes(self.id, it.cookie, &self.caller, visit);
         let directory = self.after(&reply.wcc);
         let failed = |failure| Failed::new(failure, directory);
@@ -65,6 +76,9 @@ impl Target<'_> {
             Ok(is_end) => is_end,
             Err(error) => return Err(failed(self.report(&error))),
         };
+        if is_end {
+            self.list_views(&mut listing, &add);
+        }
         let listed = listing.finish(directory, verifier, is_end);
         listed.map_err(|status| failed(Failure::Status(status)))
     }

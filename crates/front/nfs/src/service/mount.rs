@@ -8,9 +8,10 @@ use crate::mount3::{
     ExportEntry, ExportList, FLAVOR_NONE, FLAVOR_SYSTEM, MountCall, MountList, MountPath,
     MountReply, MountStatus, MountedRoot,
 };
+use crate::nfs3::attributes::FileType;
 use crate::nfs3::status::Status;
 use crate::rpc::{Call, Credential, Reply};
-use pagemesh_fs::{Ino, InodeKind};
+use pagemesh_fs::Ino;
 
 impl Service {
     pub(super) fn mount(&self, call: &Call<'_>, it: &MountCall<'_>) -> Result<Reply, NoReply> {
@@ -67,22 +68,22 @@ impl Service {
         let root = root.map_err(|error| self.report(export, &error))?;
         let mut target = self.target_in(export, root.file_id(), credential)?;
         for name in names {
-            target.enter(name)?;
+            target = target.enter(name)?;
         }
-        Ok(export.handle(target.id))
+        Ok(target.handle(target.id))
     }
 }
 
 impl Target<'_> {
     /// Goes to a directory with this name.
-    fn enter(&mut self, name: &[u8]) -> Result<(), Failure> {
-        let reply = self.export.fs.lookup_at(self.id, name, &self.caller);
-        let attr = reply.result.map_err(|error| self.report(&error))?;
-        if attr.kind != InodeKind::Directory {
+    fn enter(mut self, name: &[u8]) -> Result<Self, Failure> {
+        let (found, _) = self.look_up(name);
+        let found = found.map_err(|failed| failed.failure)?;
+        if found.attributes.kind != FileType::Directory {
             return Err(Status::NotDirectory.into());
         }
-        self.id = attr.file_id();
-        Ok(())
+        self.id = found.id;
+        self.in_view(found.view)
     }
 }
 

@@ -50,21 +50,21 @@ impl Service {
     ) -> Outcome<LookedUpFile, Option<Attributes>> {
         let target = self.target(credential, at.directory)?;
         let name = at.name.check()?;
-        let reply = target.export.fs.lookup_at(target.id, name, &target.caller);
-        let directory = target.after(&reply.wcc);
-        match reply.result {
-            Ok(attr) => Ok(LookedUpFile {
-                handle: target.export.handle(attr.file_id()),
-                attributes: Some(target.attributes(&attr)),
+        let (found, directory) = target.look_up(name);
+        match found {
+            Ok(found) => Ok(LookedUpFile {
+                handle: target.export.handle_in(found.view.epoch(), found.id),
+                attributes: Some(found.attributes),
                 directory,
             }),
-            Err(error) => Err(Failed::new(target.report(&error), directory)),
+            Err(failed) => Err(Failed::new(failed.failure, directory)),
         }
     }
 
     pub(super) fn create(&self, credential: &Credential<'_>, it: &CreateArguments<'_>) -> Creation {
         let target = self.changed_target(credential, it.at.directory)?;
         let name = it.at.name.check()?;
+        target.check_new_name(name)?;
         let (how, attrs) = match &it.mode {
             CreateMode::Unchecked(attrs) => (FsCreateMode::Unchecked, convert::changes(attrs)?),
             CreateMode::Guarded(attrs) => (FsCreateMode::Guarded, convert::changes(attrs)?),
@@ -90,6 +90,7 @@ impl Service {
     ) -> Creation {
         let target = self.changed_target(credential, it.at.directory)?;
         let name = it.at.name.check()?;
+        target.check_new_name(name)?;
         let attrs = convert::changes(&it.attributes)?;
         let fs = &target.export.fs;
         let reply = fs.make_directory_at(target.id, name, &attrs, &target.caller);
@@ -103,6 +104,7 @@ impl Service {
     ) -> Creation {
         let target = self.changed_target(credential, it.at.directory)?;
         let name = it.at.name.check()?;
+        target.check_new_name(name)?;
         let path = it.target.check()?;
         let attrs = convert::changes(&it.attributes)?;
         let fs = &target.export.fs;
@@ -157,6 +159,7 @@ impl Service {
             return Err(Status::CrossDevice.into());
         }
         let names = (it.from.name.check()?, it.to.name.check()?);
+        to.check_new_name(names.1)?;
         let fs = &from.export.fs;
         let reply = fs.rename_at((from.id, names.0), (to.id, names.1), &from.caller);
         let directories = RenamedDirectories {
@@ -185,6 +188,7 @@ impl Service {
             return Err(Status::CrossDevice.into());
         }
         let name = it.at.name.check()?;
+        directory.check_new_name(name)?;
         let fs = &file.export.fs;
         let reply = fs.link_at(file.id, directory.id, name, &file.caller);
         let linked = LinkedFile {

@@ -120,6 +120,16 @@ impl World {
     }
 
     pub fn with(options: ExportOptions, limits: Limits, has_write_cache: bool) -> World {
+        World::with_exports(options, limits, has_write_cache, |exports, _| exports)
+    }
+
+    /// `change` completes the exports of the server, from the memory of the file system.
+    pub fn with_exports(
+        options: ExportOptions,
+        limits: Limits,
+        has_write_cache: bool,
+        change: impl FnOnce(Exports, &MemorySpace) -> Exports,
+    ) -> World {
         let memory = match has_write_cache {
             true => MemorySpace::new(1 << 36).with_write_cache(),
             false => MemorySpace::new(1 << 36),
@@ -154,6 +164,7 @@ impl World {
             seen.lock().unwrap().push((name.into(), error.clone()));
         };
         let exports = Exports::new(vec![export]).expect("exports");
+        let exports = change(exports, &space.memory);
         let listen = ["127.0.0.1:0".parse().expect("an address")];
         let server = Server::start_with(&listen, exports, Box::new(hook), limits);
         World {
