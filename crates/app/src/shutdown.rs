@@ -101,6 +101,12 @@ impl Shutdown {
         })
     }
 
+    /// A shutdown that only its triggers begin, for a part of this process.
+    pub fn of_part() -> Shutdown {
+        let (sender, events) = mpsc::channel();
+        Shutdown { events, sender }
+    }
+
     /// Another trigger of this shutdown.
     pub fn trigger(&self) -> ShutdownTrigger {
         ShutdownTrigger(self.sender.clone())

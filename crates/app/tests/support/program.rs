@@ -5,7 +5,7 @@ use super::net::{Host, Net};
 use std::process::{Command, Output, Stdio};
 
 /// The Debian packages of the programs.
-const PACKAGES: [(&str, &str); 19] = [
+const PACKAGES: [(&str, &str); 22] = [
     ("qemu-img", "qemu-utils"),
     ("qemu-io", "qemu-utils"),
     ("nbdcopy", "libnbd-bin"),
@@ -14,6 +14,9 @@ const PACKAGES: [(&str, &str); 19] = [
     ("e2fsck", "e2fsprogs"),
     ("fio", "fio"),
     ("nbdkit", "nbdkit"),
+    ("nfs-cat", "libnfs-utils"),
+    ("nfs-cp", "libnfs-utils"),
+    ("nfs-ls", "libnfs-utils"),
     ("cmp", "diffutils"),
     ("bash", "bash"),
     ("kill", "procps"),

@@ -1,6 +1,9 @@
-//! A process that owns file systems and serves them over NFS.
+//! A process that owns file systems, serves them over NFS, and mounts them on this machine if it is asked to.
 //!
-//! Invariant: a volume is detached after its file system is closed, on every way out.
+//! Invariants:
+//! - A volume is detached after its file system is closed, on every way out.
+//! - The end goes in one order: the NFS server stops, the mounts end, the file systems store everything, the volumes are detached.
+//! - The end of a mount ends nothing else.
 
 use crate::args::{ManagerArgs, ScrubArgs, Transport, listen_address};
 use crate::client::{DetachGuard, cluster_client};
@@ -9,6 +12,8 @@ use crate::commands::mount::life_signs::LifeSigns;
 use crate::commands::mount::serve::{
     FenceFlag, FileSystemArgs, MEMORY_MIN, attach_volume, open_files,
 };
+use crate::commands::mount::snapshot_views::MountSnapshots;
+use crate::commands::serve::mounts::{self, MountPoint, ServingMount};
 use crate::config::ConfigArgs;
 use crate::fence_watch::FencedError;
 use crate::figure_reporter::FigureReporter;
@@ -21,12 +26,13 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 use pagemesh_base::layout::VolumeName;
 use pagemesh_brick::resource_limits;
-use pagemesh_fs::{Fs, FsError, UpkeepThread};
+use pagemesh_fs::{Fs, FsError, OpenSnapshots, UpkeepThread};
 use pagemesh_manage::ManagerClient;
 use pagemesh_nfs::handle::HandleKey;
 use pagemesh_nfs::{Export, ExportOptions, Exports, FreeSpaceFn, Server, Squash};
 use pagemesh_volume::Volume;
 use std::net::{SocketAddr, TcpListener};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 /// The label from which the key of file handles follows. Clients keep handles, so it stays for ever.
@@ -49,6 +55,16 @@ pub struct NfsArgs {
     /// Refuse changes.
     #[arg(long)]
     pub read_only: bool,
+    /// Mount a file system on a directory of this machine, too: programs and NFS clients see the changes of each other at once. Repeat the
+    /// option for others. The mount takes changes also with --read-only.
+    #[arg(long = "mount", value_name = "FS=DIR")]
+    pub mounts: Vec<MountPoint>,
+    /// Give all users of this machine access to the mounts, by permissions; otherwise only the mounting user has access.
+    #[arg(long)]
+    pub allow_other: bool,
+    /// Show `.snapshot` in the listings of directories. Without it the directory is there, and listings leave it out.
+    #[arg(long)]
+    pub show_snapshots: bool,
     /// Callers that become the anonymous user, 65534.
     #[arg(long, value_enum, default_value = "root")]
     pub squash: SquashArg,
@@ -85,15 +101,16 @@ pub enum SquashArg {
 }
 
 /// A file system that this process owns. Its parts end in their order.
-struct OwnedFs {
-    name: VolumeName,
+pub(super) struct OwnedFs {
+    pub(super) name: VolumeName,
     /// Writes times, and frees space.
     _upkeep: [UpkeepThread; 2],
-    fs: Arc<Fs>,
-    fenced: FenceFlag,
+    pub(super) fs: Arc<Fs>,
+    pub(super) fenced: FenceFlag,
     /// It reports until the process ends.
-    _signs: LifeSigns,
+    signs: LifeSigns,
     export: ExportParts,
+    pub(super) snapshots: Arc<OpenSnapshots>,
     detach: DetachGuard,
 }
 
@@ -115,6 +132,7 @@ pub fn run(args: &NfsArgs) -> anyhow::Result<()> {
     drop(free.with_context(|| {
         format!("cannot listen on {listen}; name another address with --listen")
     })?);
+    let mounts = mounts::check(args)?;
     let metrics = args.metrics.bind()?;
     let manager = cluster_client(&args.client)?;
     service::notify_status("attaching volumes and reading file systems");
@@ -130,7 +148,11 @@ pub fn run(args: &NfsArgs) -> anyhow::Result<()> {
     snapshot_cuts::serve(&manager, &volumes)?;
     let reporter = FigureReporter::of_volumes(manager, volumes.clone())?;
     let metrics = metrics_pages::serve(metrics, move || metrics_pages::client_page(&volumes))?;
-    let served = serve(args, listen, &owned, &ending);
+    let served = mounts::start(args, mounts, &owned).and_then(|mounts| {
+        let served = serve(args, listen, &owned, &mounts, &ending);
+        mounts.into_iter().for_each(ServingMount::end);
+        served
+    });
     drop(metrics);
     let closed: Vec<_> = owned.iter().map(OwnedFs::close).collect();
     // The manager takes reports of the attached client only.
@@ -145,8 +167,14 @@ fn serve(
     args: &NfsArgs,
     listen: SocketAddr,
     owned: &[OwnedFs],
+    mounts: &[ServingMount],
     ending: &Shutdown,
 ) -> anyhow::Result<()> {
+    let is_stopped = Arc::new(AtomicBool::new(false));
+    for fs in owned {
+        let is_stopped = Arc::clone(&is_stopped);
+        fs.signs.set_end(move || is_stopped.load(Ordering::Acquire));
+    }
     let exports = owned.iter().map(|it| it.export(args)).collect();
     let flags: Vec<_> = owned
         .iter()
@@ -158,16 +186,26 @@ fn serve(
             fenced.check_error(error);
         }
     };
-    let server = Server::start(&[listen], Exports::new(exports)?, Box::new(on_error))?;
+    let mut exports = Exports::new(exports)?;
+    for fs in owned {
+        exports = exports.with_snapshots(fs.export.volume, &fs.snapshots, args.show_snapshots);
+    }
+    let server = Server::start(&[listen], exports, Box::new(on_error))?;
     let urls = server.local_addrs().iter().flat_map(|address| {
         let names = args.names.iter();
         names.map(move |name| format!("nfs://{address}/{name}"))
     });
     let urls: Vec<String> = urls.collect();
     urls.iter().for_each(|url| println!("ready {url}"));
+    for mount in mounts {
+        println!("ready {}", mount.dir().display());
+    }
     service::notify_ready(&urls.join(" "));
     ending.wait();
+    // Calls that wait for an unreachable volume fail now, so that the server can stop.
+    owned.iter().for_each(|it| it.fs.stop_resending());
     let report = server.stop();
+    is_stopped.store(true, Ordering::Release);
     if report.cut_off > 0 {
         let (cut_off, abandoned) = (report.cut_off, report.abandoned);
         tracing::warn!(
@@ -214,10 +252,20 @@ impl OwnedFs {
             ],
             fs,
             fenced,
-            _signs: signs,
+            signs,
+            snapshots: MountSnapshots::of(name, args.transport, &args.client)?,
             export,
             detach,
         }))
+    }
+
+    pub(super) fn volume(&self) -> Arc<Volume> {
+        Arc::clone(&self.detach.0)
+    }
+
+    /// The free bytes of the pools.
+    pub(super) fn free_space(&self) -> FreeSpaceFn {
+        Arc::clone(&self.export.free_space)
     }
 
     fn named_volume(&self) -> (VolumeName, Weak<Volume>) {

@@ -1,0 +1,254 @@
+//! File systems of a real cluster over NFS, beside a mount of the same process: `serve nfs` and the tools of libnfs. Tests with a
+//! mount need root and /dev/fuse.
+
+#![allow(clippy::unwrap_used)] // Tests.
+
+mod support;
+
+use rustix::mount::UnmountFlags;
+use std::fs;
+use std::io::Read;
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+use support::daemon::Daemon;
+use support::{Cluster, FENCED, MIB, Pools, mounted, own_ip, program, until};
+
+/// A server of the file system `files`.
+struct NfsServer {
+    daemon: Daemon,
+    /// As `127.0.0.1:2049`.
+    address: String,
+    mount: Option<PathBuf>,
+}
+
+impl NfsServer {
+    /// Starts a server at an address, as `127.0.0.1:0`, and perhaps a mount.
+    fn start(
+        cluster: &Cluster,
+        listen: &str,
+        mount: Option<&str>,
+        options: &[&str],
+    ) -> Result<NfsServer, std::process::Output> {
+        let mount = mount.map(|at| cluster.dir().join(at));
+        let point = mount.as_ref().map(|dir| {
+            fs::create_dir_all(dir).unwrap();
+            format!("files={}", dir.display())
+        });
+        let head = [
+            "serve", "nfs", "files", "--listen", listen, "--squash", "none",
+        ];
+        let mut args = [&head, options].concat();
+        if let Some(point) = &point {
+            args.extend(["--mount", point]);
+        }
+        let ready = 1 + usize::from(point.is_some());
+        let daemon = cluster.try_daemon("serve-nfs", &args, ready)?;
+        let url = daemon.ready[0].strip_prefix("ready nfs://").unwrap();
+        let address = url.strip_suffix("/files").unwrap().to_owned();
+        Ok(NfsServer {
+            daemon,
+            address,
+            mount,
+        })
+    }
+
+    fn url(&self, path: &str) -> String {
+        let (host, port) = self.address.rsplit_once(':').unwrap();
+        format!("nfs://{host}/files/{path}?nfsport={port}&mountport={port}&version=3")
+    }
+
+    fn cat(&self, path: &str) -> String {
+        program::ok("nfs-cat", &[&self.url(path)])
+    }
+
+    /// Names in a directory, sorted.
+    fn list(&self, path: &str) -> Vec<String> {
+        let lines = program::ok("nfs-ls", &[&self.url(path)]);
+        let last = |line: &str| line.rsplit(' ').next().unwrap().to_owned();
+        let mut names: Vec<String> = lines.lines().map(last).collect();
+        names.sort();
+        names
+    }
+
+    fn put(&self, from: &Path, path: &str) {
+        program::ok("nfs-cp", &[from.to_str().unwrap(), &self.url(path)]);
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.mount.as_ref().unwrap().join(name)
+    }
+
+    /// Ends it by a signal.
+    fn stop(mut self) {
+        self.daemon.signal("TERM");
+        assert!(self.daemon.await_end().success(), "{}", self.daemon.log());
+    }
+}
+
+impl Drop for NfsServer {
+    fn drop(&mut self) {
+        if let Some(dir) = &self.mount {
+            // There is no mount if it has ended normally.
+            let _ = rustix::mount::unmount(dir, UnmountFlags::FORCE | UnmountFlags::DETACH);
+        }
+    }
+}
+
+fn cluster() -> Cluster {
+    let cluster = Cluster::with_pools(Pools::Memory, &[128, 128]);
+    cluster.ok(&["fs", "create", "files", "--size", "64M"]);
+    cluster
+}
+
+fn any_port() -> String {
+    format!("{}:0", own_ip())
+}
+
+/// A local file with bytes that follow from its length.
+fn local_file(cluster: &Cluster, name: &str, len: usize) -> (PathBuf, Vec<u8>) {
+    let bytes: Vec<u8> = (0..len).map(|at| (at * 7 + at / 4096) as u8).collect();
+    let path = cluster.dir().join(name);
+    fs::write(&path, &bytes).unwrap();
+    (path, bytes)
+}
+
+#[test]
+fn mount_and_nfs_clients_share_files() {
+    if !mounted::may_mount() {
+        return;
+    }
+    let cluster = cluster();
+    let server = NfsServer::start(&cluster, &any_port(), Some("mnt"), &[]).unwrap();
+    let (local, bytes) = local_file(&cluster, "local", 3_000_001);
+    server.put(&local, "copied");
+    assert_eq!(fs::read(server.path("copied")).unwrap(), bytes);
+    fs::write(server.path("written"), "by a program").unwrap();
+    assert_eq!(server.cat("written"), "by a program");
+    fs::create_dir(server.path("dir")).unwrap();
+    assert_eq!(server.list(""), ["copied", "dir", "written"]);
+    // The pages of the mount are cached now; the copy of fewer bytes truncates the file.
+    let (short, bytes) = local_file(&cluster, "short", 5001);
+    server.put(&short, "copied");
+    assert_eq!(fs::read(server.path("copied")).unwrap(), bytes);
+    fs::remove_file(server.path("written")).unwrap();
+    assert_eq!(server.list(""), ["copied", "dir"]);
+    server.stop();
+    // The next mount does not wait, and has all.
+    let mount = mounted::TestMount::new(&cluster, "files", "auto");
+    assert_eq!(fs::read(mount.path("copied")).unwrap(), bytes);
+    mount.stop(&cluster);
+}
+
+#[test]
+fn unmount_leaves_server_and_its_claim() {
+    if !mounted::may_mount() {
+        return;
+    }
+    let cluster = cluster();
+    let server = NfsServer::start(&cluster, &any_port(), Some("mnt"), &[]).unwrap();
+    fs::write(server.path("file"), "kept").unwrap();
+    let dir = server.mount.clone().unwrap();
+    until("no file is in use", || {
+        let ended = cluster.run(&["umount", dir.to_str().unwrap()]);
+        ended.status.success()
+    });
+    assert!(!server.path("file").exists());
+    assert_eq!(server.cat("file"), "kept");
+    // The server reports that it serves, so another mount is refused.
+    let other = cluster.dir().join("other");
+    fs::create_dir(&other).unwrap();
+    let refused = ["mount", "files", other.to_str().unwrap()];
+    cluster.refused(&refused, &["is mounted by", "--force"]);
+    let (local, _) = local_file(&cluster, "local", 10);
+    server.put(&local, "more");
+    assert_eq!(server.list(""), ["file", "more"]);
+    server.stop();
+}
+
+#[test]
+fn snapshots_are_read_over_nfs() {
+    let cluster = cluster();
+    let shown = ["--show-snapshots"];
+    let server = NfsServer::start(&cluster, &any_port(), None, &shown).unwrap();
+    let (old, _) = local_file(&cluster, "old", 4000);
+    let (new, _) = local_file(&cluster, "new", 70);
+    server.put(&old, "file");
+    cluster.ok(&["snapshot", "create", "files@one"]);
+    server.put(&new, "file");
+    server.put(&new, "later");
+    let check = |server: &NfsServer| {
+        let copy = cluster.dir().join("copy");
+        let url = server.url(".snapshot/one/file");
+        program::ok("nfs-cp", &[&url, copy.to_str().unwrap()]);
+        assert_eq!(fs::read(&copy).unwrap(), fs::read(&old).unwrap());
+        fs::remove_file(&copy).unwrap();
+        assert_eq!(server.list(""), [".snapshot", "file", "later"]);
+        assert_eq!(server.list(".snapshot"), ["one"]);
+        assert_eq!(server.list(".snapshot/one"), ["file"]);
+    };
+    check(&server);
+    let refused = program::run(
+        "nfs-cp",
+        &[new.to_str().unwrap(), &server.url(".snapshot/one/x")],
+    );
+    assert!(!refused.status.success());
+    let address = server.address.clone();
+    server.stop();
+    let server = NfsServer::start(&cluster, &address, None, &shown).unwrap();
+    check(&server);
+    cluster.ok(&["snapshot", "delete", "files@one"]);
+    assert_eq!(server.list(".snapshot"), [""; 0]);
+    server.stop();
+}
+
+/// The client reads one open file over both servers: its file handle stays good.
+#[test]
+fn client_goes_on_after_kill_of_its_server() {
+    let cluster = cluster();
+    let server = NfsServer::start(&cluster, &any_port(), None, &[]).unwrap();
+    let (local, bytes) = local_file(&cluster, "local", 20 * MIB as usize);
+    server.put(&local, "file");
+    let mut client = program::limited("nfs-cat")
+        .arg(server.url("file"))
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // The client waits for its reader after few more bytes.
+    let mut stdout = client.stdout.take().unwrap();
+    let mut read = vec![0; MIB as usize];
+    stdout.read_exact(&mut read).unwrap();
+    let NfsServer {
+        address, daemon, ..
+    } = &server;
+    let address = address.clone();
+    daemon.signal("KILL");
+    drop(server);
+    let server = NfsServer::start(&cluster, &address, None, &[]).unwrap();
+    stdout.read_to_end(&mut read).unwrap();
+    assert!(client.wait().unwrap().success());
+    assert_eq!(read.len(), bytes.len());
+    assert!(read == bytes, "the bytes differ");
+    server.stop();
+}
+
+#[test]
+fn server_ends_after_forced_takeover() {
+    let cluster = cluster();
+    let mut first = NfsServer::start(&cluster, &any_port(), None, &[]).unwrap();
+    let (local, _) = local_file(&cluster, "local", 100);
+    first.put(&local, "file");
+    let mut idle = TcpStream::connect(&first.address).unwrap();
+    let refused = NfsServer::start(&cluster, &any_port(), None, &[]).map(|_| ());
+    let said = String::from_utf8(refused.unwrap_err().stderr).unwrap();
+    assert!(said.contains("--force"), "{said}");
+    let second = NfsServer::start(&cluster, &any_port(), None, &["--force"]).unwrap();
+    assert_eq!(first.daemon.await_end().code(), Some(FENCED));
+    // The fenced server has said nothing more.
+    idle.set_read_timeout(Some(Duration::from_secs(30)))
+        .unwrap();
+    assert!(matches!(idle.read(&mut [0; 4]), Ok(0) | Err(_)));
+    assert_eq!(second.list(""), ["file"]);
+    second.stop();
+}
