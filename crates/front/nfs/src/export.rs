@@ -6,7 +6,6 @@ use crate::nfs3::files::WriteVerifier;
 use crate::nfs3::listing::CookieVerifier;
 use crate::pin_cache::PinCache;
 use crate::rpc::Credential;
-use crate::service::snapshots::ExportedSnapshots;
 use pagemesh_fs::{Caller, FileId, Fs, FsError, OpenSnapshots};
 use siphasher::sip::SipHasher24;
 use std::hash::Hasher;
@@ -118,6 +117,14 @@ pub enum ExportError {
     /// There are too many.
     #[error("{0} exports are too many; at most {EXPORTS_MAX} are allowed")]
     TooMany(usize),
+}
+
+/// The snapshots of an export.
+#[derive(Clone)]
+pub(crate) struct ExportedSnapshots {
+    pub(crate) open: Arc<OpenSnapshots>,
+    /// Whether listings of live directories show `.snapshot`.
+    pub(crate) are_listed: bool,
 }
 
 /// All exports of a server.

@@ -7,7 +7,7 @@ mod filesystem;
 mod listing;
 mod mount;
 mod names;
-pub(crate) mod snapshots;
+mod snapshots;
 
 use crate::counters::{CounterCells, count};
 use crate::export::{ErrorHook, Exports, ServedExport};

@@ -17,9 +17,8 @@ use super::{Failed, Failure, Outcome, Target, convert};
 use crate::nfs3::attributes::{Attributes, FileType, Time};
 use crate::nfs3::listing::{Entry, ListArguments, Listing, Room};
 use crate::nfs3::status::Status;
-use pagemesh_fs::{Attr, FileId, FsError, Ino, InodeKind, OpenSnapshots, SNAPSHOT_DIR};
+use pagemesh_fs::{Attr, FileId, FsError, Ino, InodeKind, SNAPSHOT_DIR};
 use rustix::io::Errno;
-use std::sync::Arc;
 
 /// The epoch in handles of the live file system.
 const LIVE_EPOCH: u32 = 0;
@@ -35,14 +34,6 @@ const SHOWN_COOKIE: u64 = u64::MAX >> 1;
 const DOT_COOKIE: u64 = 1;
 const DOT_DOT_COOKIE: u64 = 2;
 const NANOSECONDS: u64 = 1_000_000_000;
-
-/// The snapshots of an export.
-#[derive(Clone)]
-pub(crate) struct ExportedSnapshots {
-    pub(crate) open: Arc<OpenSnapshots>,
-    /// Whether listings of live directories show `.snapshot`.
-    pub(crate) are_listed: bool,
-}
 
 /// The file system that a handle is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
