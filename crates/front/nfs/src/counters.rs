@@ -7,6 +7,32 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The number of procedures of NFSv3.
 pub const PROCEDURES: usize = Procedure::ALL.len();
 
+/// The names of the procedures, by their numbers, in lower case.
+pub const PROCEDURE_NAMES: [&str; PROCEDURES] = [
+    "null",
+    "getattr",
+    "setattr",
+    "lookup",
+    "access",
+    "readlink",
+    "read",
+    "write",
+    "create",
+    "mkdir",
+    "symlink",
+    "mknod",
+    "remove",
+    "rmdir",
+    "rename",
+    "link",
+    "readdir",
+    "readdirplus",
+    "fsstat",
+    "fsinfo",
+    "pathconf",
+    "commit",
+];
+
 /// The numbers of a server since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {

@@ -11,17 +11,20 @@
 //! it goes on. The bytes of a READ, and the entries of a listing, go into a reply without a copy.
 //!
 //! ```text
-//! Server ── connection (thread) ── Service ── procedures ── Fs
-//!                               │     └─ Exports ── rules of the client ── PinCache
-//!                               └─ ReplyCache
+//! epoll ── Poller (threads) ── Connection ── Dispatcher ──┬── ExportWorkers (threads) ──┐
+//!                                  ▲                      └── a lone call ──────────────┤
+//!                                  └── reply ──────────────── procedures ── Fs ◀────────┘
 //! ```
 //!
-//! A [`Server`] has a thread for each connection. It answers one call after the other. A procedure
-//! is one call of the file-system crate, which checks the permissions and collects the attributes.
+//! A [`Server`] has a few threads that poll all connections, and workers for each export, whose
+//! number follows the load. A polling thread runs the one call of a client itself; further calls run
+//! side by side in workers, and their replies leave in the order of their ends. A procedure is one
+//! call of the file-system crate, which checks the permissions and collects the attributes.
 //!
-//! Bytes of a client never make a thread panic, and hold no more memory than the [`limits`] allow:
-//! a connection has one record and one reply. A file system that another host has taken over gets no
-//! reply: its connections are closed, so that clients ask the new owner.
+//! Bytes of a client never make a thread panic, and hold no more memory than the [`limits`] allow. A
+//! stalled export stops no call of another one, and a client that takes no replies stops no other
+//! client. A file system that another host has taken over gets no reply: its connections are closed,
+//! so that clients ask the new owner.
 
 #![deny(unsafe_code)]
 #![warn(missing_docs)]
@@ -60,7 +63,7 @@ pub mod xdr;
 
 pub use client_pattern::{ClientPattern, ClientPatternError};
 pub use connections::ClientFigures;
-pub use counters::{Counters, PROCEDURES};
+pub use counters::{Counters, PROCEDURE_NAMES, PROCEDURES};
 pub use export::{
     ANONYMOUS_ID, ErrorHook, Export, ExportError, ExportOptions, FreeSpaceFn, Squash,
 };

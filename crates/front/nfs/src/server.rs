@@ -26,6 +26,7 @@ use crate::stop_signal::StopSignal;
 use crate::supervisor::Supervisor;
 use crate::workers::figures::Figures;
 use crate::workers::{Work, processors};
+use pagemesh_base::fd_limit::raise_fd_limit;
 use pagemesh_base::poison;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::fd::AsFd;
@@ -131,6 +132,9 @@ impl Server {
         }
         let bound: Result<Vec<_>, _> = listen.iter().map(|address| bind(*address)).collect();
         let (listeners, local_addrs): (Vec<_>, Vec<_>) = bound?.into_iter().unzip();
+        if let Err(cause) = raise_fd_limit() {
+            tracing::warn!(%cause, "cannot raise the limit of descriptors; few NFS clients can connect");
+        }
         let pollers = (processors::count() + 2).clamp(POLLERS_MIN, POLLERS_MAX);
         let service = Service::new(exports, on_error, nfs4);
         let counters = Arc::clone(&service.counters);

@@ -45,12 +45,18 @@ impl Nudge {
         self.changed.notify_all();
     }
 
-    /// Waits for a nudge. None: the server stops.
+    /// Waits for a nudge. A nudge since the last wait shortens this one, and does not end it: a loaded
+    /// server nudges all the time. None: the server stops.
     fn wait(&self, pause: Duration) -> Option<bool> {
+        let mut state = poison::lock(&self.state);
+        let was_nudged = std::mem::take(&mut state.is_nudged);
+        let pause = match was_nudged {
+            true => pause.min(QUEUE_WAIT_LIMIT),
+            false => pause,
+        };
         self.is_soon
             .store(pause <= QUEUE_WAIT_LIMIT, Ordering::Release);
         let until = Instant::now() + pause;
-        let mut state = poison::lock(&self.state);
         while !state.is_stopping && !state.is_nudged {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -59,7 +65,9 @@ impl Nudge {
             state = poison::recover(self.changed.wait_timeout(state, left)).0;
         }
         let is_nudged = std::mem::take(&mut state.is_nudged);
-        (!state.is_stopping).then_some(is_nudged)
+        // Calls that come from now on are not seen for sure, so they nudge.
+        self.is_soon.store(false, Ordering::Release);
+        (!state.is_stopping).then_some(is_nudged || was_nudged)
     }
 }
 

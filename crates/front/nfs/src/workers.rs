@@ -241,8 +241,7 @@ impl ExportWorkers {
     }
 
     fn enqueue_begun(&self, state: &mut WorkersState, call: QueuedCall) -> bool {
-        let (id, bytes) = (call.connection.id, call.bytes());
-        state.queue.push_begun(id, bytes, call);
+        state.queue.push(call.connection.id, call);
         state.most_queued = state.most_queued.max(state.queue.queued());
         self.is_pending.store(true, Ordering::Release);
         !state.wake_one()
@@ -274,11 +273,9 @@ impl ExportWorkers {
             state.inline_since = state.progress_at;
             budget.give_back();
         }
-        let resumed = state.waiting.pop_front();
+        let resumed = state.take_waiting();
         drop(state);
-        if let Some(connection) = resumed {
-            connection.resume();
-        }
+        resumed.iter().for_each(|connection| connection.resume());
         needs_worker
     }
 
@@ -393,9 +390,10 @@ impl ExportWorkers {
     pub(crate) fn supervise(&self, start: Instant) -> Option<(usize, SizingReason)> {
         let now = Instant::now();
         let mut state = poison::lock(&self.state);
-        let resumed: Vec<_> = match state.is_stalled(now) {
-            true => state.waiting.drain(..).collect(),
-            false => Vec::new(),
+        let is_stuck = state.is_stalled(now) || state.queue.all().calls == 0;
+        let resumed = match is_stuck {
+            true => std::mem::take(&mut state.waiting),
+            false => VecDeque::new(),
         };
         let is_idle = state.queue.queued() == 0 && !state.is_sweep_due;
         if is_idle && state.waiting.is_empty() {
@@ -469,6 +467,14 @@ impl EndedWork {
 impl WorkersState {
     fn is_stalled(&self, now: Instant) -> bool {
         self.running > 0 && now.saturating_duration_since(self.progress_at) >= STALL_LIMIT
+    }
+
+    /// The connection that gets the room of a call that has ended; all, if no further call will end.
+    fn take_waiting(&mut self) -> VecDeque<Arc<Connection>> {
+        if self.queue.all().calls == 0 {
+            return std::mem::take(&mut self.waiting);
+        }
+        self.waiting.pop_front().into_iter().collect()
     }
 
     fn allows_inline(&self, shares: &Shares, now: Instant) -> bool {

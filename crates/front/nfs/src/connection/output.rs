@@ -67,8 +67,11 @@ impl Connection {
                     return self.close(EndReason::of_socket(errno.into()));
                 }
             };
-            if done.calls > 0 && state.blocked_since.is_some() {
-                state.blocked_since = Some(Instant::now());
+            if done.calls > 0 {
+                state.last_event = Instant::now();
+                if state.blocked_since.is_some() {
+                    state.blocked_since = Some(state.last_event);
+                }
             }
             if state.is_closed {
                 state.is_writing = false;

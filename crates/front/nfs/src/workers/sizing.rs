@@ -24,6 +24,14 @@ pub enum SizingReason {
 }
 
 impl SizingReason {
+    /// All reasons.
+    pub const ALL: [Self; 4] = [
+        Self::FirstCall,
+        Self::ProcessorIdle,
+        Self::AllBlocked,
+        Self::NoWork,
+    ];
+
     /// The reason as a word of a label or log.
     #[must_use]
     pub fn name(self) -> &'static str {
