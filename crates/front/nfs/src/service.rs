@@ -11,7 +11,7 @@ pub(crate) mod nfs4;
 
 use crate::counters::{CounterCells, count};
 use crate::export::{ErrorHook, ExportOptions};
-use crate::export_table::{ExportTable, Exports, ServedExport, ServedFs};
+use crate::export_table::{Exports, ServedExport, ServedFs};
 use crate::handle::HandleBytes;
 use crate::limits::RUNNING_CALL_WAIT;
 use crate::mount_list::MountRegister;
@@ -19,8 +19,9 @@ use crate::mount3::{self, MountCall};
 use crate::nfs3::status::{Answer, Status};
 use crate::nfs3::{self, Nfs3Call};
 use crate::nfs4::VERSION as NFS4_VERSION;
+use crate::peer::PeerCredential;
 use crate::reply_cache::{Admission, ReplyCache};
-use crate::rpc::{ArgumentsError, Call, CallError, Credential, Refusal, Reply};
+use crate::rpc::{ArgumentsError, Call, CallError, Refusal, Reply};
 use crate::xdr::{Encode, Reader};
 use bytes::Bytes;
 use nfs4::{Nfs4, Nfs4Options};
@@ -105,15 +106,6 @@ pub(crate) struct Service {
     on_error: ErrorHook,
 }
 
-/// The client of a call, and the user that the call names.
-#[derive(Clone, Copy)]
-struct Peer<'a> {
-    address: SocketAddr,
-    credential: &'a Credential<'a>,
-    /// The exports of this call.
-    table: &'a ExportTable,
-}
-
 /// A file that a call names.
 #[derive(Clone)]
 struct Target<'a> {
@@ -183,7 +175,7 @@ impl Service {
             Ok(decoded) => {
                 count(&self.counters.mount_calls);
                 let table = self.exports.table();
-                let peer = Peer {
+                let peer = PeerCredential {
                     address: client,
                     credential: &call.credential,
                     table: &table,
@@ -229,7 +221,7 @@ impl Service {
         };
         self.counters.count_call(call.procedure);
         let table = self.exports.table();
-        let peer = Peer {
+        let credential = PeerCredential {
             address: client,
             credential: &call.credential,
             table: &table,
@@ -237,27 +229,29 @@ impl Service {
         let xid = call.xid;
         match &decoded {
             Nfs3Call::Null => Ok(Reply::success(xid, &())),
-            Nfs3Call::GetAttributes(file) => self.reply(xid, self.get_attributes(peer, *file)),
-            Nfs3Call::SetAttributes(it) => self.reply(xid, self.set_attributes(peer, it)),
-            Nfs3Call::Lookup(at) => self.reply(xid, self.lookup(peer, at)),
-            Nfs3Call::Access(it) => self.reply(xid, self.access(peer, it)),
-            Nfs3Call::ReadSymlink(file) => self.read_symlink(xid, peer, *file),
-            Nfs3Call::Read(it) => self.reply(xid, self.read(peer, it)),
-            Nfs3Call::Write(it) => self.reply(xid, self.write(peer, it, record)),
-            Nfs3Call::Create(it) => self.reply(xid, self.create(peer, it)),
-            Nfs3Call::MakeDirectory(it) => self.reply(xid, self.make_directory(peer, it)),
-            Nfs3Call::MakeSymlink(it) => self.reply(xid, self.make_symlink(peer, it)),
-            Nfs3Call::MakeNode(it) => self.reply(xid, self.make_node(peer, it)),
-            Nfs3Call::Remove(at) => self.reply(xid, self.remove(peer, at)),
-            Nfs3Call::RemoveDirectory(at) => self.reply(xid, self.remove_directory(peer, at)),
-            Nfs3Call::Rename(it) => self.reply(xid, self.rename(peer, it)),
-            Nfs3Call::Link(it) => self.reply(xid, self.link(peer, it)),
-            Nfs3Call::List(it) => self.reply(xid, self.list(peer, it)),
-            Nfs3Call::ListPlus(it) => self.reply(xid, self.list_plus(peer, it)),
-            Nfs3Call::SpaceUsage(file) => self.reply(xid, self.space_usage(peer, *file)),
-            Nfs3Call::ServerLimits(file) => self.reply(xid, self.server_limits(peer, *file)),
-            Nfs3Call::NameRules(file) => self.reply(xid, self.name_rules(peer, *file)),
-            Nfs3Call::Commit(it) => self.reply(xid, self.commit(peer, it)),
+            Nfs3Call::GetAttributes(file) => {
+                self.reply(xid, self.get_attributes(credential, *file))
+            }
+            Nfs3Call::SetAttributes(it) => self.reply(xid, self.set_attributes(credential, it)),
+            Nfs3Call::Lookup(at) => self.reply(xid, self.lookup(credential, at)),
+            Nfs3Call::Access(it) => self.reply(xid, self.access(credential, it)),
+            Nfs3Call::ReadSymlink(file) => self.read_symlink(xid, credential, *file),
+            Nfs3Call::Read(it) => self.reply(xid, self.read(credential, it)),
+            Nfs3Call::Write(it) => self.reply(xid, self.write(credential, it, record)),
+            Nfs3Call::Create(it) => self.reply(xid, self.create(credential, it)),
+            Nfs3Call::MakeDirectory(it) => self.reply(xid, self.make_directory(credential, it)),
+            Nfs3Call::MakeSymlink(it) => self.reply(xid, self.make_symlink(credential, it)),
+            Nfs3Call::MakeNode(it) => self.reply(xid, self.make_node(credential, it)),
+            Nfs3Call::Remove(at) => self.reply(xid, self.remove(credential, at)),
+            Nfs3Call::RemoveDirectory(at) => self.reply(xid, self.remove_directory(credential, at)),
+            Nfs3Call::Rename(it) => self.reply(xid, self.rename(credential, it)),
+            Nfs3Call::Link(it) => self.reply(xid, self.link(credential, it)),
+            Nfs3Call::List(it) => self.reply(xid, self.list(credential, it)),
+            Nfs3Call::ListPlus(it) => self.reply(xid, self.list_plus(credential, it)),
+            Nfs3Call::SpaceUsage(file) => self.reply(xid, self.space_usage(credential, *file)),
+            Nfs3Call::ServerLimits(file) => self.reply(xid, self.server_limits(credential, *file)),
+            Nfs3Call::NameRules(file) => self.reply(xid, self.name_rules(credential, *file)),
+            Nfs3Call::Commit(it) => self.reply(xid, self.commit(credential, it)),
         }
     }
 
@@ -281,9 +275,13 @@ impl Service {
     }
 
     /// The file of a handle. The file system checks that it exists.
-    fn target(&self, peer: Peer<'_>, file: HandleBytes<'_>) -> Result<Target<'_>, Failure> {
+    fn target(
+        &self,
+        credential: PeerCredential<'_>,
+        file: HandleBytes<'_>,
+    ) -> Result<Target<'_>, Failure> {
         let export = file.claimed_volume().ok_or(Status::BadHandle)?;
-        let export = peer.table.by_id(export).ok_or(Status::Stale)?;
+        let export = credential.table.by_id(export).ok_or(Status::Stale)?;
         let handle = export.key.decode(file).map_err(|_| Status::BadHandle)?;
         // No snapshot is exported yet.
         if handle.snapshot_epoch != 0 {
@@ -294,7 +292,7 @@ impl Service {
             generation: handle.generation,
             birth: handle.birth_fold,
         };
-        self.target_in(export, id, peer)
+        self.target_in(export, id, credential)
     }
 
     /// A file of an export, if the client has access to it. A client that has lost it gets
@@ -303,18 +301,18 @@ impl Service {
         &self,
         export: &Arc<ServedExport>,
         id: FileId,
-        peer: Peer<'_>,
+        credential: PeerCredential<'_>,
     ) -> Result<Target<'_>, Failure> {
         if export.is_fenced() {
             return Err(Failure::Fenced);
         }
-        let options = export.rule(peer.address.ip()).ok_or(Status::Access)?;
-        if !options.accepts_port(peer.address) {
+        let options = export.rule(credential.address.ip()).ok_or(Status::Access)?;
+        if !options.accepts_port(credential.address) {
             return Err(Status::Access.into());
         }
-        let user = options.user_to_look_up(peer.credential);
+        let user = options.user_to_look_up(credential.credential);
         let groups = user.and_then(|uid| self.exports.groups().groups(uid, Instant::now()));
-        let caller = options.caller(peer.credential, groups.as_deref());
+        let caller = options.caller(credential.credential, groups.as_deref());
         Ok(Target {
             service: self,
             export: Arc::clone(export),
@@ -325,8 +323,12 @@ impl Service {
     }
 
     /// The file of a call that changes it.
-    fn changed_target(&self, peer: Peer<'_>, file: HandleBytes<'_>) -> Result<Target<'_>, Failure> {
-        let target = self.target(peer, file)?;
+    fn changed_target(
+        &self,
+        credential: PeerCredential<'_>,
+        file: HandleBytes<'_>,
+    ) -> Result<Target<'_>, Failure> {
+        let target = self.target(credential, file)?;
         match target.options.is_read_only {
             true => Err(Status::ReadOnly.into()),
             false => Ok(target),

@@ -1,11 +1,12 @@
 //! GETATTR, SETATTR and ACCESS.
 
-use super::{Failed, Failure, Outcome, Peer, Service, convert};
+use super::{Failed, Failure, Outcome, Service, convert};
 use crate::handle::HandleBytes;
 use crate::nfs3::attributes::{
     AccessArguments, Attributes, ChangeAttributes, GrantedAccess, SetAttributesArguments, access,
 };
 use crate::nfs3::status::Status;
+use crate::peer::PeerCredential;
 use pagemesh_fs::{AccessMask, FsError};
 use rustix::io::Errno;
 
@@ -15,10 +16,10 @@ const CHANGES: u32 = access::MODIFY | access::EXTEND | access::DELETE;
 impl Service {
     pub(super) fn get_attributes(
         &self,
-        peer: Peer<'_>,
+        credential: PeerCredential<'_>,
         file: HandleBytes<'_>,
     ) -> Outcome<Attributes, ()> {
-        let target = self.target(peer, file)?;
+        let target = self.target(credential, file)?;
         match target.export.fs.attr_of(target.id) {
             Ok(attr) => Ok(target.attributes(&attr)),
             Err(error) => Err(target.report(&error).into()),
@@ -27,10 +28,10 @@ impl Service {
 
     pub(super) fn set_attributes(
         &self,
-        peer: Peer<'_>,
+        credential: PeerCredential<'_>,
         it: &SetAttributesArguments<'_>,
     ) -> Outcome<ChangeAttributes, ChangeAttributes> {
-        let target = self.changed_target(peer, it.file)?;
+        let target = self.changed_target(credential, it.file)?;
         let wanted = convert::changes(&it.change)?;
         let guard = it.guard.map(convert::time);
         let fs = &target.export.fs;
@@ -49,10 +50,10 @@ impl Service {
 
     pub(super) fn access(
         &self,
-        peer: Peer<'_>,
+        credential: PeerCredential<'_>,
         it: &AccessArguments<'_>,
     ) -> Outcome<GrantedAccess, Option<Attributes>> {
-        let target = self.target(peer, it.file)?;
+        let target = self.target(credential, it.file)?;
         let wanted = match target.options.is_read_only {
             true => it.wanted & !CHANGES,
             false => it.wanted,

@@ -3,13 +3,14 @@
 //! A pin is declared before the channel of its call, so that the channel is returned first: see
 //! [`PinCache`](crate::pin_cache::PinCache).
 
-use super::{Failed, Failure, NoReply, Outcome, Peer, Service, Target};
+use super::{Failed, Failure, NoReply, Outcome, Service, Target};
 use crate::handle::HandleBytes;
 use crate::nfs3::attributes::{Attributes, ChangeAttributes};
 use crate::nfs3::files::{
     CommitArguments, CommittedData, Durability, ReadArguments, ReadData, ReadSymlink,
     WriteArguments, WrittenData,
 };
+use crate::peer::PeerCredential;
 use crate::rpc::Reply;
 use bytes::Bytes;
 use pagemesh_fs::Pin;
@@ -26,10 +27,10 @@ impl Target<'_> {
 impl Service {
     pub(super) fn read(
         &self,
-        peer: Peer<'_>,
+        credential: PeerCredential<'_>,
         it: &ReadArguments<'_>,
     ) -> Outcome<ReadData, Option<Attributes>> {
-        let target = self.target(peer, it.file)?;
+        let target = self.target(credential, it.file)?;
         let pin = target.pin()?;
         let fs = &target.export.fs;
         let mut channel = fs.borrow_channel().map_err(|error| target.report(&error))?;
@@ -48,11 +49,11 @@ impl Service {
     /// Writes data, which is a part of `record`.
     pub(super) fn write(
         &self,
-        peer: Peer<'_>,
+        credential: PeerCredential<'_>,
         it: &WriteArguments<'_>,
         record: &Bytes,
     ) -> Outcome<WrittenData, ChangeAttributes> {
-        let target = self.changed_target(peer, it.file)?;
+        let target = self.changed_target(credential, it.file)?;
         let pin = target.pin()?;
         let fs = &target.export.fs;
         let data = record.slice_ref(it.data);
@@ -80,10 +81,10 @@ impl Service {
 
     pub(super) fn commit(
         &self,
-        peer: Peer<'_>,
+        credential: PeerCredential<'_>,
         it: &CommitArguments<'_>,
     ) -> Outcome<CommittedData, ChangeAttributes> {
-        let target = self.target(peer, it.file)?;
+        let target = self.target(credential, it.file)?;
         let pin = target.pin()?;
         let fs = &target.export.fs;
         let mut channel = fs.borrow_channel().map_err(|error| target.report(&error))?;
@@ -102,10 +103,10 @@ impl Service {
     pub(super) fn read_symlink(
         &self,
         xid: u32,
-        peer: Peer<'_>,
+        credential: PeerCredential<'_>,
         file: HandleBytes<'_>,
     ) -> Result<Reply, NoReply> {
-        let read = self.read_target(peer, file);
+        let read = self.read_target(credential, file);
         let outcome = read.as_ref().map(|(target, attributes)| ReadSymlink {
             attributes: *attributes,
             target,
@@ -116,10 +117,10 @@ impl Service {
 
     fn read_target(
         &self,
-        peer: Peer<'_>,
+        credential: PeerCredential<'_>,
         file: HandleBytes<'_>,
     ) -> Outcome<(Vec<u8>, Option<Attributes>), Option<Attributes>> {
-        let target = self.target(peer, file)?;
+        let target = self.target(credential, file)?;
         let reply = target.export.fs.read_link_at(target.id);
         let attributes = target.after(&reply.wcc);
         match reply.result {

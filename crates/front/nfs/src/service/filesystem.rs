@@ -1,10 +1,11 @@
 //! FSSTAT, FSINFO and PATHCONF.
 
-use super::{Failure, Outcome, Peer, Service, Target};
+use super::{Failure, Outcome, Service, Target};
 use crate::handle::HandleBytes;
 use crate::limits::{LISTING_BYTES_MAX, TRANSFER_BYTES_MAX};
 use crate::nfs3::attributes::{Attributes, Time};
 use crate::nfs3::filesystem::{NameRules, ServerLimits, SpaceUsage, TransferSizes, property};
+use crate::peer::PeerCredential;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_fs::{FILE_BYTES_MAX, LINKS_MAX, NAME_MAX};
 
@@ -44,20 +45,20 @@ impl Target<'_> {
 impl Service {
     pub(super) fn space_usage(
         &self,
-        peer: Peer<'_>,
+        credential: PeerCredential<'_>,
         file: HandleBytes<'_>,
     ) -> Outcome<SpaceUsage, Option<Attributes>> {
-        let target = self.target(peer, file)?;
+        let target = self.target(credential, file)?;
         let attributes = target.present_attributes()?;
         Ok(target.space_with(Some(attributes)))
     }
 
     pub(super) fn server_limits(
         &self,
-        peer: Peer<'_>,
+        credential: PeerCredential<'_>,
         file: HandleBytes<'_>,
     ) -> Outcome<ServerLimits, Option<Attributes>> {
-        let target = self.target(peer, file)?;
+        let target = self.target(credential, file)?;
         let attributes = target.present_attributes()?;
         let sizes = TransferSizes {
             max_bytes: TRANSFER_BYTES_MAX,
@@ -83,10 +84,10 @@ impl Service {
 
     pub(super) fn name_rules(
         &self,
-        peer: Peer<'_>,
+        credential: PeerCredential<'_>,
         file: HandleBytes<'_>,
     ) -> Outcome<NameRules, Option<Attributes>> {
-        let target = self.target(peer, file)?;
+        let target = self.target(credential, file)?;
         let attributes = target.present_attributes()?;
         Ok(NameRules {
             attributes: Some(attributes),

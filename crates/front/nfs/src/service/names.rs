@@ -1,6 +1,6 @@
 //! LOOKUP, CREATE, MKDIR, SYMLINK, MKNOD, REMOVE, RMDIR, RENAME and LINK.
 
-use super::{Failed, Outcome, Peer, Service, Target, convert};
+use super::{Failed, Outcome, Service, Target, convert};
 use crate::limits::PARENT_STEPS_MAX;
 use crate::nfs3::attributes::{Attributes, ChangeAttributes};
 use crate::nfs3::names::{
@@ -9,6 +9,7 @@ use crate::nfs3::names::{
     SpecialFile, SymlinkArguments,
 };
 use crate::nfs3::status::Status;
+use crate::peer::PeerCredential;
 use pagemesh_fs::{
     Attr, Caller, CreateMode as FsCreateMode, FileId, FsError, Ino, InodeKind, SetAttributes,
     WccReply,
@@ -84,10 +85,10 @@ impl Target<'_> {
 impl Service {
     pub(super) fn lookup(
         &self,
-        peer: Peer<'_>,
+        credential: PeerCredential<'_>,
         at: &DirectoryName<'_>,
     ) -> Outcome<LookedUpFile, Option<Attributes>> {
-        let target = self.target(peer, at.directory)?;
+        let target = self.target(credential, at.directory)?;
         let name = at.name.check()?;
         let reply = target.find(name);
         let directory = target.after(&reply.wcc);
@@ -101,8 +102,12 @@ impl Service {
         }
     }
 
-    pub(super) fn create(&self, peer: Peer<'_>, it: &CreateArguments<'_>) -> Creation {
-        let target = self.changed_target(peer, it.at.directory)?;
+    pub(super) fn create(
+        &self,
+        credential: PeerCredential<'_>,
+        it: &CreateArguments<'_>,
+    ) -> Creation {
+        let target = self.changed_target(credential, it.at.directory)?;
         let name = it.at.name.check()?;
         let (how, attrs) = match &it.mode {
             CreateMode::Unchecked(attrs) => (FsCreateMode::Unchecked, convert::changes(attrs)?),
@@ -124,10 +129,10 @@ impl Service {
 
     pub(super) fn make_directory(
         &self,
-        peer: Peer<'_>,
+        credential: PeerCredential<'_>,
         it: &MakeDirectoryArguments<'_>,
     ) -> Creation {
-        let target = self.changed_target(peer, it.at.directory)?;
+        let target = self.changed_target(credential, it.at.directory)?;
         let name = it.at.name.check()?;
         let attrs = convert::changes(&it.attributes)?;
         let fs = &target.export.fs;
@@ -135,8 +140,12 @@ impl Service {
         target.created(&reply)
     }
 
-    pub(super) fn make_symlink(&self, peer: Peer<'_>, it: &SymlinkArguments<'_>) -> Creation {
-        let target = self.changed_target(peer, it.at.directory)?;
+    pub(super) fn make_symlink(
+        &self,
+        credential: PeerCredential<'_>,
+        it: &SymlinkArguments<'_>,
+    ) -> Creation {
+        let target = self.changed_target(credential, it.at.directory)?;
         let name = it.at.name.check()?;
         let path = it.target.check()?;
         let attrs = convert::changes(&it.attributes)?;
@@ -145,8 +154,12 @@ impl Service {
         target.created(&reply)
     }
 
-    pub(super) fn make_node(&self, peer: Peer<'_>, it: &MakeNodeArguments<'_>) -> Creation {
-        let target = self.changed_target(peer, it.at.directory)?;
+    pub(super) fn make_node(
+        &self,
+        credential: PeerCredential<'_>,
+        it: &MakeNodeArguments<'_>,
+    ) -> Creation {
+        let target = self.changed_target(credential, it.at.directory)?;
         let name = it.at.name.check()?;
         let device = |number| convert::encoded_device(number).ok_or(Status::Invalid);
         let (node, attrs) = match &it.file {
@@ -166,15 +179,19 @@ impl Service {
         target.created(&reply)
     }
 
-    pub(super) fn remove(&self, peer: Peer<'_>, at: &DirectoryName<'_>) -> Removal {
-        let target = self.changed_target(peer, at.directory)?;
+    pub(super) fn remove(&self, credential: PeerCredential<'_>, at: &DirectoryName<'_>) -> Removal {
+        let target = self.changed_target(credential, at.directory)?;
         let name = at.name.check()?;
         let reply = target.export.fs.remove_at(target.id, name, &target.caller);
         target.removed(&reply)
     }
 
-    pub(super) fn remove_directory(&self, peer: Peer<'_>, at: &DirectoryName<'_>) -> Removal {
-        let target = self.changed_target(peer, at.directory)?;
+    pub(super) fn remove_directory(
+        &self,
+        credential: PeerCredential<'_>,
+        at: &DirectoryName<'_>,
+    ) -> Removal {
+        let target = self.changed_target(credential, at.directory)?;
         let name = at.name.check()?;
         let fs = &target.export.fs;
         let reply = fs.remove_directory_at(target.id, name, &target.caller);
@@ -183,11 +200,11 @@ impl Service {
 
     pub(super) fn rename(
         &self,
-        peer: Peer<'_>,
+        credential: PeerCredential<'_>,
         it: &RenameArguments<'_>,
     ) -> Outcome<RenamedDirectories, RenamedDirectories> {
-        let from = self.changed_target(peer, it.from.directory)?;
-        let to = self.changed_target(peer, it.to.directory)?;
+        let from = self.changed_target(credential, it.from.directory)?;
+        let to = self.changed_target(credential, it.to.directory)?;
         if !from.export.is_same(&to.export) {
             return Err(Status::CrossDevice.into());
         }
@@ -211,11 +228,11 @@ impl Service {
 
     pub(super) fn link(
         &self,
-        peer: Peer<'_>,
+        credential: PeerCredential<'_>,
         it: &LinkArguments<'_>,
     ) -> Outcome<LinkedFile, LinkedFile> {
-        let file = self.changed_target(peer, it.file)?;
-        let directory = self.changed_target(peer, it.at.directory)?;
+        let file = self.changed_target(credential, it.file)?;
+        let directory = self.changed_target(credential, it.at.directory)?;
         if !file.export.is_same(&directory.export) {
             return Err(Status::CrossDevice.into());
         }
