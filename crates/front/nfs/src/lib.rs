@@ -46,6 +46,7 @@ pub mod mount3;
 mod mount_list;
 pub mod nfs3;
 pub mod nfs4;
+mod peer;
 mod pin_cache;
 mod poller;
 pub mod record;

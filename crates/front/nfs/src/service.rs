@@ -15,15 +15,16 @@ mod snapshots;
 use crate::acl3;
 use crate::counters::{CounterCells, count};
 use crate::export::{ErrorHook, ExportOptions};
-use crate::export_table::{ExportTable, Exports, ServedExport, ServedFs};
+use crate::export_table::{Exports, ServedExport, ServedFs};
 use crate::handle::{EncodedHandle, HandleBytes};
 use crate::mount_list::MountRegister;
 use crate::mount3::{self, MountCall};
 use crate::nfs3::status::{Answer, Status};
 use crate::nfs3::{self, Nfs3Call};
 use crate::nfs4::VERSION as NFS4_VERSION;
+use crate::peer::PeerCredential;
 use crate::reply_cache::{Admission, ReplyCache};
-use crate::rpc::{ArgumentsError, Call, CallError, Credential, Refusal, Reply};
+use crate::rpc::{ArgumentsError, Call, CallError, Refusal, Reply};
 use crate::workers::QueuedCall;
 use crate::xdr::{Encode, Reader};
 use bytes::Bytes;
@@ -114,15 +115,6 @@ pub(crate) struct Service {
     on_error: ErrorHook,
 }
 
-/// The client of a call, and the user that the call names.
-#[derive(Clone, Copy)]
-struct Peer<'a> {
-    address: SocketAddr,
-    credential: &'a Credential<'a>,
-    /// The exports of this call.
-    table: &'a ExportTable,
-}
-
 /// A file that a call names.
 #[derive(Clone)]
 struct Target<'a> {
@@ -204,7 +196,7 @@ impl Service {
             Ok(decoded) => {
                 count(&self.counters.mount_calls);
                 let table = self.exports.table();
-                let peer = Peer {
+                let peer = PeerCredential {
                     address: client,
                     credential: &call.credential,
                     table: &table,
@@ -253,7 +245,7 @@ impl Service {
         };
         self.counters.count_call(call.procedure);
         let table = self.exports.table();
-        let peer = Peer {
+        let peer = PeerCredential {
             address: client,
             credential: &call.credential,
             table: &table,
@@ -305,7 +297,11 @@ impl Service {
     }
 
     /// The file of a handle. The file system checks that it exists.
-    fn target(&self, peer: Peer<'_>, file: HandleBytes<'_>) -> Result<Target<'_>, Failure> {
+    fn target(
+        &self,
+        peer: PeerCredential<'_>,
+        file: HandleBytes<'_>,
+    ) -> Result<Target<'_>, Failure> {
         let export = file.claimed_volume().ok_or(Status::BadHandle)?;
         let export = peer.table.by_id(export).ok_or(Status::Stale)?;
         let handle = export.key.decode(file).map_err(|_| Status::BadHandle)?;
@@ -324,7 +320,7 @@ impl Service {
         &self,
         export: &Arc<ServedExport>,
         id: FileId,
-        peer: Peer<'_>,
+        peer: PeerCredential<'_>,
     ) -> Result<Target<'_>, Failure> {
         if export.is_fenced() {
             return Err(Failure::Fenced);
@@ -348,7 +344,11 @@ impl Service {
     }
 
     /// The file of a call that changes it.
-    fn changed_target(&self, peer: Peer<'_>, file: HandleBytes<'_>) -> Result<Target<'_>, Failure> {
+    fn changed_target(
+        &self,
+        peer: PeerCredential<'_>,
+        file: HandleBytes<'_>,
+    ) -> Result<Target<'_>, Failure> {
         let target = self.target(peer, file)?;
         target.check_live()?;
         match target.options.is_read_only {

@@ -11,6 +11,9 @@ use pagemesh_nfs::limits::{FRAGMENT_RESERVED_BYTES_MAX, RECORD_BYTES_MAX};
 use pagemesh_nfs::mount3::{self, MountCall};
 use pagemesh_nfs::nfs3::attributes::{SetAttributes, SetTime, Time};
 use pagemesh_nfs::nfs3::{self, Nfs3Call};
+use pagemesh_nfs::nfs4::arguments::Arguments;
+use pagemesh_nfs::nfs4::compound::CompoundHead;
+use pagemesh_nfs::nfs4::operation::Operation;
 use pagemesh_nfs::record::{RecordAssembler, RecordError};
 use pagemesh_nfs::rpc::{ArgumentsError, Call, CallError, Refusal, Reply};
 use pagemesh_nfs::xdr::{Decode, Reader, XdrError};
@@ -221,6 +224,86 @@ fn fuzz_nfs_calls() {
         .run(check_call);
 }
 
+/// Decodes the bytes as the arguments of each operation of NFSv4.1. Nothing takes memory.
+fn check_operations(bytes: &[u8]) -> impl Hash + use<> {
+    let (found, took) = measure_allocation(|| {
+        let mut decoded = [0u8; Operation::ALL.len()];
+        for (operation, found) in Operation::ALL.iter().zip(&mut decoded) {
+            let mut reader = Reader::new(bytes);
+            *found = match Arguments::decode(*operation, &mut reader) {
+                Ok(_) => {
+                    assert!(reader.rest().len() <= bytes.len());
+                    1
+                }
+                Err(XdrError::Short { .. }) => 2,
+                Err(XdrError::TooLong { .. }) => 3,
+                Err(_) => 4,
+            };
+        }
+        let _ = CompoundHead::decode(&mut Reader::new(bytes));
+        decoded
+    });
+    assert_eq!(took, 0, "{found:?}");
+    found
+}
+
+#[test]
+fn fuzz_nfs4_operations() {
+    let words = |words: &[u32]| -> Vec<u8> {
+        let bytes = words.iter().flat_map(|word| word.to_be_bytes());
+        bytes.collect()
+    };
+    let stateid = [1, 2, 3, 4];
+    // OPEN: access, denied access, owner, a guarded create with a mode, and a name.
+    let open = [
+        0,
+        3,
+        0,
+        0,
+        0,
+        4,
+        7,
+        1,
+        1,
+        2,
+        0,
+        2,
+        4,
+        0o644,
+        0,
+        1,
+        0x6600_0000,
+    ];
+    // LOCK by a new owner, and by an existing one.
+    let new_lock = [&[2, 0, 0, 5, 0, 9, 1, 0][..], &stateid, &[0, 0, 0, 4, 7]].concat();
+    let lock = [&[1, 0, 0, 5, 0, 9, 0][..], &stateid, &[0]].concat();
+    // EXCHANGE_ID with protection by a secret, which has lists of algorithms.
+    let exchange = [1, 2, 4, 7, 0, 2, 1, 5, 1, 6, 1, 4, 9, 1, 4, 9, 8, 1, 0];
+    let write = [&stateid[..], &[0, 0, 2, 4, 0x6162_6364]].concat();
+    let channel = [0, 4096, 4096, 512, 8, 16, 0];
+    let session = [
+        &[0, 1, 1, 0][..],
+        &channel,
+        &channel,
+        &[7, 2, 0, 1, 0, 0, 0, 0, 0],
+    ]
+    .concat();
+    let lists = [&[2][..], &stateid, &stateid].concat();
+    let seeds = [
+        &open[..],
+        &new_lock,
+        &lock,
+        &exchange,
+        &write,
+        &session,
+        &lists,
+    ];
+    target("nfs4_operations")
+        .seeds(seeds.map(words))
+        .cases(10_000)
+        .run(check_operations);
+}
+
 #[test]
 fn other_programs_and_procedures_are_refused() {
     let record = client::record(100_000, 0, &[]);
@@ -337,6 +420,8 @@ proptest! {
     ) {
         check_call(&bytes);
         check_call(&small);
+        check_operations(&bytes);
+        check_operations(&small);
         check_stream(&bytes);
         check_stream(&small);
         check_exports(&bytes);

@@ -93,7 +93,7 @@ impl Encode for Bitmap {
 }
 
 /// Attributes and their numbers.
-#[allow(missing_docs)] // The names are those of the RFC.
+#[allow(missing_docs)] // The RFC has these names.
 pub mod attribute {
     pub const SUPPORTED_ATTRS: u32 = 0;
     pub const TYPE: u32 = 1;

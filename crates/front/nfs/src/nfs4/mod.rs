@@ -16,7 +16,7 @@ pub mod operation;
 pub mod state;
 pub mod status;
 
-/// The version of the program. The program is that of [`nfs3`](crate::nfs3::PROGRAM).
+/// The version of the program. The program is [`nfs3::PROGRAM`](crate::nfs3::PROGRAM).
 pub const VERSION: u32 = 4;
 /// The minor version.
 pub const MINOR_VERSION: u32 = 1;

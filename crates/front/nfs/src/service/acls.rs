@@ -1,9 +1,10 @@
 //! GETACL and SETACL of the ACL protocol beside NFSv3.
 
-use super::{Failed, NoReply, Outcome, Peer, Service};
+use super::{Failed, NoReply, Outcome, Service};
 use crate::acl3::{AclCall, FileAcls, GetAclArguments, SentAcl, SetAclArguments, mask};
 use crate::nfs3::attributes::Attributes;
 use crate::nfs3::status::Status;
+use crate::peer::PeerCredential;
 use crate::rpc::{Call, Reply};
 use crate::xdr::Reader;
 use pagemesh_fs::{Acl, AclKind};
@@ -17,7 +18,7 @@ impl Service {
         arguments: Reader<'_>,
     ) -> Result<Reply, NoReply> {
         let table = self.exports.table();
-        let peer = Peer {
+        let peer = PeerCredential {
             address: client,
             credential: &call.credential,
             table: &table,
@@ -33,7 +34,7 @@ impl Service {
     /// A file without an access ACL gets one from its mode, as with Solaris and Linux.
     fn get_acl(
         &self,
-        peer: Peer<'_>,
+        peer: PeerCredential<'_>,
         it: &GetAclArguments<'_>,
     ) -> Outcome<FileAcls, Option<Attributes>> {
         let target = self.target(peer, it.file)?;
@@ -64,7 +65,7 @@ impl Service {
 
     fn set_acl(
         &self,
-        peer: Peer<'_>,
+        peer: PeerCredential<'_>,
         it: &SetAclArguments<'_>,
     ) -> Outcome<Option<Attributes>, Option<Attributes>> {
         let target = self.changed_target(peer, it.file)?;

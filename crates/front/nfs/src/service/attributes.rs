@@ -1,12 +1,13 @@
 //! GETATTR, SETATTR and ACCESS.
 
 use super::snapshots::View;
-use super::{Failed, Failure, Outcome, Peer, Service, Target, convert};
+use super::{Failed, Failure, Outcome, Service, Target, convert};
 use crate::handle::HandleBytes;
 use crate::nfs3::attributes::{
     AccessArguments, Attributes, ChangeAttributes, GrantedAccess, SetAttributesArguments, access,
 };
 use crate::nfs3::status::Status;
+use crate::peer::PeerCredential;
 use pagemesh_fs::{AccessMask, FsError};
 use rustix::io::Errno;
 
@@ -28,7 +29,7 @@ impl Target<'_> {
 impl Service {
     pub(super) fn get_attributes(
         &self,
-        peer: Peer<'_>,
+        peer: PeerCredential<'_>,
         file: HandleBytes<'_>,
     ) -> Outcome<Attributes, ()> {
         let target = self.target(peer, file)?;
@@ -37,7 +38,7 @@ impl Service {
 
     pub(super) fn set_attributes(
         &self,
-        peer: Peer<'_>,
+        peer: PeerCredential<'_>,
         it: &SetAttributesArguments<'_>,
     ) -> Outcome<ChangeAttributes, ChangeAttributes> {
         let target = self.changed_target(peer, it.file)?;
@@ -59,7 +60,7 @@ impl Service {
 
     pub(super) fn access(
         &self,
-        peer: Peer<'_>,
+        peer: PeerCredential<'_>,
         it: &AccessArguments<'_>,
     ) -> Outcome<GrantedAccess, Option<Attributes>> {
         let target = self.target(peer, it.file)?;

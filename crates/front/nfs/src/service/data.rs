@@ -4,7 +4,7 @@
 //! [`PinCache`](crate::pin_cache::PinCache).
 
 use super::snapshots::View;
-use super::{Failed, Failure, NoReply, Outcome, Peer, Service, Target};
+use super::{Failed, Failure, NoReply, Outcome, Service, Target};
 use crate::handle::HandleBytes;
 use crate::nfs3::attributes::{Attributes, ChangeAttributes};
 use crate::nfs3::files::{
@@ -12,6 +12,7 @@ use crate::nfs3::files::{
     WriteArguments, WrittenData,
 };
 use crate::nfs3::status::Status;
+use crate::peer::PeerCredential;
 use crate::rpc::Reply;
 use bytes::Bytes;
 use pagemesh_fs::Pin;
@@ -33,7 +34,7 @@ impl Target<'_> {
 impl Service {
     pub(super) fn read(
         &self,
-        peer: Peer<'_>,
+        peer: PeerCredential<'_>,
         it: &ReadArguments<'_>,
     ) -> Outcome<ReadData, Option<Attributes>> {
         let target = self.target(peer, it.file)?;
@@ -55,7 +56,7 @@ impl Service {
     /// Writes data, which is a part of `record`.
     pub(super) fn write(
         &self,
-        peer: Peer<'_>,
+        peer: PeerCredential<'_>,
         it: &WriteArguments<'_>,
         record: &Bytes,
     ) -> Outcome<WrittenData, ChangeAttributes> {
@@ -87,7 +88,7 @@ impl Service {
 
     pub(super) fn commit(
         &self,
-        peer: Peer<'_>,
+        peer: PeerCredential<'_>,
         it: &CommitArguments<'_>,
     ) -> Outcome<CommittedData, ChangeAttributes> {
         let target = self.target(peer, it.file)?;
@@ -110,7 +111,7 @@ impl Service {
     pub(super) fn read_symlink(
         &self,
         xid: u32,
-        peer: Peer<'_>,
+        peer: PeerCredential<'_>,
         file: HandleBytes<'_>,
     ) -> Result<Reply, NoReply> {
         let read = self.read_target(peer, file);
@@ -124,7 +125,7 @@ impl Service {
 
     fn read_target(
         &self,
-        peer: Peer<'_>,
+        peer: PeerCredential<'_>,
         file: HandleBytes<'_>,
     ) -> Outcome<(Vec<u8>, Option<Attributes>), Option<Attributes>> {
         let target = self.target(peer, file)?;

@@ -1,10 +1,11 @@
 //! FSSTAT, FSINFO and PATHCONF.
 
-use super::{Outcome, Peer, Service, Target};
+use super::{Outcome, Service, Target};
 use crate::handle::HandleBytes;
 use crate::limits::{LISTING_BYTES_MAX, TRANSFER_BYTES_MAX};
 use crate::nfs3::attributes::{Attributes, Time};
 use crate::nfs3::filesystem::{NameRules, ServerLimits, SpaceUsage, TransferSizes, property};
+use crate::peer::PeerCredential;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_fs::{FILE_BYTES_MAX, LINKS_MAX, NAME_MAX};
 
@@ -37,7 +38,7 @@ impl Target<'_> {
 impl Service {
     pub(super) fn space_usage(
         &self,
-        peer: Peer<'_>,
+        peer: PeerCredential<'_>,
         file: HandleBytes<'_>,
     ) -> Outcome<SpaceUsage, Option<Attributes>> {
         let target = self.target(peer, file)?;
@@ -47,7 +48,7 @@ impl Service {
 
     pub(super) fn server_limits(
         &self,
-        peer: Peer<'_>,
+        peer: PeerCredential<'_>,
         file: HandleBytes<'_>,
     ) -> Outcome<ServerLimits, Option<Attributes>> {
         let target = self.target(peer, file)?;
@@ -76,7 +77,7 @@ impl Service {
 
     pub(super) fn name_rules(
         &self,
-        peer: Peer<'_>,
+        peer: PeerCredential<'_>,
         file: HandleBytes<'_>,
     ) -> Outcome<NameRules, Option<Attributes>> {
         let target = self.target(peer, file)?;

@@ -1,25 +1,26 @@
 //! READDIR and READDIRPLUS.
 
 use super::snapshots::View;
-use super::{Failed, Failure, Outcome, Peer, Service, Target};
+use super::{Failed, Failure, Outcome, Service, Target};
 use crate::nfs3::attributes::Attributes;
 use crate::nfs3::listing::{
     CookieVerifier, Entry, EntryFile, ListArguments, ListPlusArguments, ListedEntries, Listing,
     Room,
 };
 use crate::nfs3::status::Status;
+use crate::peer::PeerCredential;
 use pagemesh_fs::{Attr, DirEntry};
 
 /// The result of a listing.
 type Listed = Outcome<ListedEntries, Option<Attributes>>;
 
 impl Service {
-    pub(super) fn list(&self, peer: Peer<'_>, it: &ListArguments<'_>) -> Listed {
+    pub(super) fn list(&self, peer: PeerCredential<'_>, it: &ListArguments<'_>) -> Listed {
         let target = self.target(peer, it.directory)?;
         target.list(it, |listing, entry, _| listing.add(entry))
     }
 
-    pub(super) fn list_plus(&self, peer: Peer<'_>, it: &ListPlusArguments<'_>) -> Listed {
+    pub(super) fn list_plus(&self, peer: PeerCredential<'_>, it: &ListPlusArguments<'_>) -> Listed {
         let target = self.target(peer, it.0.directory)?;
         target.list(&it.0, |listing, entry, attr| {
             let file = EntryFile {

@@ -1,7 +1,7 @@
 //! MOUNT. Handles need no list of mounts: DUMP lists the calls of clients since the start of the
 //! server, and access does not depend on it.
 
-use super::{Failure, NoReply, Peer, Service, Target};
+use super::{Failure, NoReply, Service, Target};
 use crate::counters::count;
 use crate::export_table::ServedExport;
 use crate::handle::EncodedHandle;
@@ -11,6 +11,7 @@ use crate::mount3::{
 };
 use crate::nfs3::attributes::FileType;
 use crate::nfs3::status::Status;
+use crate::peer::PeerCredential;
 use crate::rpc::Reply;
 use pagemesh_fs::{FileId, Ino};
 use std::sync::Arc;
@@ -19,7 +20,7 @@ impl Service {
     pub(super) fn mount(
         &self,
         xid: u32,
-        peer: Peer<'_>,
+        peer: PeerCredential<'_>,
         it: &MountCall<'_>,
     ) -> Result<Reply, NoReply> {
         let client = peer.address.ip().to_canonical();
@@ -66,7 +67,11 @@ impl Service {
 
     /// The directory of a path: an export, and perhaps directories below its root, which the caller
     /// must be able to look up. The deepest export to which the client has access decides.
-    fn mounted(&self, peer: Peer<'_>, path: MountPath<'_>) -> Result<EncodedHandle, Failure> {
+    fn mounted(
+        &self,
+        peer: PeerCredential<'_>,
+        path: MountPath<'_>,
+    ) -> Result<EncodedHandle, Failure> {
         let names = path.0.split(|byte| *byte == b'/');
         let names: Vec<_> = names.filter(|name| !name.is_empty()).collect();
         let exports = peer.table.above(&names);
@@ -96,7 +101,7 @@ impl Service {
     }
 }
 
-fn list_exports(xid: u32, peer: Peer<'_>) -> Reply {
+fn list_exports(xid: u32, peer: PeerCredential<'_>) -> Reply {
     let described = peer.table.iter();
     let described: Vec<_> = described
         .map(|export| (export.path.to_string(), export.client_names()))

@@ -1,6 +1,6 @@
 //! LOOKUP, CREATE, MKDIR, SYMLINK, MKNOD, REMOVE, RMDIR, RENAME and LINK.
 
-use super::{Failed, Outcome, Peer, Service, Target, convert};
+use super::{Failed, Outcome, Service, Target, convert};
 use crate::limits::PARENT_STEPS_MAX;
 use crate::nfs3::attributes::{Attributes, ChangeAttributes};
 use crate::nfs3::names::{
@@ -9,6 +9,7 @@ use crate::nfs3::names::{
     SpecialFile, SymlinkArguments,
 };
 use crate::nfs3::status::Status;
+use crate::peer::PeerCredential;
 use pagemesh_fs::{
     Attr, Caller, CreateMode as FsCreateMode, FileId, FsError, Ino, InodeKind, SetAttributes,
     WccReply,
@@ -84,7 +85,7 @@ impl Target<'_> {
 impl Service {
     pub(super) fn lookup(
         &self,
-        peer: Peer<'_>,
+        peer: PeerCredential<'_>,
         at: &DirectoryName<'_>,
     ) -> Outcome<LookedUpFile, Option<Attributes>> {
         let target = self.target(peer, at.directory)?;
@@ -100,7 +101,7 @@ impl Service {
         }
     }
 
-    pub(super) fn create(&self, peer: Peer<'_>, it: &CreateArguments<'_>) -> Creation {
+    pub(super) fn create(&self, peer: PeerCredential<'_>, it: &CreateArguments<'_>) -> Creation {
         let target = self.changed_target(peer, it.at.directory)?;
         let name = it.at.name.check()?;
         target.check_new_name(name)?;
@@ -124,7 +125,7 @@ impl Service {
 
     pub(super) fn make_directory(
         &self,
-        peer: Peer<'_>,
+        peer: PeerCredential<'_>,
         it: &MakeDirectoryArguments<'_>,
     ) -> Creation {
         let target = self.changed_target(peer, it.at.directory)?;
@@ -136,7 +137,11 @@ impl Service {
         target.created(&reply)
     }
 
-    pub(super) fn make_symlink(&self, peer: Peer<'_>, it: &SymlinkArguments<'_>) -> Creation {
+    pub(super) fn make_symlink(
+        &self,
+        peer: PeerCredential<'_>,
+        it: &SymlinkArguments<'_>,
+    ) -> Creation {
         let target = self.changed_target(peer, it.at.directory)?;
         let name = it.at.name.check()?;
         target.check_new_name(name)?;
@@ -147,7 +152,11 @@ impl Service {
         target.created(&reply)
     }
 
-    pub(super) fn make_node(&self, peer: Peer<'_>, it: &MakeNodeArguments<'_>) -> Creation {
+    pub(super) fn make_node(
+        &self,
+        peer: PeerCredential<'_>,
+        it: &MakeNodeArguments<'_>,
+    ) -> Creation {
         let target = self.changed_target(peer, it.at.directory)?;
         let name = it.at.name.check()?;
         let device = |number| convert::encoded_device(number).ok_or(Status::Invalid);
@@ -168,14 +177,18 @@ impl Service {
         target.created(&reply)
     }
 
-    pub(super) fn remove(&self, peer: Peer<'_>, at: &DirectoryName<'_>) -> Removal {
+    pub(super) fn remove(&self, peer: PeerCredential<'_>, at: &DirectoryName<'_>) -> Removal {
         let target = self.changed_target(peer, at.directory)?;
         let name = at.name.check()?;
         let reply = target.export.fs.remove_at(target.id, name, &target.caller);
         target.removed(&reply)
     }
 
-    pub(super) fn remove_directory(&self, peer: Peer<'_>, at: &DirectoryName<'_>) -> Removal {
+    pub(super) fn remove_directory(
+        &self,
+        peer: PeerCredential<'_>,
+        at: &DirectoryName<'_>,
+    ) -> Removal {
         let target = self.changed_target(peer, at.directory)?;
         let name = at.name.check()?;
         let fs = &target.export.fs;
@@ -185,7 +198,7 @@ impl Service {
 
     pub(super) fn rename(
         &self,
-        peer: Peer<'_>,
+        peer: PeerCredential<'_>,
         it: &RenameArguments<'_>,
     ) -> Outcome<RenamedDirectories, RenamedDirectories> {
         let from = self.changed_target(peer, it.from.directory)?;
@@ -214,7 +227,7 @@ impl Service {
 
     pub(super) fn link(
         &self,
-        peer: Peer<'_>,
+        peer: PeerCredential<'_>,
         it: &LinkArguments<'_>,
     ) -> Outcome<LinkedFile, LinkedFile> {
         let file = self.changed_target(peer, it.file)?;

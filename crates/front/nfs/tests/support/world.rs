@@ -5,10 +5,11 @@ use pagemesh_base::space::{Channel, Completion, Request, Space, SpaceError, Toke
 use pagemesh_fs::{Credentials, Fs, FsError, MkfsOptions, Time, mkfs};
 use pagemesh_nfs::handle::HandleKey;
 use pagemesh_nfs::limits::Limits;
-use pagemesh_nfs::{Export, ExportOptions, Exports, Server};
+use pagemesh_nfs::{Export, ExportOptions, Exports, Nfs4Options, Server};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 /// The owner of the root directory.
@@ -140,6 +141,8 @@ pub struct World {
     pub server: Server,
     pub fs: Arc<Fs>,
     pub space: TestSpace,
+    /// The seconds that have passed for leases.
+    pub lease_seconds: Arc<AtomicU64>,
     /// The errors that the hook got.
     pub errors: Arc<Mutex<Vec<(String, FsError)>>>,
 }
@@ -198,11 +201,18 @@ impl World {
         };
         let exports = change(Exports::new(exports).expect("exports"));
         let listen = ["127.0.0.1:0".parse().expect("an address")];
-        let server = Server::start_with(&listen, exports, Box::new(hook), limits);
+        let lease_seconds = Arc::new(AtomicU64::new(0));
+        let (start, passed) = (Instant::now(), Arc::clone(&lease_seconds));
+        let nfs4 = Nfs4Options {
+            clock: Arc::new(move || start + Duration::from_secs(passed.load(Ordering::SeqCst))),
+            ..Nfs4Options::default()
+        };
+        let server = Server::start_nfs4(&listen, exports, Box::new(hook), limits, &nfs4);
         World {
             server: server.expect("started"),
             fs,
             space,
+            lease_seconds,
             errors,
         }
     }

@@ -5,7 +5,7 @@ use crate::limits::OWNER_BYTES_MAX;
 use crate::nfs3::names::FileName;
 use crate::xdr::{Decode, Reader, XdrError, wire_enum};
 
-/// The owner of opens or locks (`state_owner4`). Its client id is that of the session.
+/// The owner of opens or locks (`state_owner4`). Its client is the one of the session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner<'a>(pub &'a [u8]);
 

@@ -1,6 +1,6 @@
 //! The checks of READ, WRITE and SETATTR of the size.
 
-use super::ids::{ClientId, FileKey, StateId, StateIdKind};
+use super::ids::{ClientId, FileKey, StateId, StateIdKind, StateNo};
 use super::requests::{IoAccess, ShareBits};
 use super::shares::check_seqid;
 use super::{NfsState, StateError};
@@ -59,7 +59,11 @@ impl NfsState {
         check_seqid(stateid.seqid, seqid)?;
         match access {
             _ if allowed.contains(access.bits()) => Ok(()),
-            IoAccess::Read => self.check_io_without_state(file, access, now),
+            IoAccess::Read => {
+                let lock = self.shares.locks.get(&number);
+                let own = lock.map_or_else(|| vec![number], |it| it.opens.clone());
+                self.check_denials(file, access, &own, now)
+            }
             IoAccess::Write => Err(StateError::OpenMode),
         }
     }
@@ -75,13 +79,24 @@ impl NfsState {
         access: IoAccess,
         now: Instant,
     ) -> Result<(), StateError> {
+        self.check_denials(file, access, &[], now)
+    }
+
+    /// Whether an open that is not of `own` denies the access.
+    fn check_denials(
+        &mut self,
+        file: FileKey,
+        access: IoAccess,
+        own: &[StateNo],
+        now: Instant,
+    ) -> Result<(), StateError> {
         let Some(open_file) = self.shares.files.get(&file) else {
             return Ok(());
         };
         if !open_file.conflicts(access.bits(), ShareBits::NONE, None) {
             return Ok(());
         }
-        let opens = open_file.opens.iter();
+        let opens = open_file.opens.iter().filter(|it| !own.contains(it));
         let opens = opens.filter_map(|it| self.shares.opens.get(it));
         let denying = opens.filter(|it| it.deny.overlaps(access.bits()));
         let mut clients: Vec<ClientId> = denying.map(|it| it.client).collect();

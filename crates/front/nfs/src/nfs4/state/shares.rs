@@ -85,7 +85,7 @@ pub(super) struct LockState {
     pub(super) file: FileKey,
     pub(super) seqid: u32,
     /// The opens by which the owner has locked.
-    opens: Vec<StateNo>,
+    pub(super) opens: Vec<StateNo>,
 }
 
 /// A file with opens.

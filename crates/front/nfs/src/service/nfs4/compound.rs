@@ -14,8 +14,9 @@ use crate::nfs4::compound::{CompoundHead, next_operation};
 use crate::nfs4::operation::Operation;
 use crate::nfs4::state::{ClientId, CompoundStateIds, SessionId, SlotUse};
 use crate::nfs4::status::{OK, Status};
+use crate::peer::PeerCredential;
 use crate::rpc::{Call, Refusal, Reply};
-use crate::service::{NoReply, Peer, Service};
+use crate::service::{NoReply, Service};
 use crate::xdr::{Decode, Encode, Reader, UNIT_BYTES, Writer};
 use bytes::Bytes;
 use std::net::SocketAddr;
@@ -73,7 +74,7 @@ impl Drop for SlotGuard<'_> {
 pub(super) struct Compound<'a> {
     pub(super) service: &'a Service,
     pub(super) call: &'a Call<'a>,
-    pub(super) peer: Peer<'a>,
+    pub(super) peer: PeerCredential<'a>,
     pub(super) record: &'a Bytes,
     /// The arguments of the request.
     pub(super) arguments: &'a [u8],
@@ -161,7 +162,7 @@ impl Service {
         let compound = Compound {
             service: self,
             call,
-            peer: Peer {
+            peer: PeerCredential {
                 address: client,
                 credential: &call.credential,
                 table: &table,

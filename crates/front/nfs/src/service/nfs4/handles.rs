@@ -2,7 +2,7 @@
 //!
 //! The root is a directory of the server with the exports as its entries. It is read-only, belongs to
 //! user 0, and its file-system id is (0, 0): going into an export changes the id. It has the exports of
-//! whole file systems only; those of directories are for NFSv3.
+//! whole file systems only; NFSv3 also has the exports of directories.
 
 use super::{Compound, Done, Fault};
 use crate::export_table::ServedExport;

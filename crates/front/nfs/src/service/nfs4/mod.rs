@@ -189,7 +189,7 @@ impl Nfs4 {
         result
     }
 
-    /// Ends leases whose time has come.
+    /// Ends leases at their time.
     pub(crate) fn tick(&self) {
         self.call(|locked, now| locked.state.tick(now));
     }

@@ -20,7 +20,7 @@ use std::hash::Hasher;
 
 /// The implementation that clients see: a domain and a name.
 const IMPLEMENTATION: [&[u8]; 2] = [b"pagemesh", b"pagemesh"];
-/// Bytes of the header of a call that the bounds of a session count, too.
+/// The directions of a connection (`channel_dir_from_client4`, `channel_dir_from_server4`).
 const DIRECTION_FORE: u32 = 1;
 const DIRECTION_BACK: u32 = 2;
 const DIRECTION_FORE_OR_BOTH: u32 = 3;

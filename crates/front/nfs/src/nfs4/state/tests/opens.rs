@@ -138,6 +138,8 @@ fn access_follows_the_open() {
     server.open(client, "reader", 1, 2, 1).expect("free");
     let read = server.io(client, writer, 1, IoAccess::Read);
     assert_eq!(read, Err(StateError::Locked));
+    let other = server.open(client, "alone", 2, 2, 1).expect("free");
+    assert_eq!(server.io(client, other, 2, IoAccess::Read), Ok(()));
 }
 
 #[test]

@@ -155,7 +155,7 @@ fn channels_are_negotiated_within_the_limits() {
         reply_bytes_max: crate::limits::RECORD_BYTES_MAX as u32,
         cached_reply_bytes_max: limits::CACHED_REPLY_BYTES_MAX,
         operations_max: limits::OPERATIONS_MAX,
-        slots: limits::SLOTS_MAX,
+        slots: 64,
     };
     assert_eq!(granted, expected);
     let mut check = |change: &dyn Fn(&mut ChannelAttributes)| {
