@@ -89,7 +89,7 @@ struct ConnectionState {
     is_kicked: bool,
     /// A call was refused because of the bounds of the connection.
     wants_room: bool,
-    /// Calls whose replies are not sent.
+    /// Calls without a sent reply.
     calls: usize,
     /// Bytes of these calls and replies.
     bytes: usize,
@@ -97,7 +97,7 @@ struct ConnectionState {
     calls_total: u64,
     replies: VecDeque<UnsentReply>,
     is_writing: bool,
-    /// The socket takes no bytes. The time is that of the front reply.
+    /// The socket takes no bytes since this time; each sent reply renews it.
     blocked_since: Option<Instant>,
     /// Bytes that count against the bound of all connections: of the incomplete record, and of
     /// replies while the socket is blocked.

@@ -16,7 +16,7 @@
 //!                                  └── reply ──────────────── procedures ── Fs ◀────────┘
 //! ```
 //!
-//! A [`Server`] has a few threads that poll all connections, and workers for each export, whose
+//! A [`Server`] has a few threads that poll all connections, and workers for each export; their
 //! number follows the load. A polling thread runs the one call of a client itself; further calls run
 //! side by side in workers, and their replies leave in the order of their ends. A procedure is one
 //! call of the file-system crate, which checks the permissions and collects the attributes.

@@ -121,7 +121,7 @@ pub(crate) const STALL_LIMIT: Duration = Duration::from_secs(1);
 pub(crate) const SHARE_CALLS_MAX: usize = 128;
 /// Bytes of these calls and of the longest replies to them.
 pub(crate) const SHARE_BYTES_MAX: usize = 8 << 20;
-/// Calls of one connection whose replies are not sent. Clients keep up to 64 calls in flight.
+/// Calls of one connection without a sent reply. Clients keep up to 64 calls in flight.
 pub(crate) const CONNECTION_CALLS_MAX: usize = 256;
 /// Bytes of these calls and replies. One call to each export is always allowed.
 pub(crate) const CONNECTION_BYTES_MAX: usize = 16 << 20;

@@ -81,7 +81,7 @@ impl Input {
         Ok((pushed.consumed, pushed.record.map(Bytes::from)))
     }
 
-    /// Receives bytes without a wait: those of a long fragment into its record.
+    /// Receives bytes without a wait. Bytes of a long fragment go into its record.
     pub(crate) fn receive(
         &mut self,
         mut socket: impl Read,

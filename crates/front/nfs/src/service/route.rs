@@ -37,7 +37,7 @@ const FIRST_OPERATIONS: u32 = 2;
 pub(crate) enum Route {
     /// It is answered at once: no file system takes part.
     AtOnce,
-    /// It goes to the workers of this export, or to those of calls without an export.
+    /// It goes to the workers of this export, or to the workers for calls without an export.
     Queue(CallRoute),
 }
 
