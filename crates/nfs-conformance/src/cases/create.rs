@@ -238,13 +238,19 @@ fn exclusive_file_takes_attributes(it: &mut Fixture) -> CaseResult {
     Ok(())
 }
 
+/// UNCHECKED may give the handle of the directory, as Linux does.
 fn directory_is_not_replaced(it: &mut Fixture) -> CaseResult {
-    it.directory(b"name")?;
-    let unchecked = CreateHow::Unchecked(SetAttributes::mode(0o644));
-    for how in [guarded(0o644), unchecked, CreateHow::Exclusive(VERIFIER)] {
+    let first = it.directory(b"name")?;
+    for how in [guarded(0o644), CreateHow::Exclusive(VERIFIER)] {
         refused(it, b"name", how, &[Status::EXIST, Status::ISDIR])?;
     }
-    Ok(())
+    let dir = it.dir.clone();
+    let _ = it.call(&Create {
+        directory: &dir,
+        name: b"name",
+        how: CreateHow::Unchecked(SetAttributes::mode(0o644)),
+    })?;
+    equal("the handle", it.lookup(&dir, b"name")?, first)
 }
 
 /// UNCHECKED follows no symbolic link.

@@ -176,7 +176,9 @@ fn last_count_is_short(it: &mut Fixture) -> CaseResult {
 
 fn maximum_count_is_read(it: &mut Fixture) -> CaseResult {
     let file = it.file_with(b"file", b"begin")?;
-    let max = it.ok(&FsInfo { file: &file })?.read_max;
+    let told = it.ok(&FsInfo { file: &file })?.read_max;
+    // The client takes no longer replies.
+    let max = told.min(8 << 20);
     it.ok(&SetAttributesCall {
         file: &file,
         attributes: SetAttributes::size(u64::from(max) + 1),

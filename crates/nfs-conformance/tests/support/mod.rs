@@ -27,10 +27,23 @@ fn clock() -> Time {
     }
 }
 
+/// Makes a file system that [`OWNER`] owns.
+pub fn make_file_system(memory: &MemorySpace) {
+    let made = MkfsOptions {
+        uuid: Uuid::from_u128(1),
+        hash_key: [2, 3],
+        limit_bytes: 0,
+        owner: OWNER,
+        mode: 0o755,
+    };
+    mkfs(&memory.shared(), wait, clock, made).expect("made");
+}
+
 /// See the module.
 pub struct TestServer(Server);
 
 impl TestServer {
+    #[allow(dead_code)]
     pub fn start(squash: Squash) -> TestServer {
         let options = ExportOptions {
             squash,
@@ -55,22 +68,20 @@ impl TestServer {
     }
 
     fn with(memory: MemorySpace, options: ExportOptions) -> TestServer {
-        let made = MkfsOptions {
-            uuid: Uuid::from_u128(1),
-            hash_key: [2, 3],
-            limit_bytes: 0,
-            owner: OWNER,
-            mode: 0o755,
-        };
+        make_file_system(&memory);
+        TestServer::over(memory, options, 5)
+    }
+
+    /// A server over a space with a file system. A restart has another attachment.
+    pub fn over(memory: MemorySpace, options: ExportOptions, attachment: u32) -> TestServer {
         let space: Arc<dyn Space> = Arc::new(memory);
-        mkfs(&space, wait, clock, made).expect("made");
         let fs = Fs::mount(space, wait, clock).expect("mounted");
         let export = Export {
             name: "data".into(),
             fs: Arc::new(fs),
             volume: Uuid::from_u128(0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10),
             key: HandleKey::new([7; 16]),
-            attachment: 5,
+            attachment,
             options,
             free_space: Arc::new(|| Some(1 << 30)),
         };
