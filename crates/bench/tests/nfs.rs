@@ -40,9 +40,14 @@ fn ganesha_answers_every_operation_of_the_mix() {
     let mut servers = [LoadedServer::open(candidate, &compare).expect("it is reached")];
     let report = run_ladder(("nfs", "ganesha"), &mut servers, &[400.0], &compare);
     let report = report.expect("all answers are expected");
-    assert_ne!(report.cell("ganesha (ext4)", "mean"), Some(&ReportCell::Missing));
+    assert_ne!(
+        report.cell("ganesha (ext4)", "mean"),
+        Some(&ReportCell::Missing)
+    );
     eprintln!("{}", report.text());
     drop(server);
-    let left: Vec<_> = std::fs::read_dir(dir.path()).expect("it is there").collect();
+    let left: Vec<_> = std::fs::read_dir(dir.path())
+        .expect("it is there")
+        .collect();
     assert_eq!(left.len(), 1, "only the configuration is left: {left:?}");
 }

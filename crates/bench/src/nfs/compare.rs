@@ -205,12 +205,18 @@ fn latency_cells(summaries: &[crate::stats::LatencySummary]) -> Vec<ReportCell> 
 
 /// A row of all operations. Void rounds count in the last column only, unless all are void.
 fn row(server: &str, rounds: &[&PointFigures], ratio: Option<f64>) -> Vec<ReportCell> {
-    let valid: Vec<&PointFigures> = rounds.iter().copied().filter(|it| it.void.is_none()).collect();
+    let valid: Vec<&PointFigures> = rounds
+        .iter()
+        .copied()
+        .filter(|it| it.void.is_none())
+        .collect();
     let shown = if valid.is_empty() { rounds } else { &valid };
-    let middle = |of: fn(&PointFigures) -> f64| {
-        median(&shown.iter().map(|it| of(it)).collect::<Vec<f64>>())
-    };
-    let server_cpu: Vec<f64> = shown.iter().filter_map(|it| it.server_cpu_percent).collect();
+    let middle =
+        |of: fn(&PointFigures) -> f64| median(&shown.iter().map(|it| of(it)).collect::<Vec<f64>>());
+    let server_cpu: Vec<f64> = shown
+        .iter()
+        .filter_map(|it| it.server_cpu_percent)
+        .collect();
     let latencies: Vec<_> = shown.iter().map(|it| it.latencies).collect();
     let mut cells: Vec<ReportCell> = vec![
         server.into(),
@@ -236,7 +242,9 @@ fn void_cell(rounds: &[&PointFigures]) -> ReportCell {
         None => "0".into(),
         Some(first) => {
             let count = 1 + reasons.count();
-            format!("{count} of {}, {first}", rounds.len()).as_str().into()
+            format!("{count} of {}, {first}", rounds.len())
+                .as_str()
+                .into()
         }
     }
 }
@@ -253,7 +261,11 @@ fn operation_rows(server: &str, rounds: &[&PointFigures]) -> Vec<Vec<ReportCell>
             .map(|it| it.latencies)
             .collect();
         let mut cells = vec![server.into(), name.into()];
-        cells.extend([ReportCell::Missing, ReportCell::Missing, ReportCell::Missing]);
+        cells.extend([
+            ReportCell::Missing,
+            ReportCell::Missing,
+            ReportCell::Missing,
+        ]);
         cells.extend(latency_cells(&found));
         cells.resize(COLUMNS.len(), ReportCell::Missing);
         cells
@@ -433,7 +445,9 @@ fn ladder_report(
         }
     }
     let is_valid = |rounds: &[PointFigures]| rounds.iter().all(|it| it.void.is_none());
-    let highest = (0..rates).rev().find(|at| points.iter().all(|of| is_valid(&of[*at])));
+    let highest = (0..rates)
+        .rev()
+        .find(|at| points.iter().all(|of| is_valid(&of[*at])));
     if let Some(at) = highest {
         for (target, of) in targets.iter().zip(points) {
             let rounds: Vec<&PointFigures> = of[at].iter().collect();
@@ -461,8 +475,9 @@ fn ladder_report(
 fn mean_ratio(values: &[PointFigures], base: &[PointFigures]) -> Option<f64> {
     let valid = values.iter().zip(base);
     let valid = valid.filter(|(one, other)| one.void.is_none() && other.void.is_none());
-    let (values, base): (Vec<f64>, Vec<f64>) =
-        valid.map(|(one, other)| (one.mean_ms(), other.mean_ms())).unzip();
+    let (values, base): (Vec<f64>, Vec<f64>) = valid
+        .map(|(one, other)| (one.mean_ms(), other.mean_ms()))
+        .unzip();
     median_ratio(&values, &base)
 }
 

@@ -177,7 +177,11 @@ mod tests {
 
     #[test]
     fn planned_sizes_follow_from_the_number() {
-        let sum = |count| (0..count).map(|n| u64::from(FileSet::planned_bytes(n))).sum();
+        let sum = |count| {
+            (0..count)
+                .map(|n| u64::from(FileSet::planned_bytes(n)))
+                .sum()
+        };
         let (sum, count): (u64, u64) = (sum(20_000), 20_000);
         let mean = sum / count;
         assert!(mean.abs_diff(FILE_BYTES_MEAN) < 3000, "{mean}");

@@ -126,7 +126,9 @@ impl GaneshaServer {
         fs::write(&config, text).map_err(cannot(&config))?;
         let mut command = command_killed_with_thread("unshare");
         command.args(["--mount", "--pid", "--fork", "--kill-child", "--"]);
-        command.args(["sh", "-c", START_SCRIPT, "ganesha"]).arg(&dir);
+        command
+            .args(["sh", "-c", START_SCRIPT, "ganesha"])
+            .arg(&dir);
         command.stdin(Stdio::null()).stdout(Stdio::null());
         let child = ChildProcess::start("ganesha.nfsd", command)?;
         let mut server = GaneshaServer {

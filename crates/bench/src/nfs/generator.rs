@@ -166,9 +166,7 @@ impl LoadConnections {
     ) -> Result<(), BenchError> {
         let unreachable = self.cannot_reach();
         let (connection, buffer) = (&mut self.all[at], &mut self.buffer);
-        connection
-            .read(buffer, &mut on_reply)
-            .map_err(unreachable)
+        connection.read(buffer, &mut on_reply).map_err(unreachable)
     }
 }
 
@@ -438,8 +436,7 @@ impl<'r> LoadRun<'r> {
             .take_sent_before(now_ns.saturating_sub(self.timeout_ns))
         {
             self.has_timeouts = true;
-            self.recorder
-                .timed_out(call.operation, call.due_ns, now_ns);
+            self.recorder.timed_out(call.operation, call.due_ns, now_ns);
         }
         if now_ns > self.end_ns + self.timeout_ns {
             for due_ns in self.schedule.by_ref() {
@@ -481,6 +478,38 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
+    /// Answers the calls of one connection until it ends.
+    fn answer(
+        mut stream: TcpStream,
+        number: &mut u64,
+        stall: Option<(u64, Duration)>,
+        status: &impl Fn(u64) -> Option<u32>,
+    ) {
+        let mut mark = [0; 4];
+        while stream.read_exact(&mut mark).is_ok() {
+            let len = u32::from_be_bytes(mark) & 0x7fff_ffff;
+            let mut record = vec![0; len as usize];
+            if stream.read_exact(&mut record).is_err() {
+                return;
+            }
+            *number += 1;
+            if let Some((_, pause)) = stall.filter(|it| it.0 == *number) {
+                std::thread::sleep(pause);
+            }
+            let Some(status) = status(*number) else {
+                continue;
+            };
+            let mut reply = (28u32 | 1 << 31).to_be_bytes().to_vec();
+            reply.extend(&record[..4]);
+            for word in [1, 0, 0, 0, 0, status] {
+                reply.extend(u32::to_be_bytes(word));
+            }
+            if stream.write_all(&reply).is_err() {
+                return;
+            }
+        }
+    }
+
     /// Answers each call with this status, but `None` with none. It sleeps before the call of that number.
     fn serve(
         stall: Option<(u64, Duration)>,
@@ -490,29 +519,9 @@ mod tests {
         let address = listener.local_addr().expect("bound");
         std::thread::spawn(move || {
             let mut number = 0;
-            let (mut stream, _) = listener.accept().expect("a client");
-            let mut mark = [0; 4];
-            while stream.read_exact(&mut mark).is_ok() {
-                let len = u32::from_be_bytes(mark) & 0x7fff_ffff;
-                let mut record = vec![0; len as usize];
-                if stream.read_exact(&mut record).is_err() {
-                    return;
-                }
-                number += 1;
-                if let Some((_, pause)) = stall.filter(|it| it.0 == number) {
-                    std::thread::sleep(pause);
-                }
-                let Some(status) = status(number) else {
-                    continue;
-                };
-                let mut reply = (28u32 | 1 << 31).to_be_bytes().to_vec();
-                reply.extend(&record[..4]);
-                for word in [1, 0, 0, 0, 0, status] {
-                    reply.extend(u32::to_be_bytes(word));
-                }
-                if stream.write_all(&reply).is_err() {
-                    return;
-                }
+            // A second client comes after time-outs of the first one.
+            while let Ok((stream, _)) = listener.accept() {
+                answer(stream, &mut number, stall, &status);
             }
         });
         address

@@ -77,7 +77,8 @@ pub fn run_overload(
     };
     let after = server.measure(light, 0, &recovered)?;
     let name = &server.target().name;
-    let title = format!("{name} below {OVERLOAD_FACTOR} × its saturation of {saturation:.0} calls/s");
+    let title =
+        format!("{name} below {OVERLOAD_FACTOR} × its saturation of {saturation:.0} calls/s");
     Ok(report(
         (&title, &server.target().class),
         &[("before", before), ("overload", during), ("after", after)],
@@ -132,7 +133,9 @@ fn report(
     report.add_note(
         "one run; the overload is void by its purpose; the measurement after it begins 1 s after the last answer or time-out",
     );
-    let phases = phases.iter().map(|(phase, figures)| json!({"phase": phase, "figures": figures}));
+    let phases = phases
+        .iter()
+        .map(|(phase, figures)| json!({"phase": phase, "figures": figures}));
     report.raw = json!({
         "phases": phases.collect::<Vec<_>>(),
         "memory_bytes_each_250_ms": memory,

@@ -23,7 +23,10 @@ pub fn file_url(target: &NfsTarget, file: &str) -> String {
 
 fn copy(program: &str, args: &[&str], bytes: u64) -> Result<CaseSample, BenchError> {
     let mut command = command_killed_with_thread(program);
-    command.args(args).stdin(Stdio::null()).stdout(Stdio::null());
+    command
+        .args(args)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null());
     let began = Instant::now();
     ChildProcess::start(program, command)?.wait_for_success(COPY_LIMIT)?;
     let took = began.elapsed();
@@ -51,7 +54,9 @@ pub fn run_sequential(
         BenchError::Option(text)
     })?;
     let bytes = std::fs::metadata(source);
-    let bytes = bytes.map_err(BenchError::system("read the source of the copies"))?.len();
+    let bytes = bytes
+        .map_err(BenchError::system("read the source of the copies"))?
+        .len();
     let source = source.to_string_lossy().into_owned();
     let mut cases = Vec::new();
     for target in targets {
@@ -76,7 +81,9 @@ pub fn run_sequential(
     };
     let mut report = compare(&texts, rounds, &mut cases)?;
     report.name = "nfs-sequential".into();
-    report.add_note(format!("{bytes} bytes; the time has the start and the mount of the client"));
+    report.add_note(format!(
+        "{bytes} bytes; the time has the start and the mount of the client"
+    ));
     Ok(report)
 }
 

@@ -228,8 +228,6 @@ impl Workload {
     }
 }
 
-
-
 fn create(set: &mut FileSet, directory: u32) -> Request {
     let number = set.next_spare;
     set.next_spare += 1;
