@@ -6,8 +6,9 @@
 //! - A void point is a row with its reason. It is no figure of a median, and no answer of a search but "not held".
 //! - An answer with an unexpected status ends the run.
 
+use super::connections::LoadConnections;
 use super::file_set::{FileSet, FileSetScale};
-use super::generator::{LoadConnections, LoadOptions, run_load};
+use super::generator::{LoadOptions, run_load};
 use super::mix::OperationMix;
 use super::point::PointFigures;
 use super::schedule::Arrivals;

@@ -8,10 +8,10 @@
 
 use super::call_table::{CallTable, PendingCall};
 use super::calls;
+use super::connections::LoadConnections;
 use super::file_set::FileSet;
 use super::mix::OperationMix;
 use super::point::{PointFigures, PointRecorder};
-use super::record_scanner::{RecordScanner, ScannedReply};
 use super::schedule::{Arrivals, Schedule};
 use super::sizes::BLOCK_BYTES;
 use super::workload::{Request, Workload};
@@ -19,28 +19,13 @@ use crate::error::BenchError;
 use crate::load::{Rng, random_bytes, thread_cpu};
 use crate::process::process_cpu;
 use pagemesh_nfs_client::Credential;
-use rustix::event::{Timespec, epoll};
 use rustix::process::{getpriority_process, setpriority_process};
 use rustix::thread::gettid;
-use std::io::{ErrorKind, Read as _, Write as _};
 use std::iter::Peekable;
-use std::mem::MaybeUninit;
-use std::net::{SocketAddr, TcpStream};
-use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-/// Most connections of a load.
-pub const CONNECTIONS_MAX: usize = 4096;
-/// Limit of a connect.
-const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 /// From one look for calls without an answer to the next.
 const TIMEOUT_CHECK: Duration = Duration::from_millis(100);
-/// Bytes of one read from a socket.
-const READ_BYTES: usize = 256 << 10;
-/// Reads from one socket before the next one.
-const READS_MAX: usize = 4;
-/// Events of one wait.
-const EVENTS_MAX: usize = 256;
 /// The priority of the generator, so that a busy server does not delay it.
 const NICE: i32 = -10;
 /// Time from the setup of a run to its first call.
@@ -63,172 +48,6 @@ pub struct LoadOptions {
     pub runtime: Duration,
     /// Limit of the wait for an answer.
     pub timeout: Duration,
-}
-
-struct LoadConnection {
-    stream: TcpStream,
-    scanner: RecordScanner,
-    out: Vec<u8>,
-    out_at: usize,
-    waits_for_room: bool,
-}
-
-/// Connections to one server.
-pub struct LoadConnections {
-    all: Vec<LoadConnection>,
-    epoll: OwnedFd,
-    server: SocketAddr,
-    buffer: Vec<u8>,
-}
-
-fn cannot(action: &str) -> impl FnOnce(std::io::Error) -> BenchError + use<> {
-    BenchError::system(action.to_owned())
-}
-
-impl LoadConnections {
-    /// Connects.
-    ///
-    /// # Errors
-    /// If the number is 0 or above [`CONNECTIONS_MAX`], or the server refuses.
-    pub fn open(server: SocketAddr, count: usize) -> Result<LoadConnections, BenchError> {
-        if !(1..=CONNECTIONS_MAX).contains(&count) {
-            let text = format!("{count} connections are not 1 to {CONNECTIONS_MAX}");
-            return Err(BenchError::Option(text));
-        }
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC);
-        let epoll = epoll.map_err(|errno| cannot("make an epoll")(errno.into()))?;
-        let mut connections = LoadConnections {
-            all: Vec::with_capacity(count),
-            epoll,
-            server,
-            buffer: vec![0; READ_BYTES],
-        };
-        for at in 0..count {
-            let connection = LoadConnection::open(server).map_err(connections.cannot_reach())?;
-            let data = epoll::EventData::new_u64(at as u64);
-            epoll::add(
-                &connections.epoll,
-                &connection.stream,
-                data,
-                epoll::EventFlags::IN,
-            )
-            .map_err(|errno| cannot("watch a connection")(errno.into()))?;
-            connections.all.push(connection);
-        }
-        Ok(connections)
-    }
-
-    fn cannot_reach(&self) -> impl FnOnce(std::io::Error) -> BenchError + use<> {
-        cannot(&format!("speak with the NFS server at {}", self.server))
-    }
-
-    /// Waits for answers or room, at most until this time after `start`.
-    fn wait(&self, limit: Duration) -> Result<Vec<(usize, bool)>, BenchError> {
-        let limit = Timespec {
-            tv_sec: limit.as_secs() as i64,
-            tv_nsec: i64::from(limit.subsec_nanos()),
-        };
-        let mut events = [MaybeUninit::uninit(); EVENTS_MAX];
-        let (ready, _) = match epoll::wait(&self.epoll, &mut events, Some(&limit)) {
-            // A signal has ended the wait early.
-            Err(rustix::io::Errno::INTR) => return Ok(Vec::new()),
-            ready => ready.map_err(|errno| cannot("wait for answers")(errno.into()))?,
-        };
-        let of = |event: &epoll::Event| {
-            let (flags, data) = (event.flags, event.data);
-            let has_room = flags.contains(epoll::EventFlags::OUT);
-            (data.u64() as usize, has_room)
-        };
-        Ok(ready.iter().map(of).collect())
-    }
-
-    /// Sends the bytes that wait for room, and asks for a wake-up if some are left.
-    fn flush(&mut self, at: usize) -> Result<(), BenchError> {
-        let unreachable = self.cannot_reach();
-        let connection = &mut self.all[at];
-        let is_done = connection.flush().map_err(unreachable)?;
-        if is_done == connection.waits_for_room {
-            connection.waits_for_room = !is_done;
-            let mut flags = epoll::EventFlags::IN;
-            flags.set(epoll::EventFlags::OUT, !is_done);
-            let data = epoll::EventData::new_u64(at as u64);
-            epoll::modify(&self.epoll, &connection.stream, data, flags)
-                .map_err(|errno| cannot("watch a connection")(errno.into()))?;
-        }
-        Ok(())
-    }
-
-    /// Reads what a connection has. `on_reply` gets each answer.
-    fn read(
-        &mut self,
-        at: usize,
-        mut on_reply: impl FnMut(ScannedReply),
-    ) -> Result<(), BenchError> {
-        let unreachable = self.cannot_reach();
-        let (connection, buffer) = (&mut self.all[at], &mut self.buffer);
-        connection.read(buffer, &mut on_reply).map_err(unreachable)
-    }
-}
-
-impl LoadConnection {
-    fn open(server: SocketAddr) -> std::io::Result<LoadConnection> {
-        let stream = TcpStream::connect_timeout(&server, CONNECT_LIMIT)?;
-        stream.set_nodelay(true)?;
-        stream.set_nonblocking(true)?;
-        Ok(LoadConnection {
-            stream,
-            scanner: RecordScanner::default(),
-            out: Vec::new(),
-            out_at: 0,
-            waits_for_room: false,
-        })
-    }
-
-    /// Returns whether all bytes are sent.
-    fn flush(&mut self) -> std::io::Result<bool> {
-        while self.out_at < self.out.len() {
-            match self.stream.write(&self.out[self.out_at..]) {
-                Ok(sent) => self.out_at += sent,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
-        self.out.clear();
-        self.out_at = 0;
-        Ok(true)
-    }
-
-    fn push(&mut self, record: &[u8]) {
-        if self.out_at > self.out.len() / 2 {
-            self.out.drain(..self.out_at);
-            self.out_at = 0;
-        }
-        self.out.extend_from_slice(record);
-    }
-
-    fn read(
-        &mut self,
-        buffer: &mut [u8],
-        on_reply: &mut impl FnMut(ScannedReply),
-    ) -> std::io::Result<()> {
-        for _ in 0..READS_MAX {
-            match self.stream.read(buffer) {
-                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-                Ok(count) => {
-                    let scanned = self.scanner.scan(&buffer[..count], &mut *on_reply);
-                    scanned.map_err(std::io::Error::other)?;
-                    if count < buffer.len() {
-                        return Ok(());
-                    }
-                }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
-    }
 }
 
 /// Runs a load, and waits until each of its calls has an answer or is too old. `server_pids` are measured, too.
@@ -265,9 +84,7 @@ pub fn run_load(
     (figures.sent_bytes, figures.received_bytes) = (sent_bytes, received_bytes);
     if has_timeouts {
         // A late answer must not meet a call of the next run.
-        let (server, count) = (connections.server, connections.all.len());
-        connections.all.clear();
-        *connections = LoadConnections::open(server, count)?;
+        connections.reopen()?;
     }
     Ok(figures)
 }
@@ -405,8 +222,8 @@ impl<'r> LoadRun<'r> {
         let record = calls::encode(&request, self.set, (xid, &self.caller), payload);
         self.sent_bytes += record.len() as u64;
         let at = self.next_connection;
-        self.next_connection = (at + 1) % self.connections.all.len();
-        self.connections.all[at].push(&record);
+        self.next_connection = (at + 1) % self.connections.count();
+        self.connections.push(at, &record);
         self.connections.flush(at)
     }
 
@@ -473,7 +290,8 @@ impl Drop for Priority {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::TcpListener;
+    use std::io::{Read as _, Write as _};
+    use std::net::{SocketAddr, TcpListener, TcpStream};
     use std::sync::mpsc;
 
     const MS: Duration = Duration::from_millis(1);

@@ -12,6 +12,7 @@
 mod call_table;
 mod calls;
 pub mod compare;
+pub mod connections;
 pub mod file_set;
 pub mod ganesha;
 pub mod generator;
