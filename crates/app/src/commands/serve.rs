@@ -1,5 +1,6 @@
 //! `pagemesh serve`: file systems behind network file servers.
 
+mod exports;
 mod nfs;
 
 use clap::Subcommand;

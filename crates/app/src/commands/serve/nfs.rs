@@ -9,6 +9,7 @@ use crate::commands::mount::life_signs::LifeSigns;
 use crate::commands::mount::serve::{
     FenceFlag, FileSystemArgs, MEMORY_MIN, attach_volume, open_files,
 };
+use crate::commands::serve::exports::{self, ReloadSignal};
 use crate::config::ConfigArgs;
 use crate::fence_watch::FencedError;
 use crate::figure_reporter::FigureReporter;
@@ -23,10 +24,12 @@ use pagemesh_base::layout::VolumeName;
 use pagemesh_brick::resource_limits;
 use pagemesh_fs::{Fs, FsError, UpkeepThread};
 use pagemesh_manage::ManagerClient;
+use pagemesh_nfs::exports_file::ExportsFile;
 use pagemesh_nfs::handle::HandleKey;
 use pagemesh_nfs::{Export, ExportOptions, Exports, FreeSpaceFn, Server, Squash};
 use pagemesh_volume::Volume;
 use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
 /// The label from which the key of file handles follows. Clients keep handles, so it stays for ever.
@@ -35,23 +38,40 @@ const HANDLE_KEY_LABEL: &[u8] = b"pagemesh NFS file handles 1";
 /// Serve file systems over NFS version 3.
 ///
 /// Clients mount `/NAME`: `mount -t nfs -o vers=3,proto=tcp,port=PORT,mountport=PORT,mountproto=tcp,nolock HOST:/NAME DIR`. There are
-/// no locks, and no portmapper is asked. A file system has one server or one mount at a time.
+/// no locks. If an rpcbind runs on this machine, the server registers there, and clients need no ports. A file system has one server or one
+/// mount at a time.
+///
+/// SIGHUP reads the file of --exports again.
 ///
 /// Clients name their users themselves (AUTH_SYS), and nothing is encrypted. So serve a network in which each machine is trusted.
 #[derive(Args)]
 pub struct NfsArgs {
     /// File systems, each under its own name.
-    #[arg(required = true, value_name = "FS")]
+    #[arg(required_unless_present = "check", value_name = "FS")]
     pub names: Vec<VolumeName>,
     /// Address to listen on, as host:port.
     #[arg(long, default_value = "127.0.0.1:2049")]
     pub listen: String,
+    /// File with the exports and the rules for their clients, as /etc/exports: one export a line, as `/FS/DIRECTORY 10.0.0.0/8(rw) *(ro)`.
+    ///
+    /// Without it, each file system is exported to all clients.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["read_only", "squash", "manage_gids"])]
+    pub exports: Option<PathBuf>,
+    /// Check the exports file, and end.
+    #[arg(long, requires = "exports")]
+    pub check: bool,
     /// Refuse changes.
     #[arg(long)]
     pub read_only: bool,
     /// Callers that become the anonymous user, 65534.
     #[arg(long, value_enum, default_value = "root")]
     pub squash: SquashArg,
+    /// Look up the supplementary groups of callers on this machine. Calls have at most 16.
+    #[arg(long)]
+    pub manage_gids: bool,
+    /// Do not register with rpcbind.
+    #[arg(long)]
+    pub no_rpcbind: bool,
     /// Take the file systems over from the process that has them, and fence that process.
     ///
     /// Data loss: stores into mapped files of that mount that were not synced are lost. Programs on that mount get errors.
@@ -107,8 +127,18 @@ struct ExportParts {
 /// Serves file systems until a shutdown.
 pub fn run(args: &NfsArgs) -> anyhow::Result<()> {
     resource_limits::check_memory(MEMORY_MIN).context("cannot serve file systems")?;
+    let file = exports::read(args)?;
+    if let (true, Some(file)) = (args.check, &file) {
+        exports::print_check(file);
+        return Ok(());
+    }
     let listen = listen_address(&args.listen)?;
-    let ending = Shutdown::listen(args.until_stdin_ends)?;
+    let reload = args.exports.as_deref().map(ReloadSignal::listen);
+    let reload = reload.transpose()?;
+    let ending = match &reload {
+        Some(_) => Shutdown::listen_without_hangup(args.until_stdin_ends)?,
+        None => Shutdown::listen(args.until_stdin_ends)?,
+    };
     let signals = StatusSignals::listen()?;
     // An address in use must not fence a client.
     let free = TcpListener::bind(listen);
@@ -130,7 +160,8 @@ pub fn run(args: &NfsArgs) -> anyhow::Result<()> {
     snapshot_cuts::serve(&manager, &volumes)?;
     let reporter = FigureReporter::of_volumes(manager, volumes.clone())?;
     let metrics = metrics_pages::serve(metrics, move || metrics_pages::client_page(&volumes))?;
-    let served = serve(args, listen, &owned, &ending);
+    let rules = (file.as_ref(), reload);
+    let served = serve(args, listen, &owned, rules, &ending);
     drop(metrics);
     let closed: Vec<_> = owned.iter().map(OwnedFs::close).collect();
     // The manager takes reports of the attached client only.
@@ -145,6 +176,7 @@ fn serve(
     args: &NfsArgs,
     listen: SocketAddr,
     owned: &[OwnedFs],
+    (file, reload): (Option<&ExportsFile>, Option<ReloadSignal>),
     ending: &Shutdown,
 ) -> anyhow::Result<()> {
     let exports = owned.iter().map(|it| it.export(args)).collect();
@@ -158,15 +190,21 @@ fn serve(
             fenced.check_error(error);
         }
     };
-    let server = Server::start(&[listen], Exports::new(exports)?, Box::new(on_error))?;
+    let exports = Exports::new(exports)?;
+    file.map(|file| exports.apply(file)).transpose()?;
+    let server = Server::start(&[listen], exports.clone(), Box::new(on_error))?;
+    let reloader = reload.map(|reload| reload.start(exports)).transpose()?;
+    let registration = exports::register(args, server.local_addrs());
+    let paths = exports::paths(args, file);
     let urls = server.local_addrs().iter().flat_map(|address| {
-        let names = args.names.iter();
-        names.map(move |name| format!("nfs://{address}/{name}"))
+        let paths = paths.iter();
+        paths.map(move |path| format!("nfs://{address}{path}"))
     });
     let urls: Vec<String> = urls.collect();
     urls.iter().for_each(|url| println!("ready {url}"));
     service::notify_ready(&urls.join(" "));
     ending.wait();
+    drop((reloader, registration));
     let report = server.stop();
     if report.cut_off > 0 {
         let (cut_off, abandoned) = (report.cut_off, report.abandoned);
@@ -238,6 +276,7 @@ impl OwnedFs {
                     SquashArg::All => Squash::All,
                     SquashArg::None => Squash::None,
                 },
+                manages_groups: args.manage_gids,
                 ..ExportOptions::default()
             },
             free_space: Arc::clone(&self.export.free_space),
