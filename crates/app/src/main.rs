@@ -18,6 +18,7 @@ mod figure_reporter;
 mod key;
 mod memory_budget;
 mod metrics_pages;
+mod nfs_metrics;
 mod output;
 mod process_identity;
 mod program;

@@ -66,8 +66,17 @@ impl Shutdown {
     /// Listens for SIGINT, SIGTERM, SIGHUP and SIGCHLD, and for the end of standard
     /// input if `with_stdin`. SIGHUP stays ignored if it is, as under nohup(1).
     pub fn listen(with_stdin: bool) -> anyhow::Result<Shutdown> {
-        let (tell, events) = mpsc::channel();
         let hangup = (!is_hangup_ignored()).then_some(SIGHUP);
+        Self::listen_with(with_stdin, hangup)
+    }
+
+    /// As [`Shutdown::listen`], without SIGHUP: it has another meaning for this process.
+    pub fn listen_without_hangup(with_stdin: bool) -> anyhow::Result<Shutdown> {
+        Self::listen_with(with_stdin, None)
+    }
+
+    fn listen_with(with_stdin: bool, hangup: Option<i32>) -> anyhow::Result<Shutdown> {
+        let (tell, events) = mpsc::channel();
         let watched = [SIGINT, SIGTERM, SIGCHLD].into_iter().chain(hangup);
         let mut signals = Signals::new(watched).context("cannot listen for signals")?;
         let on_signal = tell.clone();

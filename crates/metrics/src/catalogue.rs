@@ -232,11 +232,40 @@ pub mod client {
     };
 }
 
+/// The metrics of an NFS server, beside those of its volumes (`serve nfs --metrics`). Calls without an export, as those of
+/// MOUNT for an unknown name, have an empty label `export`.
+pub mod nfs {
+    use super::{Metric, MetricKind};
+
+    metrics! {
+        CONNECTIONS Gauge "pagemesh_nfs_connections" ["state"] "Connections: `established` with a call so far, `half-open` without one.";
+        HELD_BYTES Gauge "pagemesh_nfs_held_bytes" [] "Bytes of incomplete calls, and of replies that clients have not taken.";
+        DROPPED_REPETITIONS Counter "pagemesh_nfs_dropped_repetitions_total" [] "Repetitions of running calls that got no reply, because too many waited.";
+        CALLS Counter "pagemesh_nfs_calls_total" ["export", "procedure"] "Calls that got a reply.";
+        ERRORS Counter "pagemesh_nfs_errors_total" ["export", "procedure"] "Those among them with an error.";
+        RECEIVED_BYTES Counter "pagemesh_nfs_received_bytes_total" ["export", "procedure"] "Bytes of these calls.";
+        SENT_BYTES Counter "pagemesh_nfs_sent_bytes_total" ["export", "procedure"] "Bytes of the replies.";
+        LATENCY Histogram "pagemesh_nfs_latency_seconds" ["export", "procedure"] "Time from a whole call to its reply; bounds are 1 µs and its doubles up to 8 s.";
+        QUEUE_TIME Counter "pagemesh_nfs_queue_seconds_total" ["export", "procedure"] "The part of this time in the queue of the export.";
+        WORKERS Gauge "pagemesh_nfs_workers" ["export"] "Threads for calls of the export.";
+        WORKERS_MOST Gauge "pagemesh_nfs_workers_most" ["export"] "The most such threads so far.";
+        WORKERS_LIMIT Gauge "pagemesh_nfs_workers_limit" ["export"] "The most such threads that are allowed: the share of the export.";
+        WORKERS_BLOCKED Gauge "pagemesh_nfs_workers_blocked" ["export"] "Those of them that wait for the volume or a lock.";
+        WORKERS_REASON Gauge "pagemesh_nfs_workers_reason" ["export", "reason"] "1 for the reason of the last change of their number, 0 for the others.";
+        RUNNING Gauge "pagemesh_nfs_running_calls" ["export"] "Calls that run.";
+        QUEUED Gauge "pagemesh_nfs_queued_calls" ["export"] "Calls that wait for a worker.";
+        WAITING_CONNECTIONS Gauge "pagemesh_nfs_waiting_connections" ["export"] "Connections that are not read, because the queue of the export has no room.";
+        REFUSED Counter "pagemesh_nfs_refused_calls_total" ["export"] "Calls that a stalled export refused with NFS3ERR_JUKEBOX; clients try again.";
+        STALLED Gauge "pagemesh_nfs_stalled" ["export"] "Whether calls run, and none has ended for a second: 1, or 0.";
+    }
+}
+
 /// All metrics, by the program that has them.
-pub const PROGRAMS: [(&str, &[&Metric]); 3] = [
+pub const PROGRAMS: [(&str, &[&Metric]); 4] = [
     ("The manager", manager::ALL),
     ("A brick", pool::ALL),
     ("An export or a mount", client::ALL),
+    ("An NFS server", nfs::ALL),
 ];
 
 #[cfg(test)]

@@ -26,6 +26,7 @@ enum Value {
     Whole(u64),
     Real(f64),
     Latency(Box<KindSums>),
+    Histogram(f64, Vec<(f64, u64)>),
 }
 
 /// The metrics of operations. Each has the label `kind` after the others, and the stages `stage` after it.
@@ -87,6 +88,18 @@ impl MetricPage {
                 }
             }
         }
+    }
+
+    /// Adds a histogram: the sum of all values, and upper bounds with the number of values between each and the one before.
+    /// The last bound is infinite.
+    pub fn add_histogram(
+        &mut self,
+        metric: &'static Metric,
+        labels: &[&str],
+        sum: f64,
+        buckets: Vec<(f64, u64)>,
+    ) {
+        self.push(metric, labels, Value::Histogram(sum, buckets));
     }
 
     /// Adds the bytes written to a medium. The metric's last label is their kind.
@@ -155,6 +168,12 @@ fn encode_value(
             &sums.buckets(),
             None,
         ),
+        (_, Value::Histogram(sum, buckets)) => {
+            let count = buckets.iter().map(|(_, count)| count).sum();
+            let finite = buckets.iter().filter(|(bound, _)| bound.is_finite());
+            let finite: Vec<_> = finite.copied().collect();
+            encoder.encode_histogram::<NoLabelSet>(*sum, count, &finite, None)
+        }
         (MetricKind::Counter, Value::Whole(value)) => ConstCounter::new(*value).encode(encoder),
         (MetricKind::Counter, Value::Real(value)) => ConstCounter::new(*value).encode(encoder),
         (_, Value::Whole(value)) => ConstGauge::new(*value).encode(encoder),

@@ -1,7 +1,9 @@
 //! `pagemesh serve`: file systems behind network file servers.
 
+mod exports;
 mod mounts;
 mod nfs;
+mod nfs_reports;
 
 use clap::Subcommand;
 

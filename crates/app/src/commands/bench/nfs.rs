@@ -11,9 +11,9 @@ use pagemesh_base::units::Size;
 use pagemesh_bench::nfs::compare::{
     Candidate, CompareOptions, LoadedServer, MEAN_MS_MAX, run_rates,
 };
+use pagemesh_bench::nfs::connections::CONNECTIONS_MAX;
 use pagemesh_bench::nfs::file_set::FileSetScale;
 use pagemesh_bench::nfs::ganesha::{GaneshaOptions, GaneshaServer};
-use pagemesh_bench::nfs::generator::CONNECTIONS_MAX;
 use pagemesh_bench::nfs::mix::OperationMix;
 use pagemesh_bench::nfs::overload::run_overload;
 use pagemesh_bench::nfs::schedule::Arrivals;

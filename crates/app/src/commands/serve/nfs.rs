@@ -13,11 +13,14 @@ use crate::commands::mount::serve::{
     FenceFlag, FileSystemArgs, MEMORY_MIN, Takeover, attach_volume, open_files,
 };
 use crate::commands::mount::snapshot_views::MountSnapshots;
+use crate::commands::serve::exports::{self, ReloadSignal};
 use crate::commands::serve::mounts::{self, MountPoint, ServingMount};
+use crate::commands::serve::nfs_reports::NfsReporter;
 use crate::config::ConfigArgs;
 use crate::fence_watch::FencedError;
 use crate::figure_reporter::FigureReporter;
 use crate::metrics_pages::{self, MetricsArgs};
+use crate::nfs_metrics::{self, ShownServer};
 use crate::service;
 use crate::shutdown::Shutdown;
 use crate::snapshot_cuts;
@@ -28,10 +31,12 @@ use pagemesh_base::layout::VolumeName;
 use pagemesh_brick::resource_limits;
 use pagemesh_fs::{Fs, FsError, OpenSnapshots, UpkeepThread};
 use pagemesh_manage::ManagerClient;
+use pagemesh_nfs::exports_file::ExportsFile;
 use pagemesh_nfs::handle::HandleKey;
-use pagemesh_nfs::{Export, ExportOptions, Exports, FreeSpaceFn, Server, Squash};
+use pagemesh_nfs::{ErrorHook, Export, ExportOptions, Exports, FreeSpaceFn, Server, Squash};
 use pagemesh_volume::Volume;
 use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -41,17 +46,28 @@ const HANDLE_KEY_LABEL: &[u8] = b"pagemesh NFS file handles 1";
 /// Serve file systems over NFS version 3.
 ///
 /// Clients mount `/NAME`: `mount -t nfs -o vers=3,proto=tcp,port=PORT,mountport=PORT,mountproto=tcp,nolock HOST:/NAME DIR`. There are
-/// no locks, and no portmapper is asked. A file system has one server or one mount at a time.
+/// no locks. If an rpcbind runs on this machine, the server registers there, and clients need no ports. A file system has one server or one
+/// mount at a time.
+///
+/// SIGHUP reads the file of --exports again.
 ///
 /// Clients name their users themselves (AUTH_SYS), and nothing is encrypted. So serve a network in which each machine is trusted.
 #[derive(Args)]
 pub struct NfsArgs {
     /// File systems, each under its own name.
-    #[arg(required = true, value_name = "FS")]
+    #[arg(required_unless_present = "check", value_name = "FS")]
     pub names: Vec<VolumeName>,
     /// Address to listen on, as host:port.
     #[arg(long, default_value = "127.0.0.1:2049")]
     pub listen: String,
+    /// File with the exports and the rules for their clients, as /etc/exports: one export a line, as `/FS/DIRECTORY 10.0.0.0/8(rw) *(ro)`.
+    ///
+    /// Without it, each file system is exported to all clients.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["read_only", "squash", "manage_gids"])]
+    pub exports: Option<PathBuf>,
+    /// Check the exports file, and end.
+    #[arg(long, requires = "exports")]
+    pub check: bool,
     /// Refuse changes.
     #[arg(long)]
     pub read_only: bool,
@@ -68,6 +84,12 @@ pub struct NfsArgs {
     /// Callers that become the anonymous user, 65534.
     #[arg(long, value_enum, default_value = "root")]
     pub squash: SquashArg,
+    /// Look up the supplementary groups of callers on this machine. Calls have at most 16.
+    #[arg(long)]
+    pub manage_gids: bool,
+    /// Do not register with rpcbind.
+    #[arg(long)]
+    pub no_rpcbind: bool,
     /// Take the file systems over from the process that has them, and fence that process.
     ///
     /// Data loss: stores into mapped files of that mount that were not synced are lost. Programs on that mount get errors.
@@ -127,8 +149,18 @@ struct ExportParts {
 /// Serves file systems until a shutdown.
 pub fn run(args: &NfsArgs) -> anyhow::Result<()> {
     resource_limits::check_memory(MEMORY_MIN).context("cannot serve file systems")?;
+    let file = exports::read(args)?;
+    if let (true, Some(file)) = (args.check, &file) {
+        exports::print_check(file);
+        return Ok(());
+    }
     let listen = listen_address(&args.listen)?;
-    let ending = Shutdown::listen(args.until_stdin_ends)?;
+    let reload = args.exports.as_deref().map(ReloadSignal::listen);
+    let reload = reload.transpose()?;
+    let ending = match &reload {
+        Some(_) => Shutdown::listen_without_hangup(args.until_stdin_ends)?,
+        None => Shutdown::listen(args.until_stdin_ends)?,
+    };
     let signals = StatusSignals::listen()?;
     // An address in use must not fence a client.
     let free = TcpListener::bind(listen);
@@ -149,10 +181,20 @@ pub fn run(args: &NfsArgs) -> anyhow::Result<()> {
     let volumes: Vec<_> = owned.iter().map(OwnedFs::named_volume).collect();
     signals.handle(volumes.iter().map(|(_, volume)| volume.clone()).collect())?;
     snapshot_cuts::serve(&manager, &volumes)?;
-    let reporter = FigureReporter::of_volumes(manager, volumes.clone())?;
-    let metrics = metrics_pages::serve(metrics, move || metrics_pages::client_page(&volumes))?;
+    let reporter = FigureReporter::of_volumes(manager.clone(), volumes.clone())?;
+    let server = Arc::new(ShownServer::new());
+    let shown = Arc::clone(&server);
+    let metrics = metrics_pages::serve(metrics, move || nfs_metrics::page(&volumes, &shown))?;
+    let serving = Serving {
+        args,
+        listen,
+        owned: &owned,
+        file: file.as_ref(),
+        manager: &manager,
+        ending: &ending,
+    };
     let served = mounts::start(args, mounts, &owned).and_then(|mounts| {
-        let served = serve(args, listen, &owned, &mounts, &ending);
+        let served = serving.serve(reload, &mounts, &server);
         mounts.into_iter().for_each(ServingMount::end);
         served
     });
@@ -165,59 +207,97 @@ pub fn run(args: &NfsArgs) -> anyhow::Result<()> {
     closed.into_iter().collect()
 }
 
-/// Serves until the shutdown, which the loss of a file system is, too.
-fn serve(
-    args: &NfsArgs,
+/// A server to start, with its file systems.
+struct Serving<'a> {
+    args: &'a NfsArgs,
     listen: SocketAddr,
-    owned: &[OwnedFs],
-    mounts: &[ServingMount],
-    ending: &Shutdown,
-) -> anyhow::Result<()> {
-    let is_stopped = Arc::new(AtomicBool::new(false));
-    for fs in owned {
-        let is_stopped = Arc::clone(&is_stopped);
-        fs.signs.set_end(move || is_stopped.load(Ordering::Acquire));
-    }
-    let exports = owned.iter().map(|it| it.export(args)).collect();
-    let flags: Vec<_> = owned
-        .iter()
-        .map(|it| (it.name.clone(), it.fenced.clone()))
-        .collect();
-    let on_error = move |name: &str, error: &FsError| {
-        let named = flags.iter().find(|(known, _)| known.as_str() == name);
-        if let Some((_, fenced)) = named {
-            fenced.check_error(error);
+    owned: &'a [OwnedFs],
+    file: Option<&'a ExportsFile>,
+    manager: &'a ManagerClient,
+    ending: &'a Shutdown,
+}
+
+impl Serving<'_> {
+    /// Serves until the shutdown, which the loss of a file system is, too.
+    fn serve(
+        &self,
+        reload: Option<ReloadSignal>,
+        mounts: &[ServingMount],
+        shown: &ShownServer,
+    ) -> anyhow::Result<()> {
+        let is_stopped = Arc::new(AtomicBool::new(false));
+        for fs in self.owned {
+            let is_stopped = Arc::clone(&is_stopped);
+            fs.signs.set_end(move || is_stopped.load(Ordering::Acquire));
         }
-    };
-    let mut exports = Exports::new(exports)?;
-    for fs in owned {
-        exports = exports.with_snapshots(fs.export.volume, &fs.snapshots, args.show_snapshots);
+        let exports = self.exports()?;
+        let server = Server::start(&[self.listen], exports.clone(), self.error_hook())?;
+        let server = Arc::new(server);
+        // The one server of this process.
+        let _ = shown.set(Arc::downgrade(&server));
+        let reloader = reload.map(|reload| reload.start(exports)).transpose()?;
+        let registration = exports::register(self.args, server.local_addrs());
+        let volumes = self.owned.iter().map(OwnedFs::named_volume).collect();
+        let reporter = NfsReporter::start(self.manager.clone(), volumes, &server)?;
+        self.announce(&server, mounts);
+        self.ending.wait();
+        drop((reloader, registration));
+        // Calls that wait for an unreachable volume fail now, so that the server can stop.
+        self.owned.iter().for_each(|it| it.fs.stop_resending());
+        let report = server.stop();
+        is_stopped.store(true, Ordering::Release);
+        drop(reporter);
+        if report.cut_off > 0 {
+            let (cut_off, abandoned) = (report.cut_off, report.abandoned);
+            tracing::warn!(
+                cut_off,
+                abandoned,
+                "NFS connections were cut off with calls in progress"
+            );
+        }
+        Ok(())
     }
-    let server = Server::start(&[listen], exports, Box::new(on_error))?;
-    let urls = server.local_addrs().iter().flat_map(|address| {
-        let names = args.names.iter();
-        names.map(move |name| format!("nfs://{address}/{name}"))
-    });
-    let urls: Vec<String> = urls.collect();
-    urls.iter().for_each(|url| println!("ready {url}"));
-    for mount in mounts {
-        println!("ready {}", mount.dir().display());
+
+    fn exports(&self) -> anyhow::Result<Exports> {
+        let exports = self.owned.iter().map(|it| it.export(self.args)).collect();
+        let mut exports = Exports::new(exports)?;
+        for fs in self.owned {
+            let are_listed = self.args.show_snapshots;
+            exports = exports.with_snapshots(fs.export.volume, &fs.snapshots, are_listed);
+        }
+        self.file.map(|file| exports.apply(file)).transpose()?;
+        Ok(exports)
     }
-    service::notify_ready(&urls.join(" "));
-    ending.wait();
-    // Calls that wait for an unreachable volume fail now, so that the server can stop.
-    owned.iter().for_each(|it| it.fs.stop_resending());
-    let report = server.stop();
-    is_stopped.store(true, Ordering::Release);
-    if report.cut_off > 0 {
-        let (cut_off, abandoned) = (report.cut_off, report.abandoned);
-        tracing::warn!(
-            cut_off,
-            abandoned,
-            "NFS connections were cut off with calls in progress"
-        );
+
+    /// Notices the loss of a file system to another client at the first call that fails for it.
+    fn error_hook(&self) -> ErrorHook {
+        let flags = self.owned.iter();
+        let flags: Vec<_> = flags
+            .map(|it| (it.name.clone(), it.fenced.clone()))
+            .collect();
+        Box::new(move |name: &str, error: &FsError| {
+            let named = flags.iter().find(|(known, _)| known.as_str() == name);
+            if let Some((_, fenced)) = named {
+                fenced.check_error(error);
+            }
+        })
     }
-    Ok(())
+
+    /// Tells that clients may mount.
+    fn announce(&self, server: &Server, mounts: &[ServingMount]) {
+        let paths = exports::paths(self.args, self.file);
+        let addresses = server.local_addrs().iter();
+        let urls = addresses.flat_map(|address| {
+            let paths = paths.iter();
+            paths.map(move |path| format!("nfs://{address}{path}"))
+        });
+        let urls: Vec<String> = urls.collect();
+        urls.iter().for_each(|url| println!("ready {url}"));
+        for mount in mounts {
+            println!("ready {}", mount.dir().display());
+        }
+        service::notify_ready(&urls.join(" "));
+    }
 }
 
 impl OwnedFs {
@@ -293,6 +373,7 @@ impl OwnedFs {
                     SquashArg::All => Squash::All,
                     SquashArg::None => Squash::None,
                 },
+                manages_groups: args.manage_gids,
                 ..ExportOptions::default()
             },
             free_space: Arc::clone(&self.export.free_space),

@@ -10,8 +10,8 @@ use pagemesh_manage::wire::{
     ReportNfs,
 };
 use pagemesh_nfs::{
-    CallFigures, ClientFigures, ExportFigures, ExportedPath, LATENCY_BUCKETS, PROCEDURE_NAMES, PROCEDURES, Server,
-    latency_bound,
+    CallFigures, ClientFigures, ExportFigures, ExportedPath, LATENCY_BUCKETS, PROCEDURE_NAMES,
+    PROCEDURES, Server, latency_bound,
 };
 use pagemesh_volume::Volume;
 use std::collections::HashMap;
@@ -96,15 +96,24 @@ impl ServerReports {
                 continue;
             };
             let now = Instant::now();
-            let (before, since) = self.reported.get(&name).copied().unwrap_or_else(|| {
-                ([CallFigures::default(); PROCEDURES], self.started)
-            });
+            let (before, since) = self
+                .reported
+                .get(&name)
+                .copied()
+                .unwrap_or_else(|| ([CallFigures::default(); PROCEDURES], self.started));
             let addresses = self.server.local_addrs().iter();
             let mut state = export_state(&figures, &before, now.duration_since(since));
-            state.addresses = addresses.map(ToString::to_string).take(NFS_LIST_MAX).collect();
+            state.addresses = addresses
+                .map(ToString::to_string)
+                .take(NFS_LIST_MAX)
+                .collect();
             state.paths = shown_paths(&paths, &name);
             state.clients_total = clients.len() as u64;
-            state.clients = clients.iter().take(NFS_LIST_MAX).map(shown_client).collect();
+            state.clients = clients
+                .iter()
+                .take(NFS_LIST_MAX)
+                .map(shown_client)
+                .collect();
             if self.report(&name, Some(state)) {
                 self.reported.insert(name, (figures.procedures, now));
             }
@@ -119,7 +128,10 @@ impl ServerReports {
 
     /// Whether the manager took the report.
     fn report(&self, name: &str, export: Option<NfsExportState>) -> bool {
-        let named = self.volumes.iter().find(|(volume, _)| volume.as_str() == name);
+        let named = self
+            .volumes
+            .iter()
+            .find(|(volume, _)| volume.as_str() == name);
         let attached = named.and_then(|(name, volume)| Some((name, volume.upgrade()?)));
         let Some((name, volume)) = attached else {
             return false;
@@ -137,24 +149,22 @@ impl ServerReports {
 }
 
 /// The workers, and the calls of the time since an earlier report.
-fn export_state(
-    figures: &ExportFigures,
-    before: &ProcedureSums,
-    step: Duration,
-) -> NfsExportState {
+fn export_state(figures: &ExportFigures, before: &ProcedureSums, step: Duration) -> NfsExportState {
     let sums = figures.procedures.iter().zip(before);
     let steps: Vec<CallFigures> = sums.map(|(now, before)| since(now, before)).collect();
     let calls: u64 = steps.iter().map(|it| it.calls).sum();
     let queued: Duration = steps.iter().map(|it| it.queue_time).sum();
     let named = PROCEDURE_NAMES.iter().zip(&steps);
-    let operations = named.filter(|(_, it)| it.calls > 0).map(|(name, it)| NfsOperation {
-        name: name.to_uppercase(),
-        calls: it.calls,
-        errors: it.errors,
-        mean_ns: nanos(it.time) / it.calls,
-        p50_ns: quantile_ns(it, 0.5),
-        p99_ns: quantile_ns(it, 0.99),
-    });
+    let operations = named
+        .filter(|(_, it)| it.calls > 0)
+        .map(|(name, it)| NfsOperation {
+            name: name.to_uppercase(),
+            calls: it.calls,
+            errors: it.errors,
+            mean_ns: nanos(it.time) / it.calls,
+            p50_ns: quantile_ns(it, 0.5),
+            p99_ns: quantile_ns(it, 0.99),
+        });
     let change = figures.last_change.map_or("", |reason| reason.name());
     NfsExportState {
         operations: operations.collect(),
@@ -215,7 +225,11 @@ fn shown_paths(paths: &[ExportedPath], name: &str) -> Vec<NfsPath> {
 fn shortened(path: &str) -> String {
     let fits = path.len() <= NFS_TEXT_BYTES_MAX;
     let end = path.floor_char_boundary(NFS_TEXT_BYTES_MAX - 3);
-    if fits { path.to_owned() } else { format!("{}...", &path[..end]) }
+    if fits {
+        path.to_owned()
+    } else {
+        format!("{}...", &path[..end])
+    }
 }
 
 fn shown_client(client: &ClientFigures) -> NfsClient {

@@ -1,0 +1,75 @@
+//! The metrics of an NFS server.
+
+use crate::metrics_pages::client_page;
+use pagemesh_base::layout::VolumeName;
+use pagemesh_metrics::MetricPage;
+use pagemesh_metrics::catalogue::nfs;
+use pagemesh_nfs::{
+    CallFigures, ExportFigures, Figures, PROCEDURE_NAMES, Server, SizingReason, latency_bound,
+};
+use pagemesh_volume::Volume;
+use std::sync::{OnceLock, Weak};
+
+/// The server, once it has started.
+pub type ShownServer = OnceLock<Weak<Server>>;
+
+/// The metrics of the volumes, and of the server if it runs.
+pub fn page(volumes: &[(VolumeName, Weak<Volume>)], server: &ShownServer) -> MetricPage {
+    let mut page = client_page(volumes);
+    if let Some(server) = server.get().and_then(Weak::upgrade) {
+        add(&mut page, &server.figures());
+    }
+    page
+}
+
+fn add(page: &mut MetricPage, figures: &Figures) {
+    let established = figures.connections - figures.half_open.min(figures.connections);
+    page.add(&nfs::CONNECTIONS, &["established"], established);
+    page.add(&nfs::CONNECTIONS, &["half-open"], figures.half_open);
+    page.add(&nfs::HELD_BYTES, &[], figures.held_bytes);
+    page.add(&nfs::DROPPED_REPETITIONS, &[], figures.dropped_repetitions);
+    for export in &figures.exports {
+        add_export(page, export);
+    }
+}
+
+fn add_export(page: &mut MetricPage, figures: &ExportFigures) {
+    let export = figures.export.as_deref().unwrap_or_default();
+    for (procedure, calls) in PROCEDURE_NAMES.iter().zip(&figures.procedures) {
+        // A procedure without a call has no series.
+        if calls.calls > 0 {
+            add_calls(page, [export, procedure], calls);
+        }
+    }
+    let labels = [export];
+    page.add(&nfs::WORKERS, &labels, figures.workers);
+    page.add(&nfs::WORKERS_MOST, &labels, figures.workers_most);
+    page.add(&nfs::WORKERS_LIMIT, &labels, figures.workers_max);
+    page.add(&nfs::WORKERS_BLOCKED, &labels, figures.blocked);
+    if let Some(reason) = figures.last_change {
+        let reasons = SizingReason::ALL.map(SizingReason::name);
+        page.add_state(&nfs::WORKERS_REASON, &labels, &reasons, reason.name());
+    }
+    page.add(&nfs::RUNNING, &labels, figures.running);
+    page.add(&nfs::QUEUED, &labels, figures.queued);
+    page.add(
+        &nfs::WAITING_CONNECTIONS,
+        &labels,
+        figures.waiting_connections,
+    );
+    page.add(&nfs::REFUSED, &labels, figures.refused);
+    page.add(&nfs::STALLED, &labels, u64::from(figures.is_stalled));
+}
+
+fn add_calls(page: &mut MetricPage, labels: [&str; 2], calls: &CallFigures) {
+    page.add(&nfs::CALLS, &labels, calls.calls);
+    page.add(&nfs::ERRORS, &labels, calls.errors);
+    page.add(&nfs::RECEIVED_BYTES, &labels, calls.bytes_received);
+    page.add(&nfs::SENT_BYTES, &labels, calls.bytes_sent);
+    let bound = |bucket| latency_bound(bucket).map_or(f64::INFINITY, |it| it.as_secs_f64());
+    let buckets = calls.latency.iter().enumerate();
+    let buckets = buckets.map(|(bucket, count)| (bound(bucket), *count));
+    let seconds = calls.time.as_secs_f64();
+    page.add_histogram(&nfs::LATENCY, &labels, seconds, buckets.collect());
+    page.add_real(&nfs::QUEUE_TIME, &labels, calls.queue_time.as_secs_f64());
+}
