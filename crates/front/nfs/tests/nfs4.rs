@@ -126,7 +126,9 @@ impl Client {
         let (status, results) = compound(&mut session, 1, &[op(43, &fields)]).unwrap();
         assert_eq!(status, 0);
         let mut decoder = Decoder(&results);
-        (0..3).for_each(|_| drop(decoder.word()));
+        (0..3).for_each(|_| {
+            decoder.word();
+        });
         let id = std::array::from_fn(|_| decoder.word());
         let sequence = 0;
         Client {
@@ -168,9 +170,13 @@ impl Client {
         assert_eq!([decoder.word(), decoder.word()], [OPEN, 0]);
         let state = std::array::from_fn(|_| decoder.word());
         // The change of the directory and the flags.
-        (0..6).for_each(|_| drop(decoder.word()));
+        (0..6).for_each(|_| {
+            decoder.word();
+        });
         let words = decoder.word();
-        (0..words).for_each(|_| drop(decoder.word()));
+        (0..words).for_each(|_| {
+            decoder.word();
+        });
         assert_eq!(decoder.word(), 0, "no delegation");
         assert_eq!([decoder.word(), decoder.word()], [GETFH, 0]);
         (state, decoder.opaque().to_vec())
