@@ -131,11 +131,14 @@ impl Client {
         });
         let id = std::array::from_fn(|_| decoder.word());
         let sequence = 0;
-        Client {
+        let mut client = Client {
             session,
             id,
             sequence,
-        }
+        };
+        // RECLAIM_COMPLETE: no open is granted before it.
+        assert_eq!(client.call(vec![op(58, &[0])]).0, 0);
+        client
     }
 
     /// The request with the present sequence number again, or the first one of it.
