@@ -23,7 +23,7 @@ mod opens;
 mod sessions;
 
 use super::Failure;
-use crate::export_table::Exports;
+use crate::export_table::{Exports, ServedExport};
 use crate::nfs4::identity::{Identities, NumericIdentities};
 use crate::nfs4::state::limits::LEASE;
 use crate::nfs4::state::{FileKey, Instance, JournalRecord, KnownClients, NfsState, StateError};
@@ -110,12 +110,25 @@ pub(crate) struct Nfs4 {
     server_name: String,
 }
 
+/// The pin of an open file.
+struct HeldPin {
+    pin: Arc<Pin>,
+    export: Arc<ServedExport>,
+}
+
+impl HeldPin {
+    /// Drops the pin, and the one of earlier requests: a removed file is freed with its last close.
+    fn release(self) {
+        self.export.pins.forget(self.pin.id());
+    }
+}
+
 struct LockedState {
     state: NfsState,
     /// The files that clients have open. They keep their pages, also without a name.
-    pins: HashMap<FileKey, Arc<Pin>>,
+    pins: HashMap<FileKey, HeldPin>,
     /// Pins that are dropped after the lock: the drop may wait for a volume.
-    unused: Vec<Arc<Pin>>,
+    unused: Vec<HeldPin>,
     /// The volumes by the numbers of [`FileKey`].
     volumes: Vec<Uuid>,
 }
@@ -185,7 +198,7 @@ impl Nfs4 {
         locked.handle_events();
         let unused = std::mem::take(&mut locked.unused);
         drop(locked);
-        drop(unused);
+        unused.into_iter().for_each(HeldPin::release);
         result
     }
 
