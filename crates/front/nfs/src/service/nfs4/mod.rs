@@ -35,11 +35,12 @@ use pagemesh_base::poison;
 use pagemesh_fs::{FileId, Pin};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 use uuid::Uuid;
 
 /// Runs of a server have numbers by the time of their start, in this unit: no two are equal.
-const INSTANCES_PER_SECOND: u128 = 10;
+const INSTANCES_PER_SECOND: i64 = 10;
+const NANOSECONDS: i64 = 1_000_000_000;
 
 /// The present time, for leases.
 pub type Clock = Arc<dyn Fn() -> Instant + Send + Sync>;
@@ -166,8 +167,9 @@ impl Nfs4 {
     /// follows from the clock of the machine, so that ids of earlier runs are recognized.
     pub(crate) fn new(exports: &Exports, options: &Nfs4Options) -> Self {
         let mut known = KnownClients::default();
-        let since = SystemTime::now().duration_since(UNIX_EPOCH);
-        let ticks = since.map_or(0, |since| since.as_millis() * INSTANCES_PER_SECOND / 1000);
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+        let part = now.tv_nsec / (NANOSECONDS / INSTANCES_PER_SECOND);
+        let ticks = now.tv_sec.wrapping_mul(INSTANCES_PER_SECOND) + part;
         known.apply(&JournalRecord::Started(Instance(ticks as u32)));
         let first = exports.file_systems().next().map(|fs| fs.volume);
         Self {
@@ -181,7 +183,7 @@ impl Nfs4 {
             clock: Arc::clone(&options.clock),
             server_name: format!(
                 "pagemesh {}",
-                first.unwrap_or_else(|| Uuid::from_u128(ticks))
+                first.unwrap_or_else(|| Uuid::from_u128(ticks as u128))
             ),
         }
     }
