@@ -126,16 +126,19 @@ impl Client {
         let (status, results) = compound(&mut session, 1, &[op(43, &fields)]).unwrap();
         assert_eq!(status, 0);
         let mut decoder = Decoder(&results);
-        for _ in 0..3 {
+        (0..3).for_each(|_| {
             decoder.word();
-        }
+        });
         let id = std::array::from_fn(|_| decoder.word());
         let sequence = 0;
-        Client {
+        let mut client = Client {
             session,
             id,
             sequence,
-        }
+        };
+        // RECLAIM_COMPLETE: no open is granted before it.
+        assert_eq!(client.call(vec![op(58, &[0])]).0, 0);
+        client
     }
 
     /// The request with the present sequence number again, or the first one of it.
@@ -170,13 +173,13 @@ impl Client {
         assert_eq!([decoder.word(), decoder.word()], [OPEN, 0]);
         let state = std::array::from_fn(|_| decoder.word());
         // The change of the directory and the flags.
-        for _ in 0..6 {
+        (0..6).for_each(|_| {
             decoder.word();
-        }
+        });
         let words = decoder.word();
-        for _ in 0..words {
+        (0..words).for_each(|_| {
             decoder.word();
-        }
+        });
         assert_eq!(decoder.word(), 0, "no delegation");
         assert_eq!([decoder.word(), decoder.word()], [GETFH, 0]);
         (state, decoder.opaque().to_vec())

@@ -23,7 +23,7 @@ mod opens;
 mod sessions;
 
 use super::Failure;
-use crate::export_table::Exports;
+use crate::export_table::{Exports, ServedExport};
 use crate::nfs4::identity::{Identities, NumericIdentities};
 use crate::nfs4::state::limits::LEASE;
 use crate::nfs4::state::{FileKey, Instance, JournalRecord, KnownClients, NfsState, StateError};
@@ -35,11 +35,12 @@ use pagemesh_base::poison;
 use pagemesh_fs::{FileId, Pin};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 use uuid::Uuid;
 
 /// Runs of a server have numbers by the time of their start, in this unit: no two are equal.
-const INSTANCES_PER_SECOND: u128 = 10;
+const INSTANCES_PER_SECOND: i64 = 10;
+const NANOSECONDS: i64 = 1_000_000_000;
 
 /// The present time, for leases.
 pub type Clock = Arc<dyn Fn() -> Instant + Send + Sync>;
@@ -110,12 +111,25 @@ pub(crate) struct Nfs4 {
     server_name: String,
 }
 
+/// The pin of an open file.
+struct HeldPin {
+    pin: Arc<Pin>,
+    export: Arc<ServedExport>,
+}
+
+impl HeldPin {
+    /// Drops the pin, and the one of earlier requests: a removed file is freed with its last close.
+    fn release(self) {
+        self.export.pins.forget(self.pin.id());
+    }
+}
+
 struct LockedState {
     state: NfsState,
     /// The files that clients have open. They keep their pages, also without a name.
-    pins: HashMap<FileKey, Arc<Pin>>,
+    pins: HashMap<FileKey, HeldPin>,
     /// Pins that are dropped after the lock: the drop may wait for a volume.
-    unused: Vec<Arc<Pin>>,
+    unused: Vec<HeldPin>,
     /// The volumes by the numbers of [`FileKey`].
     volumes: Vec<Uuid>,
 }
@@ -153,8 +167,9 @@ impl Nfs4 {
     /// follows from the clock of the machine, so that ids of earlier runs are recognized.
     pub(crate) fn new(exports: &Exports, options: &Nfs4Options) -> Self {
         let mut known = KnownClients::default();
-        let since = SystemTime::now().duration_since(UNIX_EPOCH);
-        let ticks = since.map_or(0, |since| since.as_millis() * INSTANCES_PER_SECOND / 1000);
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+        let part = now.tv_nsec / (NANOSECONDS / INSTANCES_PER_SECOND);
+        let ticks = now.tv_sec.wrapping_mul(INSTANCES_PER_SECOND) + part;
         known.apply(&JournalRecord::Started(Instance(ticks as u32)));
         let first = exports.file_systems().next().map(|fs| fs.volume);
         Self {
@@ -168,7 +183,7 @@ impl Nfs4 {
             clock: Arc::clone(&options.clock),
             server_name: format!(
                 "pagemesh {}",
-                first.unwrap_or_else(|| Uuid::from_u128(ticks))
+                first.unwrap_or_else(|| Uuid::from_u128(ticks as u128))
             ),
         }
     }
@@ -185,7 +200,7 @@ impl Nfs4 {
         locked.handle_events();
         let unused = std::mem::take(&mut locked.unused);
         drop(locked);
-        drop(unused);
+        unused.into_iter().for_each(HeldPin::release);
         result
     }
 

@@ -8,7 +8,7 @@ use super::attributes::fs_changes;
 use super::compound::Compound;
 use super::handles::{Place, checked_name};
 use super::names::encode_change;
-use super::{Done, Fault, encode_state_id};
+use super::{Done, Fault, HeldPin, encode_state_id};
 use crate::export_table::ServedExport;
 use crate::nfs3::names::FileName;
 use crate::nfs4::arguments::WireStateid;
@@ -212,7 +212,9 @@ impl<'a> Compound<'a> {
             // The last open of the same file may have ended in this call, before the new one.
             locked.handle_events();
             if grant.is_ok() {
-                locked.pins.entry(file).or_insert(pin);
+                let export = Arc::clone(&target.export);
+                let held = locked.pins.entry(file);
+                held.or_insert(HeldPin { pin, export });
             }
             grant
         })?;
