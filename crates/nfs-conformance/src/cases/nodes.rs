@@ -1,7 +1,7 @@
 //! SYMLINK and MKNOD.
 
 use super::Check;
-use crate::fixture::{CaseResult, Fixture, Problem, equal, present, success};
+use crate::fixture::{CaseResult, Fixture, Problem, equal, present};
 use pagemesh_nfs_client::Credential;
 use pagemesh_nfs_client::nfs3::{
     Created, FileType, Handle, MakeNode, Node, ReadLink, SetAttributes, Status, Symlink,
@@ -176,15 +176,8 @@ fn device_needs_privilege(it: &mut Fixture) -> CaseResult {
 
 fn device_of_root(it: &mut Fixture, special: Node, kind: FileType) -> CaseResult {
     let root = it.trusted_root()?;
-    let dir = it.dir.clone();
-    let call = MakeNode {
-        directory: &dir,
-        name: b"node",
-        node: special,
-    };
-    let result = it.call_as(root, &call)?;
-    let result = success(11, result)?;
-    let file = present("the handle", result.handle)?;
+    let result = node_as(it, root, special)?;
+    let file = made(result)?;
     let found = it.attributes(&file)?;
     equal("type, device", (found.kind, found.device), (kind, (7, 300)))
 }
