@@ -41,7 +41,7 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::io::Read;
 use std::path::Path;
-use words::{Mistake, Place, Word, WordReader};
+use words::{Mistake, TextPosition, Word, WordReader};
 
 /// The path of an export: a file system, and directories in it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -275,14 +275,14 @@ impl ExportsFile {
 }
 
 fn parse(text: &[u8]) -> Result<Vec<ExportLine>, Mistake> {
-    let start = Place { line: 1, column: 1 };
+    let start = TextPosition { line: 1, column: 1 };
     if text.len() > EXPORTS_FILE_BYTES_MAX {
         return Err((start, ExportsFileCause::TooLong));
     }
     let text = std::str::from_utf8(text).map_err(|error| {
         let valid = text.get(..error.valid_up_to()).unwrap_or_default();
         let line = 1 + valid.iter().filter(|byte| **byte == b'\n').count();
-        (Place { line, column: 1 }, ExportsFileCause::NotUtf8)
+        (TextPosition { line, column: 1 }, ExportsFileCause::NotUtf8)
     })?;
     let mut exports: Vec<ExportLine> = Vec::new();
     let mut lines = HashMap::new();

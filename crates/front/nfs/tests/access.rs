@@ -14,7 +14,7 @@ use pagemesh_nfs::nfs3::status::Status;
 use pagemesh_nfs::{Export, ExportError, ExportOptions, Exports, Server, Squash, is_fenced};
 use support::decoder::Decoder;
 use support::session::{Session, at, check, mode};
-use support::world::{KEY, OWNER, VOLUME, World};
+use support::world::{KEY, OWNER, ServedWorld, VOLUME};
 use uuid::Uuid;
 
 fn access(session: &mut Session, file: &[u8], wanted: u32) -> u32 {
@@ -28,7 +28,7 @@ fn access(session: &mut Session, file: &[u8], wanted: u32) -> u32 {
 
 #[test]
 fn forged_handles_are_refused() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut session = Session::new(&world);
     let root = session.root();
     for bit in 0..8 * root.len() {
@@ -71,7 +71,7 @@ fn forged_handles_are_refused() {
 
 #[test]
 fn read_only_export_refuses_changes() {
-    let world = World::with_options(ExportOptions {
+    let world = ServedWorld::with_options(ExportOptions {
         is_read_only: true,
         ..ExportOptions::default()
     });
@@ -99,7 +99,7 @@ fn root_and_anonymous_callers_are_squashed() {
     let root = || Some((0, 0, vec![0]));
     let user = || Some((2000, 2001, vec![2002]));
     let check = |squash, credential, wanted| {
-        let world = World::with_options(ExportOptions {
+        let world = ServedWorld::with_options(ExportOptions {
             squash,
             ..ExportOptions::default()
         });
@@ -129,7 +129,7 @@ fn root_and_anonymous_callers_are_squashed() {
 
 #[test]
 fn squashed_root_and_its_groups_have_no_rights() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut owner = Session::new(&world);
     let top = owner.root();
     let file = owner.create(&top, "f", 0o640).expect("made").handle;
@@ -138,7 +138,7 @@ fn squashed_root_and_its_groups_have_no_rights() {
     let group = Session::of(&world, Some((2000, 2000, vec![5, OWNER.gid])));
     assert!({ group }.read(&file, 0, 1).is_ok());
 
-    let world = World::with_options(ExportOptions {
+    let world = ServedWorld::with_options(ExportOptions {
         squash: Squash::None,
         ..ExportOptions::default()
     });
@@ -151,7 +151,7 @@ fn squashed_root_and_its_groups_have_no_rights() {
 
 #[test]
 fn other_users_are_refused() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut owner = Session::new(&world);
     let root = owner.root();
     let file = owner.create(&root, "f", 0o600).expect("made").handle;
@@ -180,7 +180,7 @@ fn other_users_are_refused() {
 
 #[test]
 fn fenced_file_system_gets_no_reply() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut session = Session::new(&world);
     let mut other = Session::new(&world);
     let root = session.root();
@@ -210,7 +210,7 @@ fn fenced_file_system_gets_no_reply() {
 
 #[test]
 fn unusable_exports_are_refused() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let export = |name: &str, volume| Export {
         name: name.into(),
         fs: world.fs.clone(),
@@ -240,8 +240,8 @@ fn unusable_exports_are_refused() {
 
 #[test]
 fn rename_and_link_stay_in_their_volume() {
-    let (first, second) = (World::new(), World::new());
-    let export = |name: &str, of: &World, volume| Export {
+    let (first, second) = (ServedWorld::new(), ServedWorld::new());
+    let export = |name: &str, of: &ServedWorld, volume| Export {
         name: name.into(),
         fs: of.fs.clone(),
         volume,
@@ -258,7 +258,7 @@ fn rename_and_link_stay_in_their_volume() {
     let exports = Exports::new(exports).expect("exports");
     let listen = ["127.0.0.1:0".parse().expect("an address")];
     let server = Server::start(&listen, exports, Box::new(|_, _| {}));
-    let world = World {
+    let world = ServedWorld {
         server: server.expect("started"),
         ..first
     };

@@ -13,7 +13,7 @@ use pagemesh_nfs::{ExportOptions, Squash};
 use support::client::Encoder;
 use support::decoder::Decoder;
 use support::session::{Session, check};
-use support::world::{OWNER, World};
+use support::world::{OWNER, ServedWorld};
 
 const NAMED_UID: u32 = 50;
 
@@ -107,7 +107,7 @@ fn granted(session: &mut Session, file: &[u8]) -> u32 {
 
 #[test]
 fn file_without_list_has_rights_of_mode() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut session = Session::new(&world);
     let file = make(&mut session, "file", 0o640);
     let entries = vec![[1, OWNER.uid, 6], [4, OWNER.gid, 4], [16, 0, 4], [32, 0, 0]];
@@ -125,7 +125,7 @@ fn file_without_list_has_rights_of_mode() {
 
 #[test]
 fn set_list_gives_rights_until_removed() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut session = Session::new(&world);
     let mut named = Session::of(&world, Some((NAMED_UID, 99, vec![])));
     let file = make(&mut session, "file", 0o600);
@@ -151,7 +151,7 @@ fn set_list_gives_rights_until_removed() {
 
 #[test]
 fn new_files_inherit_default_list() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut session = Session::new(&world);
     let root = session.root();
     let default = as_default(&list(4));
@@ -168,7 +168,7 @@ fn new_files_inherit_default_list() {
 
 #[test]
 fn read_only_and_squashed_clients_set_no_list() {
-    let world = World::with_options(ExportOptions {
+    let world = ServedWorld::with_options(ExportOptions {
         is_read_only: true,
         ..ExportOptions::default()
     });
@@ -178,7 +178,7 @@ fn read_only_and_squashed_clients_set_no_list() {
     assert_eq!(refused, Err(Status::ReadOnly));
     get(&mut session, &root, mask::ACCESS).unwrap();
 
-    let world = World::with_options(ExportOptions {
+    let world = ServedWorld::with_options(ExportOptions {
         squash: Squash::Root,
         ..ExportOptions::default()
     });
@@ -191,7 +191,7 @@ fn read_only_and_squashed_clients_set_no_list() {
 #[test]
 fn malformed_acl_calls_are_refused() {
     const GARBAGE: u32 = 4;
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut session = Session::new(&world);
     let root = session.root();
     for counts in [[5, 4], [4, 5], [u32::MAX, u32::MAX], [1025, 1025]] {

@@ -13,7 +13,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
 use support::session::{MOUNT, NFS, Session};
-use support::world::World;
+use support::world::ServedWorld;
 
 /// The limits with another time, which a test waits for.
 const SHORT: Duration = Duration::from_millis(20);
@@ -24,7 +24,7 @@ fn assert_closed(session: &mut Session) {
 }
 
 /// Connections that send a part of a mark, if any.
-fn half_open(world: &World, count: usize, bytes: &[u8]) -> Vec<TcpStream> {
+fn half_open(world: &ServedWorld, count: usize, bytes: &[u8]) -> Vec<TcpStream> {
     let address = world.server.local_addrs()[0];
     let connect = |_| {
         let mut stream = TcpStream::connect(address).expect("connected");
@@ -40,7 +40,7 @@ fn oldest_half_open_connection_makes_room() {
         half_open_max: 3,
         ..Limits::default()
     };
-    let world = World::with_limits(limits);
+    let world = ServedWorld::with_limits(limits);
     let mut served = Session::new(&world);
     let root = served.root();
     let mut held = half_open(&world, 5, &[]);
@@ -61,7 +61,7 @@ fn connection_beyond_the_limit_ends_at_its_first_call() {
         address_connections_max: 2,
         ..Limits::default()
     };
-    let world = World::with_limits(limits);
+    let world = ServedWorld::with_limits(limits);
     let mut served: Vec<_> = (0..2).map(|_| Session::new(&world)).collect();
     let root = served[0].root();
     served[1].root();
@@ -80,7 +80,7 @@ fn connection_beyond_the_limit_ends_at_its_first_call() {
 
 #[test]
 fn garbage_closes_only_its_connection() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut served = Session::new(&world);
     let root = served.root();
     let garbage: [&[u8]; 4] = [
@@ -101,7 +101,7 @@ fn garbage_closes_only_its_connection() {
 
 #[test]
 fn unknown_programs_and_versions_are_refused() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut session = Session::new(&world);
     let mut refused = |program, number, rest: &[u8], wanted: &[u32]| {
         let reply = session.exchange(program, number, rest).expect("a reply");
@@ -124,7 +124,7 @@ fn unknown_programs_and_versions_are_refused() {
 
 #[test]
 fn each_call_of_one_burst_is_answered() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut session = Session::new(&world);
     let root = session.root();
     let calls: Vec<Vec<u8>> = (0..100)
@@ -144,7 +144,7 @@ fn each_call_of_one_burst_is_answered() {
 
 #[test]
 fn record_in_single_bytes_is_answered() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut session = Session::new(&world);
     session.stream.set_nodelay(true).expect("set");
     let call = session.bytes_of(&Nfs3Call::Null);
@@ -156,7 +156,7 @@ fn record_in_single_bytes_is_answered() {
 
 #[test]
 fn stop_ends_all_threads_of_connected_clients() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut idle = Session::new(&world);
     idle.root();
     let mut half = Session::new(&world);
@@ -174,7 +174,7 @@ fn stop_ends_all_threads_of_connected_clients() {
 
 #[test]
 fn call_in_progress_is_answered_before_the_stop() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut session = Session::new(&world);
     let root = session.root();
     let file = session.create(&root, "file", 0o644).expect("made").handle;
@@ -207,7 +207,7 @@ fn client_that_takes_no_reply_is_cut_off() {
         reply: SHORT,
         ..Limits::default()
     };
-    let world = World::with_limits(limits);
+    let world = ServedWorld::with_limits(limits);
     let mut session = Session::new(&world);
     let root = session.root();
     let file = session.create(&root, "file", 0o644).expect("made").handle;
@@ -230,7 +230,7 @@ fn silent_connections_are_closed() {
         idle: SHORT,
         ..Limits::default()
     };
-    let world = World::with_limits(limits);
+    let world = ServedWorld::with_limits(limits);
     assert_closed(&mut Session::new(&world));
     world.wait_until("the end", |now| now.connections == 0);
     assert_eq!(world.server.counters().violations, 0);
@@ -242,7 +242,7 @@ fn stalled_record_is_a_violation() {
         record: SHORT,
         ..Limits::default()
     };
-    let world = World::with_limits(limits);
+    let world = ServedWorld::with_limits(limits);
     let mut stalled = Session::new(&world);
     stalled.stream.write_all(&[0x80]).expect("sent");
     assert_closed(&mut stalled);
@@ -251,7 +251,7 @@ fn stalled_record_is_a_violation() {
 
 #[test]
 fn closed_half_of_a_connection_ends_it() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut session = Session::new(&world);
     let call = session.bytes_of(&Nfs3Call::Null);
     session.stream.write_all(&call).expect("sent");
@@ -264,7 +264,7 @@ fn closed_half_of_a_connection_ends_it() {
 
 #[test]
 fn address_in_use_is_an_error() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let address = world.server.local_addrs()[0];
     let exports = || pagemesh_nfs::Exports::new(Vec::new()).expect("none");
     let started = Server::start(&[address], exports(), Box::new(|_, _| {}));

@@ -20,7 +20,7 @@ use std::sync::{Arc, mpsc};
 use support::client::Encoder;
 use support::decoder::Decoder;
 use support::session::{MOUNT, NFS, Session, at, check, mode};
-use support::world::{ATTACHMENT, FREE_BYTES, KEY, OWNER, VOLUME, World};
+use support::world::{ATTACHMENT, FREE_BYTES, KEY, OWNER, ServedWorld, VOLUME};
 
 /// The status MNT3ERR_NOENT.
 const NO_ENTRY: u32 = 2;
@@ -30,7 +30,7 @@ const HOST: &str = "127.0.0.2";
 
 /// A server of `/data` with the rules of a text.
 struct RuledWorld {
-    world: World,
+    world: ServedWorld,
     exports: Exports,
 }
 
@@ -40,7 +40,7 @@ impl RuledWorld {
     }
 
     fn with_groups(text: &str, lookup: GroupLookup) -> Self {
-        let world = World::new();
+        let world = ServedWorld::new();
         // Clients make files below the root, and `home` has a directory for all.
         let owner = Caller::trusted(OWNER.uid, OWNER.gid);
         let root = world.fs.attr(Ino::ROOT).unwrap().file_id();
@@ -66,7 +66,7 @@ impl RuledWorld {
         exports.apply(&file(text)).unwrap();
         let listen = ["127.0.0.1:0".parse().unwrap()];
         let server = Server::start(&listen, exports.clone(), Box::new(|_, _| {}));
-        let world = World {
+        let world = ServedWorld {
             server: server.unwrap(),
             ..world
         };

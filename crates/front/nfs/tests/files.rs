@@ -19,7 +19,7 @@ use std::collections::BTreeSet;
 use std::io::Write;
 use support::decoder::Decoder;
 use support::session::{Session, at, check, mode};
-use support::world::{ATTACHMENT, FREE_BYTES, OWNER, World};
+use support::world::{ATTACHMENT, FREE_BYTES, OWNER, ServedWorld};
 
 /// The earlier attributes of a change equal these, and the later ones are those of GETATTR.
 #[track_caller]
@@ -51,7 +51,7 @@ fn commit(session: &mut Session, file: &[u8]) -> Result<u64, Status> {
 
 #[test]
 fn tree_is_written_and_read_back() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut session = Session::new(&world);
     let root = session.root();
     let directory = session.make_directory(&root, "d", 0o755).expect("made");
@@ -128,7 +128,7 @@ fn list_all(session: &mut Session, directory: &[u8], bytes: u32, is_plus: bool) 
 
 #[test]
 fn directory_is_listed_in_small_parts() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut session = Session::new(&world);
     let root = session.root();
     let mut wanted = BTreeSet::from([".".to_owned(), "..".to_owned()]);
@@ -163,7 +163,7 @@ fn directory_is_listed_in_small_parts() {
 
 #[test]
 fn cookie_survives_the_removal_of_its_entry() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut session = Session::new(&world);
     let root = session.root();
     for number in 0..30 {
@@ -182,7 +182,7 @@ fn cookie_survives_the_removal_of_its_entry() {
 
 #[test]
 fn parent_of_the_root_is_the_root() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut session = Session::new(&world);
     let root = session.root();
     for name in [".", ".."] {
@@ -208,7 +208,7 @@ fn parent_of_the_root_is_the_root() {
 
 #[test]
 fn attributes_around_changes_are_those_of_getattr() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut session = Session::new(&world);
     let root = session.root();
     let mut before = session.attributes(&root).expect("there");
@@ -249,7 +249,7 @@ fn attributes_around_changes_are_those_of_getattr() {
 
 #[test]
 fn removed_file_is_stale_and_frees_its_pages() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut session = Session::new(&world);
     let root = session.root();
     let file = session.create(&root, "f", 0o644).expect("made").handle;
@@ -273,7 +273,7 @@ fn removed_file_is_stale_and_frees_its_pages() {
 
 #[test]
 fn replaced_file_is_stale_and_frees_its_pages() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut session = Session::new(&world);
     let root = session.root();
     let old = session.create(&root, "old", 0o644).expect("made").handle;
@@ -291,7 +291,7 @@ fn replaced_file_is_stale_and_frees_its_pages() {
 
 #[test]
 fn creates_have_three_modes() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut session = Session::new(&world);
     let root = session.root();
     let verifier = [1; 8];
@@ -326,7 +326,7 @@ fn creates_have_three_modes() {
 
 #[test]
 fn guard_refuses_a_change_of_other_attributes() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut session = Session::new(&world);
     let root = session.root();
     let file = session.create(&root, "f", 0o644).expect("made");
@@ -346,7 +346,7 @@ fn guard_refuses_a_change_of_other_attributes() {
 
 #[test]
 fn links_are_made_and_read() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut session = Session::new(&world);
     let root = session.root();
     let link = session.make(&Nfs3Call::MakeSymlink(SymlinkArguments {
@@ -379,7 +379,7 @@ fn links_are_made_and_read() {
 #[test]
 fn special_files_have_their_type_and_number() {
     use pagemesh_nfs::nfs3::names::{MakeNodeArguments, SpecialFile};
-    let world = World::with_options(ExportOptions {
+    let world = ServedWorld::with_options(ExportOptions {
         squash: Squash::None,
         ..ExportOptions::default()
     });
@@ -432,7 +432,7 @@ fn special_files_have_their_type_and_number() {
 
 #[test]
 fn file_system_tells_its_properties() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut session = Session::new(&world);
     let root = session.root();
     let mut words = |call: &Nfs3Call<'_>| {
@@ -459,7 +459,7 @@ fn file_system_tells_its_properties() {
 
 #[test]
 fn exports_and_directories_are_mounted() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut session = Session::new(&world);
     let root = session.root();
     assert_eq!(session.mount("data//"), Ok(root.clone()));
@@ -487,7 +487,7 @@ fn exports_and_directories_are_mounted() {
 
 #[test]
 fn space_without_a_write_cache_writes_at_once() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut session = Session::new(&world);
     let root = session.root();
     let file = session.create(&root, "f", 0o644).expect("made").handle;
@@ -497,7 +497,7 @@ fn space_without_a_write_cache_writes_at_once() {
 
 #[test]
 fn lost_write_changes_the_verifier() {
-    let world = World::with(ExportOptions::default(), Limits::default(), true);
+    let world = ServedWorld::with(ExportOptions::default(), Limits::default(), true);
     let mut session = Session::new(&world);
     let root = session.root();
     let file = session.create(&root, "f", 0o644).expect("made").handle;
@@ -519,7 +519,7 @@ fn lost_write_changes_the_verifier() {
 /// The pin of the read keeps the pages until it has them.
 #[test]
 fn read_in_progress_survives_the_removal_of_its_file() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut reader = Session::new(&world);
     let root = reader.root();
     let file = reader.create(&root, "f", 0o644).expect("made").handle;

@@ -8,7 +8,7 @@ mod support;
 use std::io::Write;
 use std::net::TcpStream;
 use support::session::Session;
-use support::world::World;
+use support::world::ServedWorld;
 
 /// Kibibytes of memory of this process.
 fn resident_kib() -> u64 {
@@ -19,7 +19,7 @@ fn resident_kib() -> u64 {
 }
 
 /// Connections that send a part of a mark, if any.
-fn half_open(world: &World, count: usize, bytes: &[u8]) -> Vec<TcpStream> {
+fn half_open(world: &ServedWorld, count: usize, bytes: &[u8]) -> Vec<TcpStream> {
     let address = world.server.local_addrs()[0];
     let connect = |_| {
         let mut stream = TcpStream::connect(address).expect("connected");
@@ -32,7 +32,7 @@ fn half_open(world: &World, count: usize, bytes: &[u8]) -> Vec<TcpStream> {
 #[test]
 fn thousands_of_half_open_connections_take_little_memory() {
     pagemesh_base::fd_limit::raise_fd_limit().expect("descriptors");
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut served = Session::new(&world);
     let root = served.root();
     let before = resident_kib();

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use support::client::Encoder;
 use support::decoder::Decoder;
 use support::session::Session;
-use support::world::World;
+use support::world::ServedWorld;
 
 const NFS4: (u32, u32) = (100_003, 4);
 const DENIED: u32 = 10_010;
@@ -105,7 +105,7 @@ fn compound(session: &mut Session, minor: u32, operations: &[Encoder]) -> Option
 }
 
 impl Client {
-    fn new(world: &World, name: &str) -> Client {
+    fn new(world: &ServedWorld, name: &str) -> Client {
         let mut session = Session::new(world);
         let mut exchange = op(42, &[1, 2]);
         exchange.opaque(name.as_bytes()).word(0).word(0).word(0);
@@ -199,7 +199,7 @@ const BOTH: (u32, u32) = (3, 0);
 
 #[test]
 fn open_file_is_written_and_read() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut client = Client::new(&world, "a");
     let (state, handle) = client.opened("f", BOTH, true);
     let mut write = with_state(WRITE, &[], state, &[0, 0, 0]);
@@ -229,7 +229,7 @@ fn open_file_is_written_and_read() {
 
 #[test]
 fn removed_file_stays_while_it_is_open() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let (mut client, mut other) = (Client::new(&world, "a"), Client::new(&world, "b"));
     let (state, handle) = client.opened("f", BOTH, true);
     let mut write = with_state(WRITE, &[], state, &[0, 0, 2]);
@@ -251,7 +251,7 @@ fn removed_file_stays_while_it_is_open() {
 
 #[test]
 fn conflicting_lock_of_another_client_is_denied() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let (mut client, mut other) = (Client::new(&world, "a"), Client::new(&world, "b"));
     let (state, handle) = client.opened("f", BOTH, true);
     let (other_state, _) = other.opened("f", BOTH, false);
@@ -272,7 +272,7 @@ fn conflicting_lock_of_another_client_is_denied() {
 
 #[test]
 fn repeated_request_gets_the_kept_reply() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut client = Client::new(&world, "a");
     let make = || {
         let mut make = op(6, &[2]);
@@ -288,7 +288,7 @@ fn repeated_request_gets_the_kept_reply() {
 
 #[test]
 fn expired_client_yields_to_a_conflicting_open() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let (mut client, mut other) = (Client::new(&world, "a"), Client::new(&world, "b"));
     let (_, handle) = client.opened("f", (3, 2), true);
     let write = || vec![open("f", (2, 0), false)];
@@ -304,7 +304,7 @@ fn expired_client_yields_to_a_conflicting_open() {
 
 #[test]
 fn root_lists_the_exports() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut client = Client::new(&world, "a");
     // No cookie, no verifier, and the attribute FSID.
     let list = op(READDIR, &[0, 0, 0, 0, 1000, 1000, 1, 1 << 8]);
@@ -322,7 +322,7 @@ fn root_lists_the_exports() {
 
 #[test]
 fn requests_out_of_order_are_refused() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut session = Session::new(&world);
     let (status, _) = compound(&mut session, 1, &[put_root()]).unwrap();
     assert_eq!(status, NOT_IN_SESSION);
@@ -336,7 +336,7 @@ fn requests_out_of_order_are_refused() {
 /// Lengths that are longer than the record, or than their limits.
 #[test]
 fn lying_lengths_are_malformed() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut client = Client::new(&world, "a");
     let bad = [
         op(GETATTR, &[4, 0, 0, 0, 0]),
@@ -355,7 +355,7 @@ fn lying_lengths_are_malformed() {
 
 #[test]
 fn fenced_file_system_gets_no_reply() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut client = Client::new(&world, "a");
     let (_, handle) = client.opened("f", BOTH, true);
     world.space.fence();

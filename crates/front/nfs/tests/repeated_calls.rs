@@ -10,7 +10,7 @@ use pagemesh_nfs::nfs3::status::Status;
 use std::io::Write;
 use support::decoder::Decoder;
 use support::session::{Session, at, mode};
-use support::world::World;
+use support::world::ServedWorld;
 
 /// The status of a reply to an executed call.
 fn status(reply: &[u8]) -> u32 {
@@ -28,7 +28,7 @@ fn send(session: &mut Session, record: &[u8]) -> Vec<u8> {
 
 #[test]
 fn repeated_change_gets_the_first_reply() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut session = Session::new(&world);
     let root = session.root();
     let create = session.bytes_of(&Nfs3Call::Create(CreateArguments {
@@ -56,7 +56,7 @@ fn repeated_change_gets_the_first_reply() {
 
 #[test]
 fn other_user_with_the_same_call_is_checked() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut owner = Session::new(&world);
     let root = owner.root();
     let mut other = Session::of(&world, Some((2000, 2000, vec![])));
@@ -76,7 +76,7 @@ fn other_user_with_the_same_call_is_checked() {
 
 #[test]
 fn call_that_still_runs_is_not_run_beside_itself() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut session = Session::new(&world);
     let root = session.root();
     session.create(&root, "f", 0o644).expect("made");

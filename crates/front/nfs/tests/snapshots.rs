@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use support::memory::{MemorySpace, wait};
 use support::session::{Listed, Session, at, mode};
-use support::world::{VOLUME, World, clock};
+use support::world::{ServedWorld, VOLUME, clock};
 
 /// Copies of the memory of a file system, by their epochs.
 #[derive(Clone)]
@@ -74,10 +74,10 @@ impl SnapshotSource for Copies {
     }
 }
 
-fn world(are_listed: bool) -> (World, Copies) {
+fn world(are_listed: bool) -> (ServedWorld, Copies) {
     let mut made = None;
     let (options, limits) = (ExportOptions::default(), Limits::default());
-    let world = World::with_exports(options, limits, false, |exports, memory| {
+    let world = ServedWorld::with_exports(options, limits, false, |exports, memory| {
         let copies = made.insert(Copies {
             memory: memory.clone(),
             taken: Arc::default(),

@@ -13,12 +13,12 @@ use pagemesh_nfs::{ExportFigures, SizingReason};
 use std::io::Write;
 use std::time::{Duration, Instant};
 use support::session::Session;
-use support::world::World;
+use support::world::ServedWorld;
 
 const PAGE: u32 = 4096;
 
 /// A session with a file in both exports.
-fn session_of_both(world: &World) -> (Session, Vec<u8>, Vec<u8>) {
+fn session_of_both(world: &ServedWorld) -> (Session, Vec<u8>, Vec<u8>) {
     let mut session = Session::new(world);
     let file = |session: &mut Session, path: &str| {
         let root = session.mount(path).expect("mounted");
@@ -46,7 +46,7 @@ fn xid_of(call: &[u8]) -> [u8; 4] {
     call[4..8].try_into().unwrap()
 }
 
-fn figures(world: &World, name: &str) -> ExportFigures {
+fn figures(world: &ServedWorld, name: &str) -> ExportFigures {
     let exports = world.server.figures().exports;
     let named = exports
         .into_iter()
@@ -56,7 +56,7 @@ fn figures(world: &World, name: &str) -> ExportFigures {
 
 /// Waits until the figures of an export meet a condition.
 #[track_caller]
-fn wait_for(world: &World, name: &str, is_met: impl Fn(&ExportFigures) -> bool) {
+fn wait_for(world: &ServedWorld, name: &str, is_met: impl Fn(&ExportFigures) -> bool) {
     let until = Instant::now() + Duration::from_secs(30);
     loop {
         let now = figures(world, name);
@@ -70,7 +70,7 @@ fn wait_for(world: &World, name: &str, is_met: impl Fn(&ExportFigures) -> bool) 
 
 #[test]
 fn stalled_export_does_not_stop_calls_of_its_connection() {
-    let (world, other) = World::pair(Limits::default());
+    let (world, other) = ServedWorld::pair(Limits::default());
     let (mut session, healthy, stalled) = session_of_both(&world);
     let late: Vec<_> = (0..100).map(|_| read_of(&mut session, &stalled)).collect();
     other.memory.while_stalled(|wait_for_request| {
@@ -98,7 +98,7 @@ fn xid_of_reply(session: &mut Session) -> [u8; 4] {
 
 #[test]
 fn many_clients_of_a_stalled_export_leave_the_other_one_served() {
-    let (world, other) = World::pair(Limits::default());
+    let (world, other) = ServedWorld::pair(Limits::default());
     let (mut session, healthy, stalled) = session_of_both(&world);
     let mut stuck: Vec<_> = (0..50).map(|_| Session::new(&world)).collect();
     other.memory.while_stalled(|wait_for_request| {
@@ -120,7 +120,7 @@ fn many_clients_of_a_stalled_export_leave_the_other_one_served() {
 
 #[test]
 fn blocked_workers_let_an_export_grow_to_its_share() {
-    let (world, other) = World::pair(Limits::default());
+    let (world, other) = ServedWorld::pair(Limits::default());
     let (mut session, _, stalled) = session_of_both(&world);
     let calls: Vec<_> = (0..100).map(|_| read_of(&mut session, &stalled)).collect();
     other.memory.while_stalled(|_| {
@@ -141,7 +141,7 @@ fn blocked_workers_let_an_export_grow_to_its_share() {
 
 #[test]
 fn stalled_export_refuses_calls_beyond_the_share_of_a_client() {
-    let (world, other) = World::pair(Limits::default());
+    let (world, other) = ServedWorld::pair(Limits::default());
     let (mut session, healthy, stalled) = session_of_both(&world);
     let calls: Vec<_> = (0..300).map(|_| read_of(&mut session, &stalled)).collect();
     other.memory.while_stalled(|wait_for_request| {
@@ -164,7 +164,7 @@ fn stalled_export_refuses_calls_beyond_the_share_of_a_client() {
 
 #[test]
 fn connections_with_many_calls_do_not_starve_another() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut greedy = Session::new(&world);
     let root = greedy.root();
     let file = greedy.create(&root, "file", 0o644).expect("made").handle;
@@ -188,7 +188,7 @@ fn connections_with_many_calls_do_not_starve_another() {
 
 #[test]
 fn figures_count_calls_errors_and_bytes() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut session = Session::new(&world);
     let root = session.root();
     let file = session.create(&root, "file", 0o644).expect("made").handle;
@@ -217,7 +217,7 @@ fn stop_during_a_stall_ends_after_the_drain_limit() {
         drain: Duration::from_millis(20),
         ..Limits::default()
     };
-    let (world, other) = World::pair(limits);
+    let (world, other) = ServedWorld::pair(limits);
     let (mut session, _, stalled) = session_of_both(&world);
     let calls: Vec<_> = (0..10).map(|_| read_of(&mut session, &stalled)).collect();
     other.memory.while_stalled(|wait_for_request| {
@@ -233,7 +233,7 @@ fn stop_during_a_stall_ends_after_the_drain_limit() {
 
 #[test]
 fn sequential_writes_in_flight_leave_no_hole() {
-    let world = World::new();
+    let world = ServedWorld::new();
     let mut session = Session::new(&world);
     let root = session.root();
     let file = session.create(&root, "file", 0o644).expect("made").handle;

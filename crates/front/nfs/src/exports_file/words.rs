@@ -6,7 +6,7 @@ use std::str::Chars;
 
 /// The place of a word in a file, from 1. Columns are characters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct TextPosition {
     pub(super) line: usize,
     pub(super) column: usize,
 }
@@ -14,24 +14,24 @@ pub(super) struct Place {
 /// A word without its quotes and escapes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Word {
-    pub(super) place: Place,
+    pub(super) place: TextPosition,
     pub(super) text: String,
 }
 
 /// A mistake and its place.
-pub(super) type Mistake = (Place, Cause);
+pub(super) type Mistake = (TextPosition, Cause);
 
 /// Reads the words of lines. See [`super::ExportsFile`] for the grammar.
 pub(super) struct WordReader<'a> {
     chars: Peekable<Chars<'a>>,
-    place: Place,
+    place: TextPosition,
 }
 
 impl<'a> WordReader<'a> {
     pub(super) fn new(text: &'a str) -> Self {
         Self {
             chars: text.chars().peekable(),
-            place: Place { line: 1, column: 1 },
+            place: TextPosition { line: 1, column: 1 },
         }
     }
 
@@ -90,7 +90,7 @@ impl<'a> WordReader<'a> {
         ahead.next() == Some('\\') && ahead.next() == Some('\n')
     }
 
-    fn word(&mut self, begin: Place) -> Result<String, Mistake> {
+    fn word(&mut self, begin: TextPosition) -> Result<String, Mistake> {
         let mut bytes = Vec::new();
         let mut quoted = None;
         loop {

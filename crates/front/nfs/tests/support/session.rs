@@ -2,7 +2,7 @@
 
 use super::client::{self, Encoder};
 use super::decoder::Decoder;
-use super::world::{OWNER, World};
+use super::world::{OWNER, ServedWorld};
 use pagemesh_nfs::handle::HandleBytes;
 use pagemesh_nfs::nfs3::Nfs3Call;
 use pagemesh_nfs::nfs3::attributes::{
@@ -112,18 +112,18 @@ pub struct Session {
 
 impl Session {
     /// A session of the owner of the root.
-    pub fn new(world: &World) -> Session {
+    pub fn new(world: &ServedWorld) -> Session {
         Session::of(world, Some((OWNER.uid, OWNER.gid, Vec::new())))
     }
 
-    pub fn of(world: &World, user: Option<(u32, u32, Vec<u32>)>) -> Session {
+    pub fn of(world: &ServedWorld, user: Option<(u32, u32, Vec<u32>)>) -> Session {
         let stream = TcpStream::connect(world.server.local_addrs()[0]).expect("connected");
         Session::on(stream, user)
     }
 
     /// A session from an address of this machine.
     pub fn from_address(
-        world: &World,
+        world: &ServedWorld,
         from: SocketAddr,
         user: Option<(u32, u32, Vec<u32>)>,
     ) -> Session {
@@ -132,7 +132,7 @@ impl Session {
 
     /// As [`Session::from_address`], if this process may use the address.
     pub fn try_from_address(
-        world: &World,
+        world: &ServedWorld,
         from: SocketAddr,
         user: Option<(u32, u32, Vec<u32>)>,
     ) -> std::io::Result<Session> {

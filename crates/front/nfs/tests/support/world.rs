@@ -137,7 +137,7 @@ fn export(
 }
 
 /// See the module.
-pub struct World {
+pub struct ServedWorld {
     pub server: Server,
     pub fs: Arc<Fs>,
     pub space: TestSpace,
@@ -147,21 +147,21 @@ pub struct World {
     pub errors: Arc<Mutex<Vec<(String, FsError)>>>,
 }
 
-impl World {
-    pub fn new() -> World {
-        World::with(ExportOptions::default(), Limits::default(), false)
+impl ServedWorld {
+    pub fn new() -> ServedWorld {
+        ServedWorld::with(ExportOptions::default(), Limits::default(), false)
     }
 
-    pub fn with_options(options: ExportOptions) -> World {
-        World::with(options, Limits::default(), false)
+    pub fn with_options(options: ExportOptions) -> ServedWorld {
+        ServedWorld::with(options, Limits::default(), false)
     }
 
-    pub fn with_limits(limits: Limits) -> World {
-        World::with(ExportOptions::default(), limits, false)
+    pub fn with_limits(limits: Limits) -> ServedWorld {
+        ServedWorld::with(ExportOptions::default(), limits, false)
     }
 
-    pub fn with(options: ExportOptions, limits: Limits, has_write_cache: bool) -> World {
-        World::with_exports(options, limits, has_write_cache, |exports, _| exports)
+    pub fn with(options: ExportOptions, limits: Limits, has_write_cache: bool) -> ServedWorld {
+        ServedWorld::with_exports(options, limits, has_write_cache, |exports, _| exports)
     }
 
     /// `change` completes the exports of the server, from the memory of the file system.
@@ -170,19 +170,19 @@ impl World {
         limits: Limits,
         has_write_cache: bool,
         change: impl FnOnce(Exports, &MemorySpace) -> Exports,
-    ) -> World {
+    ) -> ServedWorld {
         let served = export("data", VOLUME, options, has_write_cache);
         let memory = served.1.memory.clone();
-        World::of(vec![served], limits, |exports| change(exports, &memory))
+        ServedWorld::of(vec![served], limits, |exports| change(exports, &memory))
     }
 
     /// Two exports, `data` and `other`, and the space of the second.
-    pub fn pair(limits: Limits) -> (World, TestSpace) {
+    pub fn pair(limits: Limits) -> (ServedWorld, TestSpace) {
         let options = ExportOptions::default();
         let data = export("data", VOLUME, options, false);
         let other = export("other", OTHER_VOLUME, options, false);
         let space = other.1.clone();
-        let world = World::of(vec![data, other], limits, |exports| exports);
+        let world = ServedWorld::of(vec![data, other], limits, |exports| exports);
         (world, space)
     }
 
@@ -190,7 +190,7 @@ impl World {
         exports: Vec<(Export, TestSpace)>,
         limits: Limits,
         change: impl FnOnce(Exports) -> Exports,
-    ) -> World {
+    ) -> ServedWorld {
         let (first, space) = exports.first().expect("an export");
         let (fs, space) = (Arc::clone(&first.fs), space.clone());
         let exports = exports.into_iter().map(|(export, _)| export).collect();
@@ -208,7 +208,7 @@ impl World {
             ..Nfs4Options::default()
         };
         let server = Server::start_nfs4(&listen, exports, Box::new(hook), limits, &nfs4);
-        World {
+        ServedWorld {
             server: server.expect("started"),
             fs,
             space,

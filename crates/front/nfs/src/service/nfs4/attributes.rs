@@ -1,6 +1,6 @@
 //! GETATTR, SETATTR, VERIFY, NVERIFY and ACCESS.
 
-use super::handles::{Place, ROOT_HANDLE};
+use super::handles::{CurrentFile, ROOT_HANDLE};
 use super::{Compound, Done, Fault};
 use crate::nfs3::attributes::{DeviceNumber, FileType, access};
 use crate::nfs4::arguments::{self, EncodedAttributes};
@@ -155,11 +155,11 @@ impl Compound<'_> {
     ) -> Result<T, Fault> {
         let service = self.service;
         match self.place()? {
-            Place::Root => {
+            CurrentFile::Root => {
                 let shared = service.shared_attributes(wanted, None);
                 Ok(use_them(&service.root_attributes(), &shared))
             }
-            Place::File(target) => {
+            CurrentFile::File(target) => {
                 let attr = target.export.fs.attr_of(target.id);
                 let attr = attr.map_err(|error| target.report(&error))?;
                 let handle = target.handle(target.id);
@@ -191,8 +191,8 @@ impl Compound<'_> {
 
     pub(super) fn access(&self, wanted: u32, out: &mut Writer) -> Done {
         let granted = match self.place()? {
-            Place::Root => wanted & ROOT_RIGHTS,
-            Place::File(target) => {
+            CurrentFile::Root => wanted & ROOT_RIGHTS,
+            CurrentFile::File(target) => {
                 let asked = match target.options.is_read_only {
                     true => wanted & RIGHTS & !CHANGES,
                     false => wanted & RIGHTS,

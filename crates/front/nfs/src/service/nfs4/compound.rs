@@ -4,7 +4,7 @@
 //! A reply beyond the bounds of the session is NFS4ERR_REP_TOO_BIG, or NFS4ERR_REP_TOO_BIG_TO_CACHE. An
 //! operation that changes something is not begun unless its longest result fits.
 
-use super::handles::Place;
+use super::handles::CurrentFile;
 use super::{Done, Fault};
 use crate::counters::count;
 use crate::limits::OPERATIONS_MAX;
@@ -80,8 +80,8 @@ pub(super) struct Compound<'a> {
     pub(super) arguments: &'a [u8],
     /// The number of operations.
     pub(super) operations: u32,
-    pub(super) current: Option<Place<'a>>,
-    pub(super) saved: Option<Place<'a>>,
+    pub(super) current: Option<CurrentFile<'a>>,
+    pub(super) saved: Option<CurrentFile<'a>>,
     pub(super) stateids: CompoundStateIds,
     pub(super) session: Option<ActiveSession>,
     pub(super) slot: Option<SlotGuard<'a>>,

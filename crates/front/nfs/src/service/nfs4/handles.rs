@@ -22,7 +22,7 @@ const FLAVORS: [u32; 2] = [1, 0];
 
 /// A file or the root of all exports.
 #[derive(Clone)]
-pub(super) enum Place<'a> {
+pub(super) enum CurrentFile<'a> {
     Root,
     File(Target<'a>),
 }
@@ -39,13 +39,13 @@ pub(super) fn checked_name(name: FileName<'_>) -> Result<&[u8], Fault> {
 }
 
 impl<'a> Compound<'a> {
-    pub(super) fn place(&self) -> Result<&Place<'a>, Fault> {
+    pub(super) fn place(&self) -> Result<&CurrentFile<'a>, Fault> {
         self.current
             .as_ref()
             .ok_or(Fault::Status(Status::NoFileHandle))
     }
 
-    pub(super) fn saved_place(&self) -> Result<&Place<'a>, Fault> {
+    pub(super) fn saved_place(&self) -> Result<&CurrentFile<'a>, Fault> {
         self.saved
             .as_ref()
             .ok_or(Fault::Status(Status::NoFileHandle))
@@ -54,8 +54,8 @@ impl<'a> Compound<'a> {
     /// The current file. The root of all exports has a status of the operation.
     pub(super) fn file_or(&self, of_root: Status) -> Result<&Target<'a>, Fault> {
         match self.place()? {
-            Place::Root => Err(of_root.into()),
-            Place::File(target) => Ok(target),
+            CurrentFile::Root => Err(of_root.into()),
+            CurrentFile::File(target) => Ok(target),
         }
     }
 
@@ -64,13 +64,13 @@ impl<'a> Compound<'a> {
         changed(self.place()?)
     }
 
-    fn set_place(&mut self, place: Place<'a>) {
+    fn set_place(&mut self, place: CurrentFile<'a>) {
         self.current = Some(place);
         self.stateids.clear();
     }
 
     pub(super) fn put_root(&mut self) -> Done {
-        self.set_place(Place::Root);
+        self.set_place(CurrentFile::Root);
         Ok(())
     }
 
@@ -81,14 +81,14 @@ impl<'a> Compound<'a> {
         let target = self.service.target(self.peer, handle)?;
         // Snapshots are for NFSv3.
         target.check_live().map_err(|_| Status::Stale)?;
-        self.set_place(Place::File(target));
+        self.set_place(CurrentFile::File(target));
         Ok(())
     }
 
     pub(super) fn get_handle(&self, out: &mut Writer) -> Done {
         match self.place()? {
-            Place::Root => out.opaque(ROOT_HANDLE),
-            Place::File(target) => out.value(&target.handle(target.id)),
+            CurrentFile::Root => out.opaque(ROOT_HANDLE),
+            CurrentFile::File(target) => out.value(&target.handle(target.id)),
         }
         Ok(())
     }
@@ -114,25 +114,25 @@ impl<'a> Compound<'a> {
     }
 
     /// The file of a name in the current directory.
-    fn found(&self, name: FileName<'_>) -> Result<Place<'a>, Fault> {
+    fn found(&self, name: FileName<'_>) -> Result<CurrentFile<'a>, Fault> {
         let place = self.place()?;
         let name = checked_name(name)?;
         match place {
-            Place::Root => {
+            CurrentFile::Root => {
                 let export = self
                     .exports()
                     .find(|it| it.path.file_system.as_bytes() == name);
                 self.root_of(export.ok_or(Status::NoEntry)?)
             }
-            Place::File(target) => Ok(Place::File(target.child(name)?.0)),
+            CurrentFile::File(target) => Ok(CurrentFile::File(target.child(name)?.0)),
         }
     }
 
     /// The root directory of an export.
-    pub(super) fn root_of(&self, export: &Arc<ServedExport>) -> Result<Place<'a>, Fault> {
+    pub(super) fn root_of(&self, export: &Arc<ServedExport>) -> Result<CurrentFile<'a>, Fault> {
         let root = self.service.root_of(export)?;
         let target = self.service.target_in(export, root, self.peer)?;
-        Ok(Place::File(target))
+        Ok(CurrentFile::File(target))
     }
 
     /// The entries of the root: the exports of whole file systems to which the client has access.
@@ -144,9 +144,9 @@ impl<'a> Compound<'a> {
 
     pub(super) fn lookup_parent(&mut self) -> Done {
         let parent = match self.place()? {
-            Place::Root => return Err(Status::NoEntry.into()),
-            Place::File(target) if target.is_root() => Place::Root,
-            Place::File(target) => Place::File(target.child(b"..")?.0),
+            CurrentFile::Root => return Err(Status::NoEntry.into()),
+            CurrentFile::File(target) if target.is_root() => CurrentFile::Root,
+            CurrentFile::File(target) => CurrentFile::File(target.child(b"..")?.0),
         };
         self.set_place(parent);
         Ok(())
@@ -178,10 +178,10 @@ impl<'a> Compound<'a> {
 }
 
 /// A file of an operation that changes it.
-pub(super) fn changed<'p, 'a>(place: &'p Place<'a>) -> Result<&'p Target<'a>, Fault> {
+pub(super) fn changed<'p, 'a>(place: &'p CurrentFile<'a>) -> Result<&'p Target<'a>, Fault> {
     match place {
-        Place::File(target) if !target.options.is_read_only => Ok(target),
-        Place::Root | Place::File(_) => Err(Status::ReadOnly.into()),
+        CurrentFile::File(target) if !target.options.is_read_only => Ok(target),
+        CurrentFile::Root | CurrentFile::File(_) => Err(Status::ReadOnly.into()),
     }
 }
 

@@ -1,7 +1,7 @@
 //! READDIR. The directories `.` and `..` are no entries (RFC 8881, section 18.23), and the cookies 0, 1
 //! and 2 are none of an entry: the file system gives the latter to these directories.
 
-use super::handles::Place;
+use super::handles::CurrentFile;
 use super::{Compound, Done, Fault};
 use crate::limits::LISTING_BYTES_MAX;
 use crate::nfs3::listing::CookieVerifier;
@@ -100,8 +100,8 @@ impl Compound<'_> {
         }
         let room = self.reply_room(out);
         match place {
-            Place::Root => self.list_exports(it, room, out),
-            Place::File(target) => {
+            CurrentFile::Root => self.list_exports(it, room, out),
+            CurrentFile::File(target) => {
                 let shared = self.service.shared_attributes(it.attributes, Some(target));
                 target.list_entries(it, &shared, room, out)
             }
@@ -117,9 +117,9 @@ impl Compound<'_> {
             }
             let found = self.root_of(export);
             let root = match &found {
-                Ok(Place::File(root)) => root,
+                Ok(CurrentFile::File(root)) => root,
                 // A fenced export stays in the list of names, without attributes.
-                Ok(Place::Root) | Err(_) => {
+                Ok(CurrentFile::Root) | Err(_) => {
                     let is_added = entries.add(cookie, export.path.file_system.as_bytes(), |out| {
                         encode_error(Status::Delay, out);
                     });

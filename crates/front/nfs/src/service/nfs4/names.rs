@@ -62,7 +62,7 @@ impl<'a> Compound<'a> {
         let created = target.with(&attr);
         encode_change(&reply.wcc, out);
         out.value(&it.attributes.attributes);
-        self.current = Some(super::handles::Place::File(created));
+        self.current = Some(super::handles::CurrentFile::File(created));
         self.stateids.clear();
         Ok(())
     }

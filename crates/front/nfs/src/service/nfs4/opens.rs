@@ -6,7 +6,7 @@
 
 use super::attributes::fs_changes;
 use super::compound::Compound;
-use super::handles::{Place, checked_name};
+use super::handles::{CurrentFile, checked_name};
 use super::names::encode_change;
 use super::{Done, Fault, HeldPin, encode_state_id};
 use crate::export_table::ServedExport;
@@ -103,7 +103,7 @@ impl<'a> Compound<'a> {
         }
         encode_state_id(grant.stateid, out);
         opened.encode(it.access, out);
-        self.current = Some(Place::File(opened.target));
+        self.current = Some(CurrentFile::File(opened.target));
         self.stateids.set(grant.stateid);
         Ok(())
     }
@@ -126,8 +126,8 @@ impl<'a> Compound<'a> {
     fn found_file(&self, name: FileName<'_>) -> Result<OpenedFile<'a>, Fault> {
         let name = checked_name(name)?;
         let directory = match self.place()? {
-            Place::File(directory) => directory,
-            Place::Root => {
+            CurrentFile::File(directory) => directory,
+            CurrentFile::Root => {
                 let is_name = |it: &&Arc<ServedExport>| it.path.file_system.as_bytes() == name;
                 return Err(match self.exports().find(is_name) {
                     Some(_) => Status::IsDirectory.into(),
