@@ -82,16 +82,19 @@ fn unknown_programs_and_versions_are_refused() {
     };
     // Accepted, no verifier, and the status.
     refused((100_000, 2), 0, &[], &[0, 0, 0, 1]);
-    for version in [1, 2, 4] {
-        refused((NFS, version), 0, &[], &[0, 0, 0, 2, 3, 3]);
+    for version in [1, 2, 5] {
+        refused((NFS, version), 0, &[], &[0, 0, 0, 2, 3, 4]);
         refused((MOUNT, version), 0, &[], &[0, 0, 0, 2, 3, 3]);
     }
+    refused((NFS, 4), 2, &[], &[0, 0, 0, 3]);
+    refused((NFS, 4), 1, &[0, 0, 4, 1], &[0, 0, 0, 4]);
+    refused((NFS, 4), 0, &[], &[0, 0, 0, 0]);
     refused((NFS, 3), 22, &[], &[0, 0, 0, 3]);
     refused((MOUNT, 3), 6, &[], &[0, 0, 0, 3]);
     refused((NFS, 3), 1, &[0, 0, 0, 65], &[0, 0, 0, 4]);
     refused((NFS, 3), 0, &[], &[0, 0, 0, 0]);
     refused((MOUNT, 3), 0, &[], &[0, 0, 0, 0]);
-    assert_eq!(world.server.counters().refused_calls, 10);
+    assert_eq!(world.server.counters().refused_calls, 12);
 }
 
 #[test]
