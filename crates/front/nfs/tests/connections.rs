@@ -114,12 +114,15 @@ fn unknown_programs_and_versions_are_refused() {
         refused((NFS, version), 0, &[], &[0, 0, 0, 2, 3, 4]);
         refused((MOUNT, version), 0, &[], &[0, 0, 0, 2, 3, 3]);
     }
+    refused((NFS, 4), 2, &[], &[0, 0, 0, 3]);
+    refused((NFS, 4), 1, &[0, 0, 4, 1], &[0, 0, 0, 4]);
+    refused((NFS, 4), 0, &[], &[0, 0, 0, 0]);
     refused((NFS, 3), 22, &[], &[0, 0, 0, 3]);
     refused((MOUNT, 3), 6, &[], &[0, 0, 0, 3]);
     refused((NFS, 3), 1, &[0, 0, 0, 65], &[0, 0, 0, 4]);
     refused((NFS, 3), 0, &[], &[0, 0, 0, 0]);
     refused((MOUNT, 3), 0, &[], &[0, 0, 0, 0]);
-    assert_eq!(world.server.counters().refused_calls, 10);
+    assert_eq!(world.server.counters().refused_calls, 12);
 }
 
 #[test]
