@@ -222,7 +222,7 @@ fn snapshots_are_read_over_nfs() {
     server.stop();
     let server = NfsServer::start(&cluster, &address, None, &shown).unwrap();
     check(&server);
-    cluster.ok(&["snapshot", "delete", "files@one"]);
+    cluster.ok(&["snapshot", "delete", "files@one", "--yes"]);
     assert_eq!(server.list(".snapshot"), [""; 0]);
     server.stop();
 }

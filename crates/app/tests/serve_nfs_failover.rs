@@ -1,5 +1,7 @@
 //! The process that serves a file system dies, and a standby on another machine takes it over with its address: NFS clients go on.
 
+#![allow(clippy::unwrap_used)] // Tests.
+
 mod support;
 
 use pagemesh_nfs_client::nfs3::{

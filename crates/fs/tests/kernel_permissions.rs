@@ -161,10 +161,10 @@ fn case() -> impl Strategy<Value = Case> {
 }
 
 /// An inode after a case: mode, owner, group, ACLs.
-type Left = (u16, u32, u32, Option<Acl>, Option<Acl>);
+type PermissionState = (u16, u32, u32, Option<Acl>, Option<Acl>);
 
 /// The outcome of a case, and the inodes that it may change.
-type Outcome = (Result<(), Errno>, Vec<Option<Left>>);
+type Outcome = (Result<(), Errno>, Vec<Option<PermissionState>>);
 
 /// The names of inodes that a case may change or make.
 const LEFT: [&str; 5] = ["d/file", "d/new", "o/target", "d", "o"];
@@ -195,7 +195,7 @@ fn kernel_acl(path: &Path, kind: AclKind) -> Option<Acl> {
     Acl::decode(&value[..len]).unwrap()
 }
 
-fn kernel_left(path: &Path) -> Option<Left> {
+fn kernel_left(path: &Path) -> Option<PermissionState> {
     let stat = rustix::fs::stat(path).ok()?;
     let acls = [AclKind::Access, AclKind::Default].map(|kind| kernel_acl(path, kind));
     let [access, default] = acls;
@@ -332,7 +332,7 @@ impl Ours {
         }
     }
 
-    fn left(&self, at: Ino, path: &str) -> Option<Left> {
+    fn left(&self, at: Ino, path: &str) -> Option<PermissionState> {
         let mut ino = at;
         for name in path.split('/') {
             ino = self.fs.lookup(ino, name.as_bytes()).ok()?.ino;

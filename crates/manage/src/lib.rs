@@ -56,6 +56,7 @@ mod lists;
 mod manager;
 mod media_figures;
 mod metrics;
+mod nfs_book;
 mod nfs_exports;
 pub mod placement;
 mod published;

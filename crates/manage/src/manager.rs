@@ -14,7 +14,7 @@ use crate::fault::Fault;
 use crate::figure_history::Figures;
 use crate::holder_signs::TrackedHolder;
 use crate::key_index::KeyIndex;
-use crate::nfs_exports::NfsExports;
+use crate::nfs_book::NfsExports;
 use crate::placement::{BrickCandidate, OVERPROVISION_FACTOR};
 use crate::published::PublishedState;
 use crate::records::{BrickRecord, PendingDelete, VolumeRecord};

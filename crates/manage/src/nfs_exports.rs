@@ -5,35 +5,10 @@
 
 use crate::fault::Fault;
 use crate::manager::Manager;
+use crate::nfs_book::ReceivedNfs;
 use crate::volumes::check_attachment;
 use crate::wire::{NFS_LIST_MAX, NFS_TEXT_BYTES_MAX, NfsExport, NfsExportState, ReportNfs};
-use pagemesh_base::layout::{EpochNumber, VolumeName};
-use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
-
-/// The last report of each served volume.
-#[derive(Default)]
-pub(crate) struct NfsExports {
-    reports: Mutex<BTreeMap<VolumeName, ReceivedNfs>>,
-}
-
-/// A report, and its sender.
-struct ReceivedNfs {
-    attachment: EpochNumber,
-    at: Duration,
-    export: NfsExportState,
-}
-
-impl NfsExports {
-    fn reports(&self) -> MutexGuard<'_, BTreeMap<VolumeName, ReceivedNfs>> {
-        self.reports.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn remove(&self, volume: &VolumeName) {
-        self.reports().remove(volume);
-    }
-}
+use pagemesh_base::layout::VolumeName;
 
 impl Manager {
     /// Takes the state of the NFS export of a volume from the client that has attached it.
@@ -89,17 +64,6 @@ impl Manager {
             .filter(|it| check_attachment(name, record, Some(it.attachment)).is_ok())
             .ok_or_else(|| Fault::NotServed(name.clone()))?;
         Ok(present.shown(name, now))
-    }
-}
-
-impl ReceivedNfs {
-    fn shown(&self, name: &VolumeName, now: Duration) -> NfsExport {
-        let age = now.saturating_sub(self.at);
-        NfsExport {
-            volume: name.clone(),
-            reported_ms_ago: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
-            export: self.export.clone(),
-        }
     }
 }
 

@@ -152,10 +152,10 @@ impl Net {
     /// Gives a host a further address. The hub hears of it at once, as by a gratuitous ARP.
     pub fn assign(&self, host: Host, address: &str) {
         self.ip(host, &format!("addr add {address}/24 dev net"));
-        let station = host.mac_address();
+        let hardware = host.mac_address();
         self.ip(
             Host::Hub,
-            &format!("neigh replace {address} lladdr {station} nud permanent dev hub"),
+            &format!("neigh replace {address} lladdr {hardware} nud permanent dev hub"),
         );
     }
 

@@ -44,9 +44,9 @@ pub fn run_sequential(
 ) -> Result<Report, BenchError> {
     // They know no --version, but they exist.
     for program in ["nfs-cp", "nfs-cat"] {
-        match require_program(program, PACKAGE) {
-            Err(missing @ BenchError::Missing { .. }) => return Err(missing),
-            _ => {}
+        let found = require_program(program, PACKAGE);
+        if let Err(missing @ BenchError::Missing { .. }) = found {
+            return Err(missing);
         }
     }
     let first = targets.first().ok_or_else(|| {

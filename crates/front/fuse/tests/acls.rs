@@ -66,6 +66,7 @@ impl AclMount {
             may_keep_cpus_awake: false,
             caching: Caching::PageCache,
             shows_snapshots: false,
+            is_shared: false,
         };
         let on_error = Box::new(|error: &_| panic!("memory fails nothing: {error}"));
         let mounted = mount(

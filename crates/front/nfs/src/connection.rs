@@ -16,7 +16,6 @@ use crate::connections::Connections;
 use crate::limits::{CONNECTION_BYTES_MAX, CONNECTION_CALLS_MAX, Limits, UNSENT_BYTES_MAX};
 use crate::record::RecordError;
 use crate::rpc::{CallError, Reply};
-use crate::workers::fair_queue::ConnectionId;
 use pagemesh_base::poison;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use std::collections::VecDeque;
@@ -25,6 +24,9 @@ use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
+
+/// The number of a connection.
+pub(crate) type ConnectionId = u64;
 
 /// Why a connection ended.
 #[derive(Debug, thiserror::Error)]

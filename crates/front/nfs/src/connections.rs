@@ -4,10 +4,9 @@
 //! one. Connections with a call are bounded in total and for each address; beyond, a connection ends
 //! at its first call.
 
-use crate::connection::{Connection, EndReason};
+use crate::connection::{Connection, ConnectionId, EndReason};
 use crate::counters::{CounterCells, count};
 use crate::limits::{Limits, UNSENT_BYTES_MAX};
-use crate::workers::fair_queue::ConnectionId;
 use pagemesh_base::poison;
 use rustix::event::epoll;
 use std::collections::{BTreeMap, HashMap};

@@ -19,13 +19,13 @@ pub(crate) mod write_order;
 
 pub(crate) use queued_call::QueuedCall;
 
-use crate::connection::Connection;
+use crate::connection::{Connection, ConnectionId};
 use crate::limits::{
     CALL_BYTES_MAX, EXPORT_BYTES_MIN, EXPORT_CALLS_MAX, EXPORT_WORKERS_MAX, QUEUE_WAIT_LIMIT,
     SHARE_BYTES_MAX, SHARE_CALLS_MAX, STALL_LIMIT, WORKER_IDLE_LIMIT, WORKERS_MAX,
 };
 use call_figures::{CallCells, EndedCall};
-use fair_queue::{ConnectionId, FairQueue};
+use fair_queue::FairQueue;
 use pagemesh_base::poison;
 use sizing::{Load, Sizing, SizingReason};
 use std::collections::VecDeque;

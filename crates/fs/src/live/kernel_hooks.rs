@@ -15,7 +15,9 @@ pub type NotifySize = Box<dyn Fn(Ino, u64, u8) + Send + Sync>;
 
 /// Makes the kernel forget a name of a directory that another front has removed: directory, name, and the inode if it
 /// has no name left. It does not wait for the kernel.
-pub type ForgetName = Box<dyn Fn(Ino, &[u8], Option<Ino>) + Send + Sync>;
+pub type ForgetName = Box<ForgetNameFn>;
+/// The call behind it.
+type ForgetNameFn = dyn Fn(Ino, &[u8], Option<Ino>) + Send + Sync;
 
 /// The calls into the kernel.
 struct KernelCallbacks {
@@ -50,7 +52,7 @@ impl<T: ?Sized> Hook<T> {
 #[derive(Default)]
 pub(crate) struct KernelHooks {
     callbacks: Hook<KernelCallbacks>,
-    forget_name: Hook<dyn Fn(Ino, &[u8], Option<Ino>) + Send + Sync>,
+    forget_name: Hook<ForgetNameFn>,
     /// Called when direct clients begin to append to a file, or its first mmap-dirty page arrives.
     append: Hook<dyn Fn(Ino) + Send + Sync>,
     open: Hook<dyn Fn(u32) + Send + Sync>,

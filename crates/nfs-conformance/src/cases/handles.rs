@@ -64,7 +64,6 @@ fn encoded<P: Procedure>(call: P) -> Vec<u8> {
 fn call(number: u32, file: &Handle) -> Vec<u8> {
     let (directory, name) = (file, &b"name"[..]);
     let attributes = SetAttributes::mode(0o644);
-    let (offset, count, cookie, verifier) = (0, 100, 0, [0; 8]);
     match number {
         2 => encoded(SetAttributesCall {
             file,
@@ -106,6 +105,15 @@ fn call(number: u32, file: &Handle) -> Vec<u8> {
             directory,
             name,
         }),
+        _ => read_call(number, file),
+    }
+}
+
+/// The same, of a procedure that reads, writes or lists.
+fn read_call(number: u32, file: &Handle) -> Vec<u8> {
+    let directory = file;
+    let (offset, count, cookie, verifier) = (0, 100, 0, [0; 8]);
+    match number {
         16 => encoded(ReadDir {
             directory,
             cookie,

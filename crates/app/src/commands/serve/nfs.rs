@@ -43,9 +43,9 @@ use std::sync::{Arc, Weak};
 /// The label from which the key of file handles follows. Clients keep handles, so it stays for ever.
 const HANDLE_KEY_LABEL: &[u8] = b"pagemesh NFS file handles 1";
 
-/// Serve file systems over NFS version 3.
+/// Serve file systems over NFS, versions 3 and 4.1.
 ///
-/// Clients mount `/NAME`: `mount -t nfs -o vers=3,proto=tcp,port=PORT,mountport=PORT,mountproto=tcp,nolock HOST:/NAME DIR`. There are
+/// Clients mount `/NAME`: `mount -t nfs -o vers=3,proto=tcp,port=PORT,mountport=PORT,mountproto=tcp,nolock HOST:/NAME DIR`. Version 3 has
 /// no locks. If an rpcbind runs on this machine, the server registers there, and clients need no ports. A file system has one server or one
 /// mount at a time.
 ///

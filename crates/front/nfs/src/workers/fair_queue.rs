@@ -4,12 +4,10 @@
 //! Invariants: `turns` has each connection with a queued call once. A connection has an entry while
 //! it has queued or running calls. `calls` and `bytes` are the sums of the entries.
 
+use crate::connection::ConnectionId;
 use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
 use std::hash::DefaultHasher;
-
-/// The number of a connection.
-pub(crate) type ConnectionId = u64;
 
 /// The calls of one connection.
 struct Share<T> {

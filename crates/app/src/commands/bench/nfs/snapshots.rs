@@ -27,7 +27,7 @@ const BETWEEN: Duration = Duration::from_millis(100);
 const RATE_BETWEEN: f64 = 200.0;
 
 /// Keeps the newest snapshots of one file system.
-struct SnapshotKeeper {
+struct SnapshotRotation {
     client: ManagerClient,
     name: VolumeName,
     keep: usize,
@@ -35,7 +35,7 @@ struct SnapshotKeeper {
     next: u64,
 }
 
-impl SnapshotKeeper {
+impl SnapshotRotation {
     /// Takes a snapshot, and deletes the oldest one beyond the number to keep.
     fn take(&mut self) -> anyhow::Result<()> {
         if self.keep == 0 {
@@ -67,7 +67,7 @@ pub(super) fn run(args: &NfsArgs) -> anyhow::Result<Report> {
     let mut loaded = Vec::new();
     for (name, keep) in KEPT {
         let fs = servers.serve(name, args)?;
-        let mut keeper = SnapshotKeeper {
+        let mut rotation = SnapshotRotation {
             client: servers.scratch.manager_client()?,
             name: name.parse()?,
             keep,
@@ -77,7 +77,7 @@ pub(super) fn run(args: &NfsArgs) -> anyhow::Result<Report> {
         let candidate = Candidate {
             target: fs.target.clone(),
             prepare: Box::new(move || {
-                let taken = keeper.take();
+                let taken = rotation.take();
                 taken.map_err(|cause| BenchError::Mount(cause.into_boxed_dyn_error()))
             }),
         };

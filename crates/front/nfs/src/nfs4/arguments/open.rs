@@ -116,7 +116,7 @@ impl<'a> Decode<'a> for Claim<'a> {
 /// The arguments of OPEN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenArguments<'a> {
-    /// The access, and wishes about delegations.
+    /// The access, and requests about delegations.
     pub access: u32,
     /// The denied access.
     pub deny: u32,

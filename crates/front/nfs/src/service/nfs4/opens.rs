@@ -25,9 +25,9 @@ use std::sync::Arc;
 
 /// OPEN4_RESULT_LOCKTYPE_POSIX: locks are split and merged as those of POSIX.
 const RESULT_POSIX_LOCKS: u32 = 4;
-/// The bits of `share_access` without the wishes about delegations (RFC 8881, section 18.16.1).
+/// The bits of `share_access` without the requests about delegations (RFC 8881, section 18.16.1).
 const ACCESS_BITS: u32 = 0xff;
-/// The wish for a delegation, and the bits that modify it.
+/// The request for a delegation, and the bits that modify it.
 const WANT_BITS: u32 = 0xff00;
 const WANT_FLAG_BITS: u32 = 0x3_0000;
 const WANT_CANCEL: u32 = 0x0500;
@@ -59,10 +59,12 @@ struct OpenedFile<'a> {
 fn share_bits(access: u32, deny: u32) -> Result<(ShareBits, ShareBits), Fault> {
     let known = ACCESS_BITS | WANT_BITS | WANT_FLAG_BITS;
     let access_bits = ShareBits::new(access & ACCESS_BITS);
-    let wish = access & WANT_BITS;
+    let wanted_delegation = access & WANT_BITS;
     match (access_bits, ShareBits::new(deny)) {
         (Some(bits), Some(deny))
-            if bits != ShareBits::NONE && access & !known == 0 && wish <= WANT_CANCEL =>
+            if bits != ShareBits::NONE
+                && access & !known == 0
+                && wanted_delegation <= WANT_CANCEL =>
         {
             Ok((bits, deny))
         }
@@ -342,9 +344,9 @@ impl<'a> OpenedFile<'a> {
         out.value(&self.set);
         match access & WANT_BITS {
             0 => out.u32(NO_DELEGATION),
-            wish => {
+            wanted_delegation => {
                 out.u32(NO_DELEGATION_WITH_REASON);
-                match wish {
+                match wanted_delegation {
                     WANT_NO_DELEGATION | WANT_CANCEL => out.u32(NOT_WANTED),
                     _ => {
                         out.u32(RESOURCE);
