@@ -248,9 +248,9 @@ fn stateless_calls_obey_the_list() {
     };
     set(&server, directory, &list(0o700, 7, 0, 7));
     let make = |server: &mut Server, name: &[u8], caller: &Caller| {
-        let (fs, channel) = (&server.fs, &mut server.channel);
+        let fs = &server.fs;
         let how = pagemesh_fs::CreateMode::Guarded;
-        fs.create_at(channel, directory, name, how, &mode(0o600), caller)
+        fs.create_at(directory, name, how, &mode(0o600), caller)
     };
     assert_eq!(errno(&make(&mut server, b"a", &foreign)), Errno::ACCESS);
     let made = make(&mut server, b"a", &named).result.unwrap().attr;
@@ -285,9 +285,7 @@ fn stateless_calls_obey_the_list() {
         assert_eq!(errno(&refused), Errno::ACCESS);
         server.write_as(&named, &pin, 0, bytes).result.unwrap();
     }
-    let read = |server: &mut Server, caller: &Caller| {
-        server.fs.read_at(&mut server.channel, &pin, 0, 10, caller)
-    };
+    let read = |server: &mut Server, caller: &Caller| server.fs.read_at(&pin, 0, 10, caller);
     assert_eq!(errno(&read(&mut server, &foreign)), Errno::ACCESS);
     assert_eq!(read(&mut server, &named).result.unwrap().bytes, [3; 10]);
 }
@@ -317,21 +315,21 @@ fn only_owner_changes_lists() {
 /// SETATTR of a client changes the mask.
 #[test]
 fn stateless_chmod_changes_the_mask() {
-    let mut server = Server::new();
+    let server = Server::new();
     let id = server.file("file", 0o600);
     set_access(&server.fs, id.ino, &list(0o600, 6, 4, 6));
-    let (fs, channel) = (&server.fs, &mut server.channel);
+    let fs = &server.fs;
     let both = pagemesh_fs::SetAttributes {
         size: Some(5),
         ..mode(0o640)
     };
     for (wanted, mask) in [(mode(0o620), 2), (both, 4)] {
-        let set = fs.set_attributes(channel, id, &wanted, None, &owner());
+        let set = fs.set_attributes(id, &wanted, None, &owner());
         set.result.unwrap();
         let found = fs.acl(id.ino, AclKind::Access).unwrap();
         assert_eq!(found, Some(list(0o600, 6, 4, mask)));
     }
-    let set = fs.set_attributes(channel, id, &NOTHING, None, &owner());
+    let set = fs.set_attributes(id, &NOTHING, None, &owner());
     set.result.unwrap();
 }
 

@@ -390,11 +390,7 @@ impl Ours {
             }
             Op::Create(mode) => {
                 let (how, attrs) = (CreateMode::Guarded, bits(*mode));
-                let channel = &mut self.channel;
-                errno(
-                    fs.create_at(channel, directory, b"new", how, &attrs, caller)
-                        .result,
-                )
+                errno(fs.create_at(directory, b"new", how, &attrs, caller).result)
             }
             Op::MakeDirectory(mode) => {
                 let attrs = bits(*mode);
@@ -424,7 +420,7 @@ impl Ours {
             Op::Write => {
                 let pin = fs.pin(file).unwrap();
                 let data = Bytes::from_static(b"x");
-                let written = fs.write_at(channel, &pin, 0, &data, false, caller);
+                let written = fs.write_at(&pin, 0, &data, false, caller);
                 pin.release(channel);
                 return errno(written.result);
             }
@@ -448,10 +444,7 @@ impl Ours {
                 unreachable!("{case:?}")
             }
         };
-        errno(
-            fs.set_attributes(channel, file, &wanted, None, caller)
-                .result,
-        )
+        errno(fs.set_attributes(file, &wanted, None, caller).result)
     }
 }
 

@@ -14,8 +14,8 @@ use support::server::{NOTHING, SIZE, Server, around, compared, errno, mode, owne
 use support::{OWNER, mount_and_free, new_fs};
 
 fn set(server: &mut Server, id: FileId, wanted: &SetAttributes, caller: &Caller) -> WccReply<()> {
-    let (fs, channel) = (&server.fs, &mut server.channel);
-    fs.set_attributes(channel, id, wanted, None, caller)
+    let fs = &server.fs;
+    fs.set_attributes(id, wanted, None, caller)
 }
 
 fn check_set(caller: &Caller, bits: u16, wanted: &SetAttributes, expected: Result<(), Errno>) {
@@ -101,15 +101,15 @@ fn guard_refuses_change_after_other_change() {
     set(&mut server, id, &mode(0o640), &owner()).result.unwrap();
     let now = server.fs.attr_of(id).unwrap();
     for wanted in [mode(0o777), size(9)] {
-        let (fs, channel) = (&server.fs, &mut server.channel);
-        let reply = fs.set_attributes(channel, id, &wanted, Some(old), &owner());
+        let fs = &server.fs;
+        let reply = fs.set_attributes(id, &wanted, Some(old), &owner());
         assert_eq!(errno(&reply), Errno::AGAIN);
         assert_eq!(reply.wcc.after.as_ref(), Some(&now));
     }
     for wanted in [mode(0o777), size(9)] {
         let guard = Some(server.fs.attr_of(id).unwrap().ctime);
-        let (fs, channel) = (&server.fs, &mut server.channel);
-        let reply = fs.set_attributes(channel, id, &wanted, guard, &owner());
+        let fs = &server.fs;
+        let reply = fs.set_attributes(id, &wanted, guard, &owner());
         reply.result.unwrap();
     }
 }
@@ -161,7 +161,6 @@ fn changes_in_one_tick_have_different_attributes() {
     let memory = MemorySpace::new(SIZE);
     drop(new_fs(&memory));
     let fs = Arc::new(Fs::mount(memory.shared(), wait, stopped_clock).unwrap());
-    let mut channel = fs.open_channel().unwrap();
     let root = fs.attr(Ino::ROOT).unwrap().file_id();
     let mut times = vec![];
     for name in [b"one".as_slice(), b"two", b"three"] {
@@ -177,14 +176,14 @@ fn changes_in_one_tick_have_different_attributes() {
     let data = Bytes::from(vec![1; 5000]);
     let mut last = fs.attr_of(id).unwrap();
     for offset in [0, 0, 100, 0] {
-        let reply = fs.write_at(&mut channel, &pin, offset, &data, false, &owner());
+        let reply = fs.write_at(&pin, offset, &data, false, &owner());
         let (before, after) = around(&reply.wcc);
         assert_eq!(before, compared(&last));
         assert!(after.mtime > last.mtime && after.ctime > last.ctime);
         last = after;
     }
     for wanted in [size(10), mode(0o640)] {
-        let reply = fs.set_attributes(&mut channel, id, &wanted, None, &owner());
+        let reply = fs.set_attributes(id, &wanted, None, &owner());
         let (before, after) = around(&reply.wcc);
         assert!(after.ctime > before.ctime);
     }

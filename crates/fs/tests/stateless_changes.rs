@@ -24,8 +24,8 @@ fn create(
     caller: &Caller,
 ) -> WccReply<Created> {
     let root = server.root();
-    let (fs, channel) = (&server.fs, &mut server.channel);
-    fs.create_at(channel, root, name.as_bytes(), how, attrs, caller)
+    let fs = &server.fs;
+    fs.create_at(root, name.as_bytes(), how, attrs, caller)
 }
 
 /// Makes a directory below the root as the owner.
@@ -37,8 +37,8 @@ fn make_directory(server: &Server, name: &str, bits: u16) -> FileId {
 }
 
 fn set(server: &mut Server, id: FileId, wanted: &SetAttributes, caller: &Caller) -> WccReply<()> {
-    let (fs, channel) = (&server.fs, &mut server.channel);
-    fs.set_attributes(channel, id, wanted, None, caller)
+    let fs = &server.fs;
+    fs.set_attributes(id, wanted, None, caller)
 }
 
 #[test]
@@ -363,11 +363,11 @@ fn check_changes(bits: u16, caller: &Caller, expected: Result<(), Errno>) {
         .result
         .unwrap();
     let how = CreateMode::Guarded;
-    let (fs, channel) = (&server.fs, &mut server.channel);
+    let fs = &server.fs;
     // Additions never depend on the owner of another entry.
     let may_add = expected == Ok(()) || expected == Err(Errno::PERM);
     let added = [
-        fs.create_at(channel, parent, b"a", how, &NOTHING, caller)
+        fs.create_at(parent, b"a", how, &NOTHING, caller)
             .result
             .map(drop),
         fs.make_directory_at(parent, b"b", &NOTHING, caller)
@@ -422,12 +422,12 @@ fn changes_of_entries_follow_mode_of_directory() {
 
 #[test]
 fn owner_of_entry_removes_it_from_sticky_directory() {
-    let mut server = Server::new();
+    let server = Server::new();
     let parent = make_directory(&server, "parent", 0o1777);
     let caller = user(50, 60);
-    let (fs, channel) = (&server.fs, &mut server.channel);
+    let fs = &server.fs;
     let how = CreateMode::Guarded;
-    fs.create_at(channel, parent, b"own", how, &NOTHING, &caller)
+    fs.create_at(parent, b"own", how, &NOTHING, &caller)
         .result
         .unwrap();
     let moved = fs.rename_at((parent, b"own"), (parent, b"new"), &caller);
@@ -490,7 +490,7 @@ fn replaced_and_removed_inodes_live_while_pinned() {
 
 #[test]
 fn stale_ids_change_nothing() {
-    let mut server = Server::new();
+    let server = Server::new();
     let root = server.root();
     let file = server.file("file", 0o600);
     let stale = FileId {
@@ -498,7 +498,7 @@ fn stale_ids_change_nothing() {
         ..root
     };
     let steps = server.memory.steps();
-    let (fs, channel) = (&server.fs, &mut server.channel);
+    let fs = &server.fs;
     let how = CreateMode::Guarded;
     let caller = owner();
     let from = fs.rename_at((stale, b"file"), (root, b"x"), &caller);
@@ -506,7 +506,7 @@ fn stale_ids_change_nothing() {
     assert_eq!((from.from, to.to), (Wcc::default(), Wcc::default()));
     assert_eq!(to.from.after, fs.attr_of(root).ok());
     let results = [
-        fs.create_at(channel, stale, b"x", how, &NOTHING, &caller)
+        fs.create_at(stale, b"x", how, &NOTHING, &caller)
             .result
             .map(drop),
         fs.make_directory_at(stale, b"x", &NOTHING, &caller)
@@ -521,10 +521,8 @@ fn stale_ids_change_nothing() {
             .map(drop),
         fs.link_at(file, stale, b"x", &caller).result,
         fs.link_at(stale, root, b"x", &caller).result,
-        fs.set_attributes(channel, stale, &mode(0), None, &caller)
-            .result,
-        fs.set_attributes(channel, stale, &size(0), None, &caller)
-            .result,
+        fs.set_attributes(stale, &mode(0), None, &caller).result,
+        fs.set_attributes(stale, &size(0), None, &caller).result,
         from.result.map(drop),
         to.result.map(drop),
     ];
@@ -538,7 +536,7 @@ fn stale_ids_change_nothing() {
 #[test]
 fn names_are_committed_before_reply() {
     let memory = MemorySpace::new(SIZE).with_write_cache();
-    let (fs, mut channel) = new_fs(&memory);
+    let (fs, _) = new_fs(&memory);
     fs.set_commit_interval(Duration::from_secs(3600), Box::new(|| {}));
     let fs: Arc<Fs> = Arc::new(fs);
     let root = fs.attr(Ino::ROOT).unwrap().file_id();
@@ -550,7 +548,7 @@ fn names_are_committed_before_reply() {
         "the interval has no effect"
     );
     let how = CreateMode::Guarded;
-    let made = fs.create_at(&mut channel, root, b"file", how, &NOTHING, &owner());
+    let made = fs.create_at(root, b"file", how, &NOTHING, &owner());
     let id = made.result.unwrap().attr.file_id();
     assert_eq!(fs.uncommitted_changes().pages, 0);
     let crashed = memory.after_steps(memory.steps());

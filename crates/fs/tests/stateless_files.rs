@@ -140,10 +140,8 @@ fn read_reports_end_and_attributes() {
     let id = server.file("file", 0o600);
     let pin = server.pin(id);
     server.write(&pin, 0, vec![7; PAGE + 10]).result.unwrap();
-    let mut read = |offset, len| {
-        let reply = server
-            .fs
-            .read_at(&mut server.channel, &pin, offset, len, &owner());
+    let read = |offset, len| {
+        let reply = server.fs.read_at(&pin, offset, len, &owner());
         assert_eq!(reply.wcc.after.unwrap().size, PAGE as u64 + 10);
         let read = reply.result.unwrap();
         (read.bytes.len(), read.is_eof)
@@ -164,9 +162,7 @@ fn long_read_and_write_are_cut() {
     let long = server.write(&pin, 0, vec![7; (1 << 20) + 5]);
     assert_eq!(long.result.unwrap(), 1 << 20);
     server.write(&pin, 1 << 20, vec![8; 5]).result.unwrap();
-    let reply = server
-        .fs
-        .read_at(&mut server.channel, &pin, 0, 2 << 20, &owner());
+    let reply = server.fs.read_at(&pin, 0, 2 << 20, &owner());
     let read = reply.result.unwrap();
     assert_eq!((read.bytes.len(), read.is_eof), (1 << 20, false));
 }
@@ -184,9 +180,7 @@ fn content_of_directory_and_link_is_refused() {
     let link = link.unwrap().file_id();
     for (id, expected) in [(server.root(), Errno::ISDIR), (link, Errno::INVAL)] {
         let pin = server.pin(id);
-        let reply = server
-            .fs
-            .read_at(&mut server.channel, &pin, 0, 10, &owner());
+        let reply = server.fs.read_at(&pin, 0, 10, &owner());
         assert_eq!(errno(&reply), expected);
         assert_eq!(errno(&server.write(&pin, 0, vec![1])), expected);
         assert_eq!(errno(&server.write(&pin, 0, vec![])), expected);
@@ -205,10 +199,7 @@ fn check_rights(caller: &Caller, mode: u16, expected: (bool, bool)) {
     let trusted = Caller::trusted(0, 0);
     let made = server.write_as(&trusted, &pin, 0, vec![5; 100]);
     made.result.unwrap();
-    let read = server
-        .fs
-        .read_at(&mut server.channel, &pin, 0, 10, caller)
-        .result;
+    let read = server.fs.read_at(&pin, 0, 10, caller).result;
     let before = server.fs.attr_of(id).unwrap();
     let over = server.write_as(caller, &pin, 0, vec![6; 10]);
     let longer = server.write_as(caller, &pin, 50, vec![6; 2 * PAGE]);
@@ -332,7 +323,7 @@ fn commit_returns_losses_and_leaves_errors_of_programs() {
     let cursor = fs.lost_write_cursor();
     let pin = fs.pin(id).unwrap();
     let data = Bytes::from(vec![1; PAGE]);
-    let written = fs.write_at(&mut channel, &pin, 0, &data, false, &owner());
+    let written = fs.write_at(&pin, 0, &data, false, &owner());
     written.result.unwrap();
     let flushes = space.flushes();
     let committed = fs.commit(&mut channel, &pin);

@@ -69,30 +69,23 @@ impl Server {
         let (root, attrs) = (self.root(), SetAttributes::default());
         let how = CreateMode::Guarded;
         let (fs, caller) = (&self.fs, &self.caller);
-        let made = fs.create_at(
-            &mut self.channel,
-            root,
-            name.as_bytes(),
-            how,
-            &attrs,
-            caller,
-        );
+        let made = fs.create_at(root, name.as_bytes(), how, &attrs, caller);
         made.result.unwrap().attr.file_id()
     }
 
     fn write(&mut self, name: &str, offset: u64, bytes: &[u8]) {
         let pin = self.fs.pin(self.find(name)).unwrap();
         let data = Bytes::copy_from_slice(bytes);
-        let (fs, channel) = (&self.fs, &mut self.channel);
-        let written = fs.write_at(channel, &pin, offset, &data, false, &self.caller);
+        let fs = &self.fs;
+        let written = fs.write_at(&pin, offset, &data, false, &self.caller);
         assert_eq!(written.result.unwrap() as usize, bytes.len());
         pin.release(&mut self.channel);
     }
 
     fn read(&mut self, name: &str) -> Vec<u8> {
         let pin = self.fs.pin(self.find(name)).unwrap();
-        let (fs, channel) = (&self.fs, &mut self.channel);
-        let read = fs.read_at(channel, &pin, 0, 1 << 20, &self.caller);
+        let fs = &self.fs;
+        let read = fs.read_at(&pin, 0, 1 << 20, &self.caller);
         pin.release(&mut self.channel);
         read.result.unwrap().bytes
     }
@@ -100,7 +93,7 @@ impl Server {
     fn set(&mut self, name: &str, wanted: &SetAttributes) {
         let id = self.find(name);
         let (fs, caller) = (&self.fs, &self.caller);
-        let set = fs.set_attributes(&mut self.channel, id, wanted, None, caller);
+        let set = fs.set_attributes(id, wanted, None, caller);
         set.result.unwrap();
     }
 

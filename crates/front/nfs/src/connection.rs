@@ -385,9 +385,12 @@ impl Connection {
         state.calls > 0 || !state.replies.is_empty()
     }
 
-    /// Ends the connection if it is beyond a deadline.
+    /// Ends the connection if it is beyond a deadline. One that waits for room looks for it again.
     pub(crate) fn check_deadlines(&self, now: Instant, limits: &Limits) {
-        let state = self.lock();
+        let mut state = self.lock();
+        if state.is_paused {
+            self.kick(&mut state);
+        }
         let is_after = |since: Option<Instant>, limit| {
             since.is_some_and(|since| now.saturating_duration_since(since) >= limit)
         };

@@ -19,7 +19,7 @@ use crate::nfs3::files::WriteVerifier;
 use crate::nfs3::listing::CookieVerifier;
 use crate::pin_cache::PinCache;
 use pagemesh_base::poison;
-use pagemesh_fs::{Caller, FileId, Fs, FsError, Ino, InodeKind, OpenSnapshots};
+use pagemesh_fs::{Caller, FileId, Fs, FsError, Ino, InodeKind, OpenSnapshots, Pin};
 use siphasher::sip::SipHasher24;
 use siphasher::sip128::{Hasher128, SipHasher24 as WideSipHasher24};
 use std::collections::HashMap;
@@ -27,7 +27,7 @@ use std::hash::Hasher;
 use std::net::IpAddr;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use uuid::Uuid;
 
 /// The key of the hash that makes cookie verifiers. It stays for ever, because clients keep them.
@@ -93,14 +93,21 @@ impl Exports {
     /// present connections. It looks exported directories up, and may wait for their volumes.
     ///
     /// # Errors
-    /// If the file names an unknown file system, or a directory that does not exist. Then the earlier
-    /// paths and rules stay.
+    /// If the file names an unknown file system. Then the earlier paths and rules stay. A line with a directory that does not exist is
+    /// logged and left out: users may rename a directory, and that must stop no other export.
     pub fn apply(&self, file: &ExportsFile) -> Result<(), ExportsFileError> {
-        let served = file.exports.iter().map(|line| {
-            let export = self.serve_line(line);
-            export.map_err(|cause| file.error(line.line, cause))
-        });
-        let table = ExportTable::new(served.collect::<Result<_, _>>()?);
+        let mut served = Vec::new();
+        for line in &file.exports {
+            match self.serve_line(line) {
+                Ok(export) => served.push(export),
+                Err(cause @ ExportsFileCause::Directory(..)) => {
+                    let error = file.error(line.line, cause);
+                    tracing::error!(%error, "a path is not exported; the others are");
+                }
+                Err(cause) => return Err(file.error(line.line, cause)),
+            }
+        }
+        let table = ExportTable::new(served);
         *poison::recover(self.0.table.write()) = Arc::new(table);
         Ok(())
     }
@@ -291,6 +298,8 @@ pub(crate) struct ServedFs {
     is_fenced: AtomicBool,
     cookie_verifier: CookieVerifier,
     snapshots: OnceLock<ExportedSnapshots>,
+    /// Pins that a worker of the file system drops.
+    unused_pins: Mutex<Vec<Arc<Pin>>>,
 }
 
 impl ServedFs {
@@ -303,6 +312,7 @@ impl ServedFs {
             is_fenced: AtomicBool::new(false),
             cookie_verifier: CookieVerifier(hasher.finish().to_be_bytes()),
             snapshots: OnceLock::new(),
+            unused_pins: Mutex::default(),
             name: export.name,
             fs: export.fs,
             volume: export.volume,
@@ -351,6 +361,23 @@ impl ServedFs {
     /// Returns whether it was not fenced before.
     pub(crate) fn set_fenced(&self) -> bool {
         !self.is_fenced.swap(true, Ordering::AcqRel)
+    }
+
+    /// Leaves a pin to the workers of the file system: its drop may free the file, and wait for the volume.
+    pub(crate) fn add_unused_pin(&self, pin: Arc<Pin>) {
+        poison::lock(&self.unused_pins).push(pin);
+    }
+
+    pub(crate) fn has_unused_pins(&self) -> bool {
+        !poison::lock(&self.unused_pins).is_empty()
+    }
+
+    /// Drops these pins, and those of earlier requests: a removed file is freed with its last close.
+    pub(crate) fn drop_unused_pins(&self) {
+        let unused = std::mem::take(&mut *poison::lock(&self.unused_pins));
+        for pin in unused {
+            self.pins.forget(pin.id());
+        }
     }
 
     pub(crate) fn snapshots(&self) -> Option<&ExportedSnapshots> {

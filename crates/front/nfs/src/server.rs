@@ -217,6 +217,7 @@ impl Server {
         if abandoned == 0 {
             state.dispatcher.service.nfs4.close();
             for fs in state.dispatcher.service.exports.file_systems() {
+                fs.drop_unused_pins();
                 fs.pins.close();
             }
         }
@@ -342,6 +343,7 @@ impl ServerState {
                 (Work::Call(call), _) => dispatcher.run(call, thread, None),
                 (Work::SweepPins, _) => {
                     if let Some(fs) = dispatcher.service.exports.file_systems().nth(export) {
+                        fs.drop_unused_pins();
                         fs.pins.drop_idle(Instant::now());
                     }
                     workers.end_sweep();

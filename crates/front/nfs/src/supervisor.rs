@@ -97,8 +97,8 @@ impl Supervisor<'_> {
                 sweep_at = now + sweep_pause;
             }
             if now >= pins_at {
-                self.sweep_pins(now);
                 self.dispatcher.service.nfs4.tick();
+                self.sweep_pins(now);
                 pins_at = now + PIN_SWEEP_PAUSE;
             }
             let (is_pending, has_grown) = self.supervise(started);
@@ -139,7 +139,8 @@ impl Supervisor<'_> {
     fn sweep_pins(&self, now: Instant) {
         let file_systems = self.dispatcher.service.exports.file_systems();
         for (fs, (_, workers)) in file_systems.zip(self.dispatcher.exports()) {
-            if fs.pins.has_idle(now) && workers.request_sweep() {
+            let is_due = fs.pins.has_idle(now) || fs.has_unused_pins();
+            if is_due && workers.request_sweep() {
                 self.dispatcher.nudge.send();
             }
         }

@@ -133,6 +133,8 @@ struct WorkersState {
     progress_at: Instant,
     /// Connections with a call that has no room.
     waiting: VecDeque<Arc<Connection>>,
+    /// The same in a stall, with calls that no reply can refuse. They wait for the end of the stall.
+    parked: VecDeque<Arc<Connection>>,
     is_sweep_due: bool,
     is_stopping: bool,
     refused: u64,
@@ -171,6 +173,7 @@ impl ExportWorkers {
                 inline_since: now,
                 progress_at: now,
                 waiting: VecDeque::new(),
+                parked: VecDeque::new(),
                 is_sweep_due: false,
                 is_stopping: false,
                 refused: 0,
@@ -192,11 +195,14 @@ impl ExportWorkers {
             && all.fits(bytes, EXPORT_CALLS_MAX, self.shares.bytes_max);
         if !fits {
             let is_stalled = state.is_stalled(now);
-            if is_stalled {
-                state.refused += 1;
-            } else {
-                state.waiting.push_back(Arc::clone(&call.connection));
-                self.is_pending.store(true, Ordering::Release);
+            let connection = Arc::clone(&call.connection);
+            match (is_stalled, call.route.procedure) {
+                (true, Some(_)) => state.refused += 1,
+                (true, None) => state.parked.push_back(connection),
+                (false, _) => {
+                    state.waiting.push_back(connection);
+                    self.is_pending.store(true, Ordering::Release);
+                }
             }
             return Submitted::Full { call, is_stalled };
         }
@@ -273,7 +279,8 @@ impl ExportWorkers {
             state.inline_since = state.progress_at;
             budget.give_back();
         }
-        let resumed = state.take_waiting();
+        let mut resumed = state.take_waiting();
+        resumed.append(&mut state.parked);
         drop(state);
         resumed.iter().for_each(|connection| connection.resume());
         needs_worker
@@ -437,7 +444,8 @@ impl ExportWorkers {
         state.is_stopping = true;
         state.is_sweep_due = false;
         let calls = (state.queue.drain(), state.writes.drain());
-        let dropped = (calls, std::mem::take(&mut state.waiting));
+        let parked = std::mem::take(&mut state.parked);
+        let dropped = (calls, std::mem::take(&mut state.waiting), parked);
         for idle in std::mem::take(&mut state.idle) {
             idle.thread.unpark();
         }

@@ -67,7 +67,6 @@ fn read_with<T>(
 pub(crate) fn read_at(
     txs: &TxManager,
     hooks: &KernelHooks,
-    channel: &mut IoChannel,
     id: FileId,
     (offset, len): (u64, u32),
     caller: &Caller,
@@ -75,8 +74,13 @@ pub(crate) fn read_at(
     let mut wcc = Wcc::default();
     let len = len.min(IO_BYTES_MAX);
     let bytes = offset..offset.saturating_add(len.into());
+    // The kernel may need a channel for this, so none is held.
     kernel_pages::write_back_mappings(txs, hooks, id.ino, bytes);
-    let read = read_with(txs, channel, id.ino, offset, len, &mut |core, _| {
+    let mut channel = match txs.channels.borrow() {
+        Ok(channel) => channel,
+        Err(error) => return WccReply::failed(txs, id, error),
+    };
+    let read = read_with(txs, &mut channel, id.ino, offset, len, &mut |core, _| {
         let inode = core.inode_of(id)?;
         wcc = Wcc::unchanged(core, id, &inode)?;
         access::check_read(&mut core.begin(), (id.ino, &inode), caller)?;

@@ -1,7 +1,7 @@
 //! Attributes before and after a change, from the change itself: the weak cache consistency data of NFSv3 (RFC 1813,
 //! section 2.6). A client keeps its cache if that has the attributes before.
 
-use crate::error::Result;
+use crate::error::{FsError, Result};
 use crate::file::attr::{Attr, attr};
 use crate::format::file_id::FileId;
 use crate::format::inode::{Ino, Inode, Time};
@@ -74,6 +74,16 @@ pub struct WccReply<T> {
     pub wcc: Wcc,
     /// The result.
     pub result: Result<T>,
+}
+
+impl<T> WccReply<T> {
+    /// A failure before the operation began.
+    pub(crate) fn failed(txs: &TxManager, id: FileId, error: FsError) -> WccReply<T> {
+        WccReply {
+            wcc: Wcc::now(txs, id),
+            result: Err(error),
+        }
+    }
 }
 
 /// Collects the attributes of one inode around a transaction. The transaction may run again: each run begins anew.

@@ -8,7 +8,6 @@ use crate::file::wcc::{Wcc, WccReply};
 use crate::file::write::write_with;
 use crate::file::write_hook::{CheckedWrite, WriteHook};
 use crate::format::file_id::FileId;
-use crate::io::channel::IoChannel;
 use crate::live::kernel_hooks::KernelHooks;
 use crate::live::kernel_pages::WritePath;
 use crate::txn::manager::TxManager;
@@ -19,7 +18,6 @@ use std::ops::Range;
 pub(crate) fn write_at(
     txs: &TxManager,
     hooks: &KernelHooks,
-    channel: &mut IoChannel,
     id: FileId,
     (offset, data, is_stable): (u64, &Bytes, bool),
     caller: &Caller,
@@ -28,10 +26,21 @@ pub(crate) fn write_at(
     let data = data.slice(..data.len().min(IO_BYTES_MAX as usize));
     let how = (is_stable, WritePath::Copy);
     let range = offset..offset.saturating_add(data.len() as u64);
+    // The kernel may need a channel for this, and for the notifications below. So none is held then.
     kernel_pages::write_back_mappings(txs, hooks, id.ino, range);
     let result = match data.is_empty() {
         true => check_empty(txs, id, &mut hook).map(|()| 0..0),
-        false => write_with(txs, channel, id.ino, Some(offset), &data, how, &mut hook),
+        false => txs.channels.borrow().and_then(|mut channel| {
+            write_with(
+                txs,
+                &mut channel,
+                id.ino,
+                Some(offset),
+                &data,
+                how,
+                &mut hook,
+            )
+        }),
     };
     let wcc = hook.wcc().unwrap_or_else(|| Wcc::now(txs, id));
     if let Ok(written) = &result {

@@ -146,14 +146,13 @@ impl Fs {
     /// `EACCES`, `EISDIR`, `EINVAL` for other types; errors of the volume.
     pub fn read_at(
         &self,
-        channel: &mut IoChannel,
         pin: &Pin,
         offset: u64,
         len: u32,
         caller: &Caller,
     ) -> WccReply<ReadReply> {
         let hooks = &self.hooks;
-        read::read_at(&self.txs, hooks, channel, pin.id, (offset, len), caller)
+        read::read_at(&self.txs, hooks, pin.id, (offset, len), caller)
     }
 
     /// Writes at most [`IO_BYTES_MAX`](crate::IO_BYTES_MAX) bytes of a file. Returns their number; fewer than `data` if a later piece
@@ -169,7 +168,6 @@ impl Fs {
     /// that failed may be overwritten.
     pub fn write_at(
         &self,
-        channel: &mut IoChannel,
         pin: &Pin,
         offset: u64,
         data: &Bytes,
@@ -177,7 +175,7 @@ impl Fs {
         caller: &Caller,
     ) -> WccReply<u32> {
         let what = (offset, data, is_stable);
-        write_at::write_at(&self.txs, &self.hooks, channel, pin.id, what, caller)
+        write_at::write_at(&self.txs, &self.hooks, pin.id, what, caller)
     }
 
     /// Makes completed changes of a file durable, as [`Fs::sync`] does, with its times and mmap-dirty pages. Returns the write losses of
@@ -204,7 +202,6 @@ impl Fs {
     /// name, `ENOTDIR`, `EINVAL`, `ENAMETOOLONG`, `EFBIG`, `ENOSPC`, and as [`Fs::pin`].
     pub fn create_at(
         &self,
-        channel: &mut IoChannel,
         directory: FileId,
         name: &[u8],
         how: CreateMode,
@@ -212,15 +209,7 @@ impl Fs {
         caller: &Caller,
     ) -> WccReply<Created> {
         let how = (how, attrs);
-        by_id::create_at(
-            &self.txs,
-            &self.hooks,
-            channel,
-            directory,
-            name,
-            how,
-            caller,
-        )
+        by_id::create_at(&self.txs, &self.hooks, directory, name, how, caller)
     }
 
     /// Creates a directory with these attributes, in one transaction. A size is ignored.
@@ -340,13 +329,12 @@ impl Fs {
     /// as [`Fs::pin`].
     pub fn set_attributes(
         &self,
-        channel: &mut IoChannel,
         id: FileId,
         wanted: &SetAttributes,
         guard: Option<Time>,
         caller: &Caller,
     ) -> WccReply<()> {
-        set_attributes::set_attributes(&self.txs, &self.hooks, channel, id, wanted, guard, caller)
+        set_attributes::set_attributes(&self.txs, &self.hooks, id, wanted, guard, caller)
     }
 
     /// The access control lists of a file, and its attributes of the same lock. Every caller may read them.

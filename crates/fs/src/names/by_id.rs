@@ -11,7 +11,6 @@ use crate::file::wcc::{Wcc, WccReply, WccTracker};
 use crate::format::directory_page::TreeEntry;
 use crate::format::file_id::FileId;
 use crate::format::inode::{FILE_BYTES_MAX, Ino, Inode, InodeKind, SET_ID, Time};
-use crate::io::channel::IoChannel;
 use crate::live::kernel_hooks::KernelHooks;
 use crate::names::attrs::apply_changes;
 use crate::names::create::{create_in, link_in};
@@ -192,7 +191,6 @@ fn begin_directory(tracker: &mut WccTracker, tx: &mut Tx<'_>, caller: &Caller) -
 pub(crate) fn create_at(
     txs: &TxManager,
     hooks: &KernelHooks,
-    channel: &mut IoChannel,
     directory: FileId,
     name: &[u8],
     (how, attrs): (CreateMode, &SetAttributes),
@@ -230,7 +228,7 @@ pub(crate) fn create_at(
     let result = match result {
         Ok(made) if is_cut(&made) && size.size.is_some() => {
             let id = made.attr.file_id();
-            let cut = set_attributes(txs, hooks, channel, id, &size, None, caller);
+            let cut = set_attributes(txs, hooks, id, &size, None, caller);
             cut.result.map(|()| Created {
                 attr: cut.wcc.after.unwrap_or(made.attr),
                 is_new: false,

@@ -148,7 +148,6 @@ impl ResizeHook for AttrChange<'_> {
 pub(crate) fn set_attributes(
     txs: &TxManager,
     hooks: &KernelHooks,
-    channel: &mut IoChannel,
     id: FileId,
     wanted: &SetAttributes,
     guard: Option<Time>,
@@ -165,13 +164,25 @@ pub(crate) fn set_attributes(
     // The lock of the file, which some changes need, must not belong to a later file with this number.
     let pinned = lifetime::pin(txs, id);
     let result = pinned.and_then(|()| {
+        let mut channel = match txs.channels.borrow() {
+            Ok(channel) => channel,
+            Err(error) => {
+                lifetime::unpin(txs, id, None);
+                return Err(error);
+            }
+        };
         let changed = match wanted.size {
-            Some(size) => resize(txs, hooks, channel, size, &mut change),
+            Some(size) => resize(txs, &mut channel, size, &mut change),
             None => change_fields(txs, &mut change),
         };
-        lifetime::unpin(txs, id, Some(channel));
+        lifetime::unpin(txs, id, Some(&mut channel));
         changed
     });
+    // The kernel may need a channel for this, so none is held.
+    if let (Some(size), Ok(())) = (wanted.size, &result) {
+        write_at::notify_kernel(txs, hooks, id, &(size..FILE_BYTES_MAX));
+        kernel_pages::notify_extension(txs, hooks, id.ino);
+    }
     WccReply {
         wcc: change.tracker.wcc(txs, &result),
         result,
@@ -186,7 +197,6 @@ fn change_fields(txs: &TxManager, change: &mut AttrChange<'_>) -> Result<()> {
 
 fn resize(
     txs: &TxManager,
-    hooks: &KernelHooks,
     channel: &mut IoChannel,
     size: u64,
     change: &mut AttrChange<'_>,
@@ -199,7 +209,5 @@ fn resize(
     })?;
     let resized = set_size_with(txs, channel, ino, size, change)?;
     change.tracker.set_pages(resized.pages);
-    write_at::notify_kernel(txs, hooks, change.id, &(size..FILE_BYTES_MAX));
-    kernel_pages::notify_extension(txs, hooks, ino);
     Ok(())
 }

@@ -114,8 +114,7 @@ impl Server {
         bytes: Vec<u8>,
     ) -> WccReply<u32> {
         let data = Bytes::from(bytes);
-        self.fs
-            .write_at(&mut self.channel, pin, offset, &data, false, caller)
+        self.fs.write_at(pin, offset, &data, false, caller)
     }
 
     /// All bytes of a file, as the owner reads them.
@@ -123,9 +122,7 @@ impl Server {
         let mut all = Vec::new();
         loop {
             let at = all.len() as u64;
-            let reply = self
-                .fs
-                .read_at(&mut self.channel, pin, at, 1 << 20, &owner());
+            let reply = self.fs.read_at(pin, at, 1 << 20, &owner());
             let read = reply.result.unwrap();
             all.extend(read.bytes);
             if read.is_eof {

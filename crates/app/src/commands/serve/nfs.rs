@@ -172,7 +172,10 @@ pub fn run(args: &NfsArgs) -> anyhow::Result<()> {
     let manager = cluster_client(&args.client)?;
     service::notify_status("attaching volumes and reading file systems");
     let mut owned = Vec::new();
-    for name in &args.names {
+    // All servers take several file systems in one order: two standbys never wait for each other.
+    let mut names = args.names.clone();
+    names.sort();
+    for name in &names {
         match OwnedFs::open(args, &manager, name, &ending)? {
             Some(fs) => owned.push(fs),
             None => return Ok(()),
@@ -241,12 +244,12 @@ impl Serving<'_> {
         let reporter = NfsReporter::start(self.manager.clone(), volumes, &server)?;
         self.announce(&server, mounts);
         self.ending.wait();
-        drop((reloader, registration));
+        drop(registration);
         // Calls that wait for an unreachable volume fail now, so that the server can stop.
         self.owned.iter().for_each(|it| it.fs.stop_resending());
         let report = server.stop();
         is_stopped.store(true, Ordering::Release);
-        drop(reporter);
+        drop((reloader, reporter));
         if report.cut_off > 0 {
             let (cut_off, abandoned) = (report.cut_off, report.abandoned);
             tracing::warn!(

@@ -35,12 +35,8 @@ fn nameless(cache: &PinCache, now: Instant) -> FileId {
     let caller = Caller::trusted(OWNER.uid, OWNER.gid);
     let root = cache.fs.attr(Ino::ROOT).unwrap().file_id();
     let attrs = SetAttributes::default();
-    let mut channel = cache.fs.borrow_channel().unwrap();
     let how = CreateMode::Guarded;
-    let made = cache
-        .fs
-        .create_at(&mut channel, root, b"f", how, &attrs, &caller);
-    drop(channel);
+    let made = cache.fs.create_at(root, b"f", how, &attrs, &caller);
     let id = made.result.unwrap().attr.file_id();
     cache.get(id, now).unwrap();
     cache.fs.remove_at(root, b"f", &caller).result.unwrap();

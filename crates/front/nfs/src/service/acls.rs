@@ -1,5 +1,6 @@
 //! GETACL and SETACL of the ACL protocol beside NFSv3.
 
+use super::snapshots::View;
 use super::{Failed, NoReply, Outcome, Service};
 use crate::acl3::{AclCall, FileAcls, GetAclArguments, SentAcl, SetAclArguments, mask};
 use crate::nfs3::attributes::Attributes;
@@ -40,6 +41,18 @@ impl Service {
         let target = self.target(peer, it.file)?;
         if it.wanted & !mask::ALL != 0 {
             return Err(Status::Invalid.into());
+        }
+        if target.view == View::Directory {
+            let attributes = target.snapshot_directory()?;
+            let acl = Acl::of_mode(attributes.mode as u16);
+            let is_counted = it.wanted & mask::ACCESS == 0;
+            let owner = (attributes.uid, attributes.gid);
+            return Ok(FileAcls {
+                attributes: Some(attributes),
+                parts: it.wanted,
+                access: SentAcl::new(&acl, false, is_counted, owner),
+                default: SentAcl::default(),
+            });
         }
         let (acls, attr) = match target.fs.acls_of(target.id) {
             Ok(found) => found,

@@ -45,8 +45,7 @@ impl Service {
         let wanted = convert::changes(&it.change)?;
         let guard = it.guard.map(convert::time);
         let fs = &target.export.fs;
-        let mut channel = fs.borrow_channel().map_err(|error| target.report(&error))?;
-        let reply = fs.set_attributes(&mut channel, target.id, &wanted, guard, &target.caller);
+        let reply = fs.set_attributes(target.id, &wanted, guard, &target.caller);
         let attributes = target.around(&reply.wcc);
         match reply.result {
             Ok(()) => Ok(attributes),

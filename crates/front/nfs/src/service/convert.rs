@@ -25,6 +25,10 @@ pub(super) fn status(error: &FsError) -> Status {
             | SpaceError::Unsupported(_) => Status::Io,
         },
         FsError::Damaged { .. } => Status::Io,
+        // The file system stopped because its volume did not answer. The next server goes on.
+        FsError::Stopped(SpaceError::Unavailable(_) | SpaceError::Busy(_) | SpaceError::Fenced) => {
+            Status::Jukebox
+        }
         FsError::ReadOnly(_) | FsError::Snapshot | FsError::Stopped(_) => Status::ReadOnly,
     }
 }
@@ -194,6 +198,8 @@ mod tests {
         check(FsError::Snapshot, Status::ReadOnly);
         check(FsError::ReadOnly(text()), Status::ReadOnly);
         let stopped = FsError::Stopped(SpaceError::Unavailable(text()));
+        check(stopped, Status::Jukebox);
+        let stopped = FsError::Stopped(SpaceError::Unsupported(text()));
         check(stopped, Status::ReadOnly);
     }
 

@@ -40,8 +40,7 @@ impl Service {
         let target = self.target(peer, it.file)?;
         let pin = target.pin()?;
         let fs = &target.fs;
-        let mut channel = fs.borrow_channel().map_err(|error| target.report(&error))?;
-        let reply = fs.read_at(&mut channel, &pin, it.offset, it.count, &target.caller);
+        let reply = fs.read_at(&pin, it.offset, it.count, &target.caller);
         let attributes = target.after(&reply.wcc);
         match reply.result {
             Ok(read) => Ok(ReadData {
@@ -66,11 +65,10 @@ impl Service {
         let data = record.slice_ref(it.data);
         let has_cache = fs.has_write_cache();
         let is_stable = it.durability != Durability::Unstable;
-        let mut channel = fs.borrow_channel().map_err(|error| target.report(&error))?;
         // A loss after this line changes the verifier of the COMMIT.
         let verifier = target.export.write_verifier(fs.lost_writes());
         let caller = &target.caller;
-        let reply = fs.write_at(&mut channel, &pin, it.offset, &data, is_stable, caller);
+        let reply = fs.write_at(&pin, it.offset, &data, is_stable, caller);
         let attributes = target.around(&reply.wcc);
         match reply.result {
             Ok(count) => Ok(WrittenData {
@@ -129,6 +127,9 @@ impl Service {
         file: HandleBytes<'_>,
     ) -> Outcome<(Vec<u8>, Option<Attributes>), Option<Attributes>> {
         let target = self.target(peer, file)?;
+        if target.view == View::Directory {
+            return Err(Status::Invalid.into());
+        }
         let reply = target.fs.read_link_at(target.id);
         let attributes = target.after(&reply.wcc);
         match reply.result {

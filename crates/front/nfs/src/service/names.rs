@@ -114,9 +114,8 @@ impl Service {
             ),
         };
         let fs = &target.export.fs;
-        let mut channel = fs.borrow_channel().map_err(|error| target.report(&error))?;
         let caller = &target.caller;
-        let reply = fs.create_at(&mut channel, target.id, name, how, &attrs, caller);
+        let reply = fs.create_at(target.id, name, how, &attrs, caller);
         target.created(&WccReply {
             wcc: reply.wcc,
             result: reply.result.map(|created| created.attr),
@@ -159,6 +158,7 @@ impl Service {
     ) -> Creation {
         let target = self.changed_target(peer, it.at.directory)?;
         let name = it.at.name.check()?;
+        target.check_new_name(name)?;
         let device = |number| convert::encoded_device(number).ok_or(Status::Invalid);
         let (node, attrs) = match &it.file {
             SpecialFile::Unsuitable(_) => return Err(Status::BadType.into()),

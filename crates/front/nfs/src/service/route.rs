@@ -31,6 +31,11 @@ const SEQUENCE: u32 = 53;
 const SEQUENCE_BYTES: usize = 32;
 /// Operations before the first handle of a COMPOUND that are looked at.
 const FIRST_OPERATIONS: u32 = 2;
+/// READ, and the bytes of its stateid.
+const READ_FILE: u32 = 25;
+const STATEID_BYTES: usize = 16;
+/// BIND_CONN_TO_SESSION to DESTROY_SESSION, DESTROY_CLIENTID and RECLAIM_COMPLETE: no file system takes part.
+const SESSION_OPERATIONS: [u32; 6] = [41, 42, 43, 44, 57, 58];
 
 /// The way of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,7 +83,7 @@ impl Service {
             (_, _) if call.procedure == 0 => Route::AtOnce,
             (nfs3::PROGRAM, nfs3::VERSION) => self.route_nfs(&call, arguments),
             (nfs3::PROGRAM, VERSION_4) if call.procedure == COMPOUND => {
-                Route::Queue(self.route_compound(&call, arguments))
+                self.route_compound(&call, arguments)
             }
             (mount3::PROGRAM, mount3::VERSION) => self.route_mount(&call, arguments),
             (acl3::PROGRAM, acl3::VERSION) => self.route_acl(&call, arguments),
@@ -146,32 +151,76 @@ impl Service {
         })
     }
 
-    /// The export of the first handle of a COMPOUND, if it comes first or after SEQUENCE.
-    fn route_compound(&self, call: &Call<'_>, arguments: Reader<'_>) -> CallRoute {
-        CallRoute {
-            export: self.export_of_compound(arguments),
-            xid: call.xid,
-            procedure: None,
-            reply_bytes: LISTING_BYTES_MAX as usize,
-            write: None,
+    /// The way of a COMPOUND: that of its first handle, if it comes first or after SEQUENCE. A request about sessions alone is answered
+    /// at once, so that a stalled export stops no renewal of a lease.
+    fn route_compound(&self, call: &Call<'_>, arguments: Reader<'_>) -> Route {
+        match CompoundStart::decode(arguments) {
+            Some(CompoundStart::Session) => Route::AtOnce,
+            Some(CompoundStart::Handle(mut arguments)) => {
+                let export = self.export_of(&mut arguments);
+                Route::Queue(CallRoute {
+                    export,
+                    xid: call.xid,
+                    procedure: None,
+                    reply_bytes: compound_reply_bytes(arguments),
+                    write: None,
+                })
+            }
+            None => Route::Queue(CallRoute {
+                export: None,
+                xid: call.xid,
+                procedure: None,
+                reply_bytes: LISTING_BYTES_MAX as usize,
+                write: None,
+            }),
         }
     }
+}
 
-    fn export_of_compound(&self, mut arguments: Reader<'_>) -> Option<usize> {
+/// The begin of a COMPOUND.
+enum CompoundStart<'a> {
+    /// Only operations about clients and sessions.
+    Session,
+    /// A file handle comes first. The arguments begin with it.
+    Handle(Reader<'a>),
+}
+
+impl<'a> CompoundStart<'a> {
+    /// None: it begins in another way.
+    fn decode(mut arguments: Reader<'a>) -> Option<Self> {
         arguments.opaque("tag", NAME_BYTES_MAX).ok()?;
         let _minor_version = arguments.u32().ok()?;
         let count = arguments.u32().ok()?;
-        for _ in 0..count.min(FIRST_OPERATIONS) {
+        for number in 0..count.min(FIRST_OPERATIONS) {
             match arguments.u32().ok()? {
                 SEQUENCE => {
                     arguments.fixed::<SEQUENCE_BYTES>().ok()?;
+                    if count == 1 {
+                        return Some(Self::Session);
+                    }
                 }
-                PUT_HANDLE => return self.export_of(&mut arguments),
-                _ => return None,
+                PUT_HANDLE => return Some(Self::Handle(arguments)),
+                operation => {
+                    let is_session = SESSION_OPERATIONS.contains(&operation);
+                    let is_last = number + 1 == count;
+                    return (is_session && is_last).then_some(Self::Session);
+                }
             }
         }
         None
     }
+}
+
+/// The most bytes of the reply to a COMPOUND, by the operation after its first handle.
+fn compound_reply_bytes(mut arguments: Reader<'_>) -> usize {
+    let mut read_bytes = || {
+        let is_read = arguments.u32().ok()? == READ_FILE;
+        arguments.fixed::<STATEID_BYTES>().ok()?;
+        let _offset = arguments.u64().ok()?;
+        let count = arguments.u32().ok()?.min(TRANSFER_BYTES_MAX);
+        is_read.then_some(count as usize)
+    };
+    LISTING_BYTES_MAX as usize + read_bytes().unwrap_or(0)
 }
 
 /// The most bytes of a reply, by the arguments after the handle.

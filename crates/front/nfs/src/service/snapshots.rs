@@ -128,7 +128,7 @@ impl Target<'_> {
             return Status::Stale.into();
         }
         tracing::warn!(export = self.export.name.as_str(), epoch, %error, "a read of a snapshot failed");
-        Status::Io.into()
+        convert::status(error).into()
     }
 
     /// Looks a name up, also `.snapshot` and the names of snapshots.

@@ -230,8 +230,7 @@ impl Target<'_> {
     pub(super) fn set(&self, change: &AttributeChange) -> Done {
         let wanted = fs_changes(change);
         let fs = &self.export.fs;
-        let mut channel = fs.borrow_channel().map_err(|error| self.report(&error))?;
-        let reply = fs.set_attributes(&mut channel, self.id, &wanted, None, &self.caller);
+        let reply = fs.set_attributes(self.id, &wanted, None, &self.caller);
         reply.result.map_err(|error| self.report(&error).into())
     }
 

@@ -15,7 +15,7 @@ use crate::nfs4::operation::Operation;
 use crate::nfs4::state::{ClientId, CompoundStateIds, SessionId, SlotUse};
 use crate::nfs4::status::{OK, Status};
 use crate::peer::PeerCredential;
-use crate::rpc::{Call, Refusal, Reply};
+use crate::rpc::{AuthStatus, Call, Denial, Refusal, Reply};
 use crate::service::{NoReply, Service};
 use crate::xdr::{Decode, Encode, Reader, UNIT_BYTES, Writer};
 use bytes::Bytes;
@@ -159,6 +159,12 @@ impl Service {
             return Ok(Reply::success(call.xid, &failed(Status::Invalid)));
         }
         let table = self.exports.table();
+        // State of the server is for clients that may mount something.
+        if table.iter().all(|it| it.rule(client.ip()).is_none()) {
+            count(&self.counters.refused_calls);
+            let denial = Denial::Authentication(AuthStatus::RejectedCredential);
+            return Ok(Reply::denied(call.xid, denial));
+        }
         let compound = Compound {
             service: self,
             call,
@@ -326,7 +332,7 @@ impl Compound<'_> {
     /// Checks that the longest result of an operation fits before it changes anything.
     fn check_room(&self, arguments: &Arguments<'_>, out: &Writer) -> Done {
         let wanted = match arguments {
-            Arguments::Lock(_) => LOCK_RESULT_BYTES,
+            Arguments::Lock(_) | Arguments::TestLock(_) => LOCK_RESULT_BYTES,
             Arguments::Read(it) => it.count as usize + super::data::READ_BYTES,
             Arguments::Close(_)
             | Arguments::Create(_)

@@ -37,10 +37,7 @@ impl Compound<'_> {
         self.check_io(target, it.stateid, IoAccess::Read)?;
         let pin = target.pin()?;
         let fs = &target.export.fs;
-        let read = {
-            let mut channel = fs.borrow_channel().map_err(|error| target.report(&error))?;
-            fs.read_at(&mut channel, &pin, it.offset, it.count, &target.caller)
-        };
+        let read = fs.read_at(&pin, it.offset, it.count, &target.caller);
         let data = match read.result {
             Ok(data) => data,
             Err(error) => return Err(target.data_fault(&error, &read.wcc)),
@@ -70,23 +67,16 @@ impl Compound<'_> {
         let fs = &target.export.fs;
         let data = self.record.slice_ref(it.data);
         let is_stable = it.durability != Durability::Unstable;
-        let mut channel = fs.borrow_channel().map_err(|error| target.report(&error))?;
+        let is_cached = fs.has_write_cache() && !is_stable;
         // A loss after this line changes the verifier of the COMMIT.
         let verifier = target.export.write_verifier(fs.lost_writes());
-        let reply = fs.write_at(
-            &mut channel,
-            &pin,
-            it.offset,
-            &data,
-            is_stable,
-            &target.caller,
-        );
+        let reply = fs.write_at(&pin, it.offset, &data, is_stable, &target.caller);
         let count = match reply.result {
             Ok(count) => count,
             Err(error) => return Err(target.data_fault(&error, &reply.wcc)),
         };
         out.u32(count);
-        out.value(&match fs.has_write_cache() && !is_stable {
+        out.value(&match is_cached {
             true => Durability::Unstable,
             false => Durability::FileSync,
         });

@@ -117,18 +117,11 @@ struct HeldPin {
     export: Arc<ServedExport>,
 }
 
-impl HeldPin {
-    /// Drops the pin, and the one of earlier requests: a removed file is freed with its last close.
-    fn release(self) {
-        self.export.pins.forget(self.pin.id());
-    }
-}
-
 struct LockedState {
     state: NfsState,
     /// The files that clients have open. They keep their pages, also without a name.
     pins: HashMap<FileKey, HeldPin>,
-    /// Pins that are dropped after the lock: the drop may wait for a volume.
+    /// Pins that leave after the lock.
     unused: Vec<HeldPin>,
     /// The volumes by the numbers of [`FileKey`].
     volumes: Vec<Uuid>,
@@ -192,7 +185,7 @@ impl Nfs4 {
         u32::try_from(LEASE.as_secs()).unwrap_or(u32::MAX)
     }
 
-    /// Calls the state. The caller holds no channel of a file system.
+    /// Calls the state. Pins that are no longer needed go to their file systems, whose workers drop them: a drop may wait for the volume.
     fn call<T>(&self, call: impl FnOnce(&mut LockedState, Instant) -> T) -> T {
         let now = (self.clock)();
         let mut locked = poison::lock(&self.inner);
@@ -200,7 +193,9 @@ impl Nfs4 {
         locked.handle_events();
         let unused = std::mem::take(&mut locked.unused);
         drop(locked);
-        unused.into_iter().for_each(HeldPin::release);
+        for held in unused {
+            held.export.add_unused_pin(held.pin);
+        }
         result
     }
 

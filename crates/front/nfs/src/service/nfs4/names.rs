@@ -27,6 +27,7 @@ impl<'a> Compound<'a> {
     pub(super) fn create(&mut self, it: &Create<'_>, out: &mut Writer) -> Done {
         let target = self.changed_file()?;
         let name = checked_name(it.name)?;
+        target.check_new_name(name).map_err(Status::from)?;
         let identities = &*self.service.nfs4.identities;
         let change = AttributeChange::decode(&it.attributes, SETTABLE, identities)?;
         let attrs = fs_changes(&change);
@@ -72,6 +73,7 @@ impl<'a> Compound<'a> {
         let file = changed(self.saved_place()?)?;
         check_same_file_system(file, directory)?;
         let name = checked_name(name)?;
+        directory.check_new_name(name).map_err(Status::from)?;
         let fs = &file.export.fs;
         let reply = fs.link_at(file.id, directory.id, name, &file.caller);
         match reply.result {
@@ -111,6 +113,7 @@ impl<'a> Compound<'a> {
         let from = changed(self.saved_place()?)?;
         check_same_file_system(from, to)?;
         let names = (checked_name(it.from)?, checked_name(it.to)?);
+        to.check_new_name(names.1).map_err(Status::from)?;
         let fs = &from.export.fs;
         let reply = fs.rename_at((from.id, names.0), (to.id, names.1), &from.caller);
         let replaced = match reply.result {

@@ -25,6 +25,8 @@ use std::sync::Arc;
 
 /// OPEN4_RESULT_LOCKTYPE_POSIX: locks are split and merged as those of POSIX.
 const RESULT_POSIX_LOCKS: u32 = 4;
+/// The sequence number of a stateid that no request has changed yet.
+const FIRST_SEQUENCE: u32 = 1;
 /// The bits of `share_access` without the requests about delegations (RFC 8881, section 18.16.1).
 const ACCESS_BITS: u32 = 0xff;
 /// The request for a delegation, and the bits that modify it.
@@ -99,9 +101,16 @@ impl<'a> Compound<'a> {
             });
         }
         opened.check_access(access)?;
+        // A denial of writes holds for this truncation only if the open has it, as with the server of Linux.
+        if opened.is_truncated && !access.contains(ShareBits::WRITE) {
+            return Err(Status::Invalid.into());
+        }
         let grant = self.reserve(&opened, it, (access, deny), is_reclaim)?;
-        if opened.is_truncated {
-            opened.truncate()?;
+        if opened.is_truncated
+            && let Err(fault) = opened.truncate()
+        {
+            self.withdraw(&opened, grant.stateid);
+            return Err(fault);
         }
         encode_state_id(grant.stateid, out);
         opened.encode(it.access, out);
@@ -149,6 +158,7 @@ impl<'a> Compound<'a> {
     fn created_file(&self, name: FileName<'_>, how: &OpenHow<'_>) -> Result<OpenedFile<'a>, Fault> {
         let directory = self.changed_file()?;
         let name = checked_name(name)?;
+        directory.check_new_name(name).map_err(Status::from)?;
         let identities = &*self.service.nfs4.identities;
         let decode = |attributes, allowed| AttributeChange::decode(attributes, allowed, identities);
         let (mode, change, set) = match how {
@@ -190,6 +200,22 @@ impl<'a> Compound<'a> {
     }
 
     /// Asks for the share reservation, and keeps the pin of the file.
+    /// Closes an open that its client never heard of. An earlier open of the same owner stays.
+    fn withdraw(&self, opened: &OpenedFile<'_>, stateid: StateId) {
+        let Ok(client) = self.client_id() else {
+            return;
+        };
+        let target = &opened.target;
+        self.service.nfs4.call(|locked, _| {
+            let file = locked.key(target.export.volume, target.id);
+            if stateid.seqid == FIRST_SEQUENCE {
+                // It fails only if the client has ended meanwhile.
+                let _ = locked.state.close(client, stateid, file);
+                locked.handle_events();
+            }
+        });
+    }
+
     fn reserve(
         &self,
         opened: &OpenedFile<'_>,
@@ -213,10 +239,11 @@ impl<'a> Compound<'a> {
             let grant = locked.state.open(&args, now);
             // The last open of the same file may have ended in this call, before the new one.
             locked.handle_events();
-            if grant.is_ok() {
-                let export = Arc::clone(&target.export);
-                let held = locked.pins.entry(file);
-                held.or_insert(HeldPin { pin, export });
+            let export = Arc::clone(&target.export);
+            let held = HeldPin { pin, export };
+            match grant.is_ok() && !locked.pins.contains_key(&file) {
+                true => drop(locked.pins.insert(file, held)),
+                false => locked.unused.push(held),
             }
             grant
         })?;
@@ -231,6 +258,7 @@ impl<'a> Compound<'a> {
             let file = locked.key(target.export.volume, target.id);
             locked.state.close(client, stateid, file)
         })?;
+        target.export.drop_unused_pins();
         // RFC 8881, section 18.2.4: the result is the invalid stateid.
         self.stateids.set(StateId::INVALID);
         encode_state_id(StateId::INVALID, out);
@@ -263,8 +291,7 @@ impl<'a> Target<'a> {
         set: Bitmap,
     ) -> Result<OpenedFile<'a>, Fault> {
         let fs = &self.export.fs;
-        let mut channel = fs.borrow_channel().map_err(|error| self.report(&error))?;
-        let reply = fs.create_at(&mut channel, self.id, name, mode, attrs, &self.caller);
+        let reply = fs.create_at(self.id, name, mode, attrs, &self.caller);
         match reply.result {
             Ok(created) => Ok(OpenedFile {
                 target: self.with(&created.attr),
