@@ -171,16 +171,9 @@ pub fn run(args: &NfsArgs) -> anyhow::Result<()> {
     let metrics = args.metrics.bind()?;
     let manager = cluster_client(&args.client)?;
     service::notify_status("attaching volumes and reading file systems");
-    let mut owned = Vec::new();
-    // All servers take several file systems in one order: two standbys never wait for each other.
-    let mut names = args.names.clone();
-    names.sort();
-    for name in &names {
-        match OwnedFs::open(args, &manager, name, &ending)? {
-            Some(fs) => owned.push(fs),
-            None => return Ok(()),
-        }
-    }
+    let Some(owned) = OwnedFs::open_all(args, &manager, &ending)? else {
+        return Ok(());
+    };
     let volumes: Vec<_> = owned.iter().map(OwnedFs::named_volume).collect();
     signals.handle(volumes.iter().map(|(_, volume)| volume.clone()).collect())?;
     snapshot_cuts::serve(&manager, &volumes)?;
@@ -304,6 +297,20 @@ impl Serving<'_> {
 }
 
 impl OwnedFs {
+    /// Opens the file systems of the command. None: this process shall end.
+    fn open_all(
+        args: &NfsArgs,
+        manager: &ManagerClient,
+        ending: &Shutdown,
+    ) -> anyhow::Result<Option<Vec<OwnedFs>>> {
+        // All servers take several file systems in one order: two standbys never wait for each other.
+        let mut names = args.names.clone();
+        names.sort();
+        let opened = names.iter();
+        let opened = opened.map(|name| OwnedFs::open(args, manager, name, ending));
+        opened.collect()
+    }
+
     /// Attaches the volume, and opens its file system. None: this process shall end.
     fn open(
         args: &NfsArgs,
