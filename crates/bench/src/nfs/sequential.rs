@@ -1,6 +1,6 @@
 //! One client copies a large file to each server and reads it back, with `nfs-cp` and `nfs-cat` of libnfs.
 
-use super::setup::NfsTarget;
+use super::setup::{NfsTarget, remove_file};
 use crate::error::BenchError;
 use crate::process::{ChildProcess, command_killed_with_thread, require_program};
 use crate::report::Report;
@@ -63,6 +63,8 @@ pub fn run_sequential(
         let (url, from) = (file_url(target, "large"), source.clone());
         let name = format!("{} ({}) write", target.name, target.class);
         cases.push(ComparedCase::new(name, move || {
+            // nfs-cp only creates files.
+            remove_file(target, "large")?;
             copy("nfs-cp", &[&from, &url], bytes)
         }));
     }

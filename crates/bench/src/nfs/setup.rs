@@ -5,8 +5,8 @@ use super::sizes::BLOCK_BYTES;
 use crate::error::BenchError;
 use crate::load::{Rng, random_bytes};
 use pagemesh_nfs_client::nfs3::{
-    Commit, Create, CreateHow, Created, Failure, Handle, MakeDirectory, Nfs3Result, SetAttributes,
-    StableHow, Symlink, WccData, Write,
+    Commit, Create, CreateHow, Created, Failure, Handle, MakeDirectory, Nfs3Result, Remove,
+    SetAttributes, StableHow, Status, Symlink, WccData, Write,
 };
 use pagemesh_nfs_client::{Client, ClientError, Credential};
 use std::net::SocketAddr;
@@ -34,6 +34,29 @@ pub struct NfsTarget {
     pub export: String,
     /// The processes that serve it.
     pub pids: Vec<u32>,
+}
+
+/// Removes a file of the root, if there is one.
+///
+/// # Errors
+/// If the server cannot be reached, or refuses.
+pub(super) fn remove_file(target: &NfsTarget, name: &str) -> Result<(), BenchError> {
+    let mut setup = SetupClient::connect(target)?;
+    let root = setup.mount()?.root;
+    let directory = root.as_ref().ok_or_else(|| {
+        let text = format!("{} has no root", target.name);
+        BenchError::Option(text)
+    })?;
+    let name = name.as_bytes();
+    let removed = setup.client.call(&Remove { directory, name });
+    match removed.map_err(failed(target, "REMOVE"))? {
+        Ok(_) => Ok(()),
+        Err(refused) if refused.status == Status::NOENT => Ok(()),
+        Err(refused) => Err(BenchError::Option(format!(
+            "{} does not remove a file: {:?}",
+            target.name, refused.status
+        ))),
+    }
 }
 
 fn failed(target: &NfsTarget, during: &str) -> impl FnOnce(ClientError) -> BenchError {
