@@ -4,10 +4,10 @@ use crate::ConsoleFile;
 
 pub(crate) const FILES: &[ConsoleFile] = &[
     ConsoleFile {
-        path: "/assets/console-HY8ZQsrt.js",
+        path: "/assets/console-oEHA9M2s.js",
         content_type: "text/javascript; charset=utf-8",
-        etag: "\"38deec12656dab646b848580d54fa461\"",
-        bytes: include_bytes!("../assets/assets/console-HY8ZQsrt.js"),
+        etag: "\"98aae3ac87948aaed7812f8db423e404\"",
+        bytes: include_bytes!("../assets/assets/console-oEHA9M2s.js"),
     },
     ConsoleFile {
         path: "/assets/icon-WOU32JyF.svg",
@@ -24,7 +24,7 @@ pub(crate) const FILES: &[ConsoleFile] = &[
     ConsoleFile {
         path: "/index.html",
         content_type: "text/html; charset=utf-8",
-        etag: "\"1dfb12b71ba40ffe77d3b387d42ad7f8\"",
+        etag: "\"402cc3a79e4190c8cded58715fd7a87a\"",
         bytes: include_bytes!("../assets/index.html"),
     },
 ];
