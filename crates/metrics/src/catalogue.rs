@@ -232,7 +232,7 @@ pub mod client {
     };
 }
 
-/// The metrics of an NFS server, beside those of its volumes (`serve nfs --metrics`). Calls without an export, as those of
+/// The metrics of an NFS server, beside the metrics of its volumes (`serve nfs --metrics`). Calls without an export, as calls of
 /// MOUNT for an unknown name, have an empty label `export`.
 pub mod nfs {
     use super::{Metric, MetricKind};

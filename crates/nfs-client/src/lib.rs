@@ -42,7 +42,7 @@ pub enum ClientError {
     /// A record is longer than the client allows.
     #[error("a reply of {0} bytes or more is too long")]
     ReplyTooLong(usize),
-    /// The bytes of a reply are not what the RFC prescribes.
+    /// The bytes of a reply break the RFC.
     #[error("the reply breaks the protocol: {0}")]
     Decode(#[from] xdr::DecodeError),
     /// The server did not execute the call.

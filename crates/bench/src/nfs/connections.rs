@@ -130,7 +130,7 @@ impl LoadConnections {
         Ok(())
     }
 
-    /// Reads what a connection has. `on_reply` gets each answer.
+    /// Reads the bytes of a connection that have arrived. `on_reply` gets each answer.
     pub(super) fn read(
         &mut self,
         at: usize,

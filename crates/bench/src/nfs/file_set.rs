@@ -38,7 +38,7 @@ pub struct FileSetScale {
 }
 
 impl FileSetScale {
-    /// A scale whose largest set fits into this many bytes, with room for growth and created files.
+    /// A scale with a largest set that fits into this many bytes, with room for growth and created files.
     #[must_use]
     pub fn with_room(files_per_op: f64, size_bytes: u64) -> FileSetScale {
         let fitting = size_bytes / 2 / (FILE_BYTES_MEAN + 4096);

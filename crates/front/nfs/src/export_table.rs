@@ -372,7 +372,7 @@ impl ServedFs {
         !poison::lock(&self.unused_pins).is_empty()
     }
 
-    /// Drops these pins, and those of earlier requests: a removed file is freed with its last close.
+    /// Drops these pins, and the cached pins of earlier requests: a removed file is freed with its last close.
     pub(crate) fn drop_unused_pins(&self) {
         let unused = std::mem::take(&mut *poison::lock(&self.unused_pins));
         for pin in unused {

@@ -2,7 +2,7 @@
 //! the transaction or lock of each operation.
 //!
 //! The rules follow POSIX and Linux (`generic_permission`, `may_delete`, `setattr_prepare`), so that a caller has the same rights
-//! here and through the kernel. Two follow NFS servers, whose clients check at an open: the owner of a file always reads
+//! here and through the kernel. Two follow NFS servers, since their clients check at an open: the owner of a file always reads
 //! and writes it, and a program that may be executed may be read.
 
 use crate::error::Result;

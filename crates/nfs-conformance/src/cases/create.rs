@@ -211,7 +211,7 @@ fn exclusive_refuses_a_guarded_file(it: &mut Fixture) -> CaseResult {
     refused(it, b"file", how, &[Status::EXIST])
 }
 
-/// Zeros are what a server stores in a file without a verifier.
+/// A server stores zeros in a file without a verifier.
 fn exclusive_verifier_of_zeros_refuses_a_file(it: &mut Fixture) -> CaseResult {
     it.file(b"file")?;
     refused(it, b"file", CreateHow::Exclusive([0; 8]), &[Status::EXIST])

@@ -201,7 +201,7 @@ fn result_is_not_above_the_count(it: &mut Fixture) -> CaseResult {
             count,
         });
         let target = (nfs3::PROGRAM, nfs3::VERSION, 16);
-        // The count is that of READDIR3resok, after the status.
+        // The count begins at READDIR3resok, after the status.
         let len = it.client.call_raw(target, &bytes)?.len() - 4;
         ensure!(len <= count as usize, "{len} bytes for a count of {count}");
     }
@@ -302,7 +302,7 @@ fn removal_meanwhile_keeps_other_entries(it: &mut Fixture) -> CaseResult {
     check_names(found, &wanted)
 }
 
-/// Removes the entry whose cookie the next call has.
+/// Removes the entry with the cookie of the next call.
 fn removal_of_the_cookie_keeps_other_entries(it: &mut Fixture) -> CaseResult {
     let (directory, wanted) = filled(it, 40)?;
     let found = names_from(it, &directory, (START, 300), |it, entries| {

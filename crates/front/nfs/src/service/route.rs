@@ -151,7 +151,7 @@ impl Service {
         })
     }
 
-    /// The way of a COMPOUND: that of its first handle, if it comes first or after SEQUENCE. A request about sessions alone is answered
+    /// The way of a COMPOUND: the way of its first handle, if it comes first or after SEQUENCE. A request about sessions alone is answered
     /// at once, so that a stalled export stops no renewal of a lease.
     fn route_compound(&self, call: &Call<'_>, arguments: Reader<'_>) -> Route {
         match CompoundStart::decode(arguments) {

@@ -36,7 +36,7 @@ fn check_exchange_id(args: &ExchangeIdArgs<'_>) -> Result<(), StateError> {
 }
 
 impl NfsState {
-    /// EXCHANGE_ID (RFC 8881 section 18.35). The cases are those of section 18.35.4:
+    /// EXCHANGE_ID (RFC 8881 section 18.35). Section 18.35.4 has the cases:
     ///
     /// | case | confirmed record | verifier | principal | update | result |
     /// |---|---|---|---|---|---|

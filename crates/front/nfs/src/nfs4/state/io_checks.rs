@@ -17,7 +17,7 @@ impl IoAccess {
 
 impl NfsState {
     /// Checks the stateid of an access to data (RFC 8881 sections 8.2 and 9.1). The anonymous
-    /// stateid, and that of READ bypass in a WRITE, allow the access if no open denies it. READ
+    /// stateid, and the READ bypass stateid in a WRITE, allow the access if no open denies it. READ
     /// bypass allows every READ. An open for WRITE allows READs that no open denies, since clients
     /// read parts of pages before they write.
     ///

@@ -29,7 +29,7 @@ const HEADER_BYTES: usize = 6;
 const PRINCIPAL_BYTES: usize = 12;
 /// Bytes of the longest record.
 const RECORD_BYTES_MAX: usize = HEADER_BYTES + 1 + PRINCIPAL_BYTES + OWNER_BYTES_MAX;
-/// Clients of a list: those of the run before, and those of this one.
+/// Clients of a list: the ones of the run before, and the ones of this run.
 const KNOWN_CLIENTS_MAX: usize = 2 * CLIENTS_MAX;
 /// A list is written anew when its records are this many times those that count.
 const GARBAGE_FACTOR: usize = 4;

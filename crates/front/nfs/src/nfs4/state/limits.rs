@@ -31,7 +31,7 @@ pub const SLOTS_MIN: u32 = 4;
 /// Bytes of a reply that a slot keeps for a repeated request (ca_maxresponsesize_cached). Replies
 /// without data, with attributes and with one or two names fit.
 pub const CACHED_REPLY_BYTES_MAX: u32 = 4 << 10;
-/// A reply of at most these bytes is kept even if the client did not ask for it: that of a lone
+/// A reply of at most these bytes is kept even if the client did not ask for it: the reply to a lone
 /// SEQUENCE.
 pub const SMALL_REPLY_BYTES: usize = 128;
 /// Bytes of kept replies that all sessions may reserve. 1000 sessions of 8 slots take a quarter. Most

@@ -1,12 +1,12 @@
 //! The byte-range locks of one file: an interval map for each owner.
 //!
-//! The rules are those of POSIX and of RFC 8881 section 12: a lock of an owner replaces its earlier
+//! POSIX and RFC 8881 section 12 give the rules: a lock of an owner replaces its earlier
 //! locks in the range, ranges of one owner and kind that touch are one, and an unlock may split a
 //! range. A write lock conflicts with every lock of another owner in its range, a read lock with
 //! write locks. The owner is a type of the caller, so that several protocols can share a table.
 //!
 //! Invariants: ranges of one owner do not overlap; touching ranges of one owner differ in kind; an
-//! owner without ranges has no entry; the count is that of all ranges.
+//! owner without ranges has no entry; the count covers all ranges.
 //!
 //! A lock looks at each other owner once, by a search in its ranges: the time is in proportion to the
 //! owners of the file, times the logarithm of their ranges.

@@ -125,7 +125,7 @@ pub struct CreateSessionArgs {
 pub struct CreateSessionReply {
     /// The session.
     pub session: SessionId,
-    /// csr_sequence: that of the arguments.
+    /// csr_sequence: the one of the arguments.
     pub sequence: u32,
     /// csr_flags: none. The server has no callbacks, no persistent reply cache and no RDMA.
     pub flags: u32,

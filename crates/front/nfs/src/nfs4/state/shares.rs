@@ -3,7 +3,7 @@
 //! Invariants: an open owner has one open per file, and a lock owner one lock state per file. A file
 //! is in the table while it has opens. A lock state has at least one open of its file; it goes with
 //! the last of them, and its locks go with it. An owner is in the table while it has states. The
-//! counts of a file are those of its opens' share bits.
+//! counts of a file follow from the share bits of its opens.
 
 use super::StateError;
 use super::clients::Client;
@@ -420,7 +420,7 @@ impl Shares {
         Some(result)
     }
 
-    /// The access of a lock state: that of its opens.
+    /// The access of a lock state: the access of its opens.
     pub(super) fn lock_access(&self, state: &LockState) -> ShareBits {
         let opens = state.opens.iter().filter_map(|it| self.opens.get(it));
         opens.fold(ShareBits::NONE, |bits, it| bits.union(it.access))
@@ -436,9 +436,7 @@ impl Shares {
     ) -> Result<StateNo, StateError> {
         let number = number_of(stateid, instance)?;
         let open = self.opens.get(&number).ok_or(StateError::BadStateId)?;
-        if open.client != client || file.is_some_and(|it| *it != open.file) {
-            return Err(StateError::BadStateId);
-        }
+        check_belongs((open.client, &open.file), (client, file))?;
         check_seqid(stateid.seqid, open.seqid)?;
         Ok(number)
     }
@@ -453,10 +451,20 @@ impl Shares {
     ) -> Result<StateNo, StateError> {
         let number = number_of(stateid, instance)?;
         let state = self.locks.get(&number).ok_or(StateError::BadStateId)?;
-        if state.client != client || file.is_some_and(|it| *it != state.file) {
-            return Err(StateError::BadStateId);
-        }
+        check_belongs((state.client, &state.file), (client, file))?;
         check_seqid(stateid.seqid, state.seqid)?;
         Ok(number)
+    }
+}
+
+/// Checks that a state is of the client, and of the file if the request names one.
+fn check_belongs(
+    of: (ClientId, &FileKey),
+    wanted: (ClientId, Option<&FileKey>),
+) -> Result<(), StateError> {
+    let is_of_file = wanted.1.is_none_or(|file| file == of.1);
+    match of.0 == wanted.0 && is_of_file {
+        true => Ok(()),
+        false => Err(StateError::BadStateId),
     }
 }

@@ -185,7 +185,7 @@ impl Nfs4 {
         u32::try_from(LEASE.as_secs()).unwrap_or(u32::MAX)
     }
 
-    /// Calls the state. Pins that are no longer needed go to their file systems, whose workers drop them: a drop may wait for the volume.
+    /// Calls the state. Pins that are no longer needed go to their file systems. Workers there drop them: a drop may wait for the volume.
     fn call<T>(&self, call: impl FnOnce(&mut LockedState, Instant) -> T) -> T {
         let now = (self.clock)();
         let mut locked = poison::lock(&self.inner);

@@ -23,7 +23,7 @@ use pagemesh_fs::{AccessMask, Attr, CreateMode, FsError, InodeKind, SetAttribute
 use rustix::io::Errno;
 use std::sync::Arc;
 
-/// OPEN4_RESULT_LOCKTYPE_POSIX: locks are split and merged as those of POSIX.
+/// OPEN4_RESULT_LOCKTYPE_POSIX: locks are split and merged as in POSIX.
 const RESULT_POSIX_LOCKS: u32 = 4;
 /// The sequence number of a stateid that no request has changed yet.
 const FIRST_SEQUENCE: u32 = 1;
@@ -40,7 +40,7 @@ const NO_DELEGATION_WITH_REASON: u32 = 3;
 const NOT_WANTED: u32 = 0;
 const RESOURCE: u32 = 2;
 const WANT_NO_DELEGATION: u32 = 0x0400;
-/// Attempts of a create whose name other clients make and remove at the same time.
+/// Attempts of a create while other clients make and remove its name.
 const CREATE_ATTEMPTS: u32 = 8;
 
 /// The file of an OPEN.

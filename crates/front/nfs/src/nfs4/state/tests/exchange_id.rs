@@ -19,9 +19,9 @@ enum Before {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum After {
     Same,
-    /// A new record, and that of before stays until CREATE_SESSION.
+    /// A new record; the earlier one stays until CREATE_SESSION.
     Beside,
-    /// A new record, and that of before is gone.
+    /// A new record; the earlier one is gone.
     Replaced,
 }
 
