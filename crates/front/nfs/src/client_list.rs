@@ -9,9 +9,11 @@
 //! - After a failure the list is written anew, into the other slot, before any other record. Memory does not
 //!   grow while the file system fails: the clients in memory have the effect of all records.
 
+mod fs_store;
 mod slots;
 mod store;
 
+pub use fs_store::ServiceFileStore;
 pub use slots::ListIdentity;
 pub use store::StableStore;
 

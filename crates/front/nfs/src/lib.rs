@@ -63,7 +63,7 @@ mod testing;
 mod workers;
 pub mod xdr;
 
-pub use client_list::{ClientList, ListIdentity, StableStore, StoredList};
+pub use client_list::{ClientList, ListIdentity, ServiceFileStore, StableStore, StoredList};
 pub use client_pattern::{ClientPattern, ClientPatternError};
 pub use connections::ClientFigures;
 pub use counters::{Counters, PROCEDURE_NAMES, PROCEDURES};
