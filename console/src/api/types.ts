@@ -227,6 +227,10 @@ export interface NfsExportState {
   operations: NfsOperation[];
   step_ms: number;
   workers: { threads: number; threads_max: number; blocked: number; queued: number; mean_wait_ns: number; stalled: boolean; last_change: string };
+  /** The grace period of NFSv4.1, while it lasts. */
+  grace?: { left_s: number; clients: number };
+  listed_clients?: number;
+  unwritten_records?: number;
 }
 
 /** A file system that is served over NFS, with the age of its report. */

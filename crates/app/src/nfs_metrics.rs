@@ -5,7 +5,8 @@ use pagemesh_base::layout::VolumeName;
 use pagemesh_metrics::MetricPage;
 use pagemesh_metrics::catalogue::nfs;
 use pagemesh_nfs::{
-    CallFigures, ExportFigures, Figures, PROCEDURE_NAMES, Server, SizingReason, latency_bound,
+    CallFigures, ExportFigures, Figures, Nfs4Status, PROCEDURE_NAMES, Server, SizingReason,
+    latency_bound,
 };
 use pagemesh_volume::Volume;
 use std::sync::{OnceLock, Weak};
@@ -18,6 +19,7 @@ pub fn page(volumes: &[(VolumeName, Weak<Volume>)], server: &ShownServer) -> Met
     let mut page = client_page(volumes);
     if let Some(server) = server.get().and_then(Weak::upgrade) {
         add(&mut page, &server.figures());
+        add_nfs4(&mut page, &server.nfs4_status());
     }
     page
 }
@@ -30,6 +32,22 @@ fn add(page: &mut MetricPage, figures: &Figures) {
     page.add(&nfs::DROPPED_REPETITIONS, &[], figures.dropped_repetitions);
     for export in &figures.exports {
         add_export(page, export);
+    }
+}
+
+fn add_nfs4(page: &mut MetricPage, status: &Nfs4Status) {
+    let grace = status.grace;
+    page.add(
+        &nfs::GRACE_LEFT,
+        &[],
+        grace.map_or(0, |it| it.left.as_secs()),
+    );
+    page.add(&nfs::GRACE_CLIENTS, &[], grace.map_or(0, |it| it.clients));
+    for list in &status.lists {
+        let labels = [list.file_system.as_str()];
+        page.add(&nfs::LISTED_CLIENTS, &labels, list.clients);
+        page.add(&nfs::LIST_RECORDS, &labels, list.records);
+        page.add(&nfs::LIST_UNWRITTEN, &labels, list.unwritten);
     }
 }
 

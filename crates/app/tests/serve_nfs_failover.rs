@@ -7,6 +7,7 @@ mod support;
 use pagemesh_nfs_client::nfs3::{
     Commit, Create, CreateHow, Handle, Read, SetAttributes, StableHow, Write, Written,
 };
+use pagemesh_nfs_client::nfs4::{Lock, Nfs4Client, Nfs4Error, Nfs4Result, Open, OpenFile, status};
 use pagemesh_nfs_client::{Client, ClientError, Credential, Procedure};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::fs::File;
@@ -162,8 +163,148 @@ fn write_through_takeover(message: &mpsc::Sender<()>) {
     assert_eq!(again.expect_err("it exists").status.name(), "EXIST");
 }
 
+const CREATE: Open<'_> = Open {
+    owner: b"opener",
+    access: 3,
+    deny: 0,
+    creates: true,
+};
+const SHARED: Open<'_> = Open {
+    creates: false,
+    ..CREATE
+};
+
+fn whole_file(is_reclaim: bool) -> Lock<'static> {
+    Lock {
+        owner: b"locker",
+        offset: 0,
+        length: WRITES * PAGE as u64,
+        is_reclaim,
+    }
+}
+
+/// A session of a client of NFSv4.1. The verifier stays, because the client does not restart.
+fn session_of(owner: &str) -> Nfs4Result<Nfs4Client> {
+    let server = format!("{ADDRESS}:2049").parse().unwrap();
+    let owner = (owner.as_bytes(), [7; 8]);
+    Nfs4Client::connect(server, Credential::sys(0, 0), owner, Duration::from_secs(3))
+}
+
+/// A client with the lock, and a client that wants it.
+struct Lockers {
+    holder: Nfs4Client,
+    file: OpenFile,
+    other: Nfs4Client,
+}
+
+impl Lockers {
+    fn new() -> Lockers {
+        let mut holder = session_of("holder").expect("a session");
+        holder.reclaim_complete().expect("nothing to reclaim");
+        let root = holder.export(b"files").expect("exported");
+        let file = holder.open(&root, b"locked", CREATE).expect("made");
+        holder.lock(&file, whole_file(false)).expect("free");
+        let mut other = session_of("other").expect("a session");
+        other.reclaim_complete().expect("nothing to reclaim");
+        Lockers {
+            holder,
+            file,
+            other,
+        }
+    }
+
+    /// The clients with new sessions at the new server. The holder reclaims its open and its lock, which the other one
+    /// does not get before or after.
+    fn reclaimed(handle: &[u8]) -> Nfs4Result<Lockers> {
+        let mut other = session_of("other")?;
+        match other.reclaim_complete() {
+            Err(error) if error.status() != Some(status::COMPLETE_ALREADY) => return Err(error),
+            _ => {}
+        }
+        let root = other.export(b"files")?;
+        let opened = other.open(&root, b"locked", SHARED);
+        assert_eq!(opened.err().and_then(|it| it.status()), Some(status::GRACE));
+        let mut holder = session_of("holder")?;
+        let file = holder.reclaim_open(handle, SHARED)?;
+        holder.lock(&file, whole_file(true))?;
+        holder.reclaim_complete()?;
+        Ok(Lockers {
+            holder,
+            file,
+            other,
+        })
+    }
+
+    fn after_loss(handle: &[u8]) -> Lockers {
+        let end = Instant::now() + LIMIT;
+        loop {
+            match Lockers::reclaimed(handle) {
+                Ok(lockers) => return lockers,
+                Err(Nfs4Error::Client(_)) if Instant::now() < end => {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                Err(error) => panic!("not reclaimed: {error}"),
+            }
+        }
+    }
+
+    fn assert_other_is_locked_out(&mut self) {
+        let root = self.other.export(b"files").expect("exported");
+        let file = self.other.open(&root, b"locked", SHARED).expect("opened");
+        let locked = self.other.lock(&file, whole_file(false));
+        assert_eq!(
+            locked.err().and_then(|it| it.status()),
+            Some(status::DENIED)
+        );
+        self.other.close(&file).expect("closed");
+    }
+}
+
+/// Writes a locked file. Sends a message after some writes, and goes on at the next server.
+fn lock_through_takeover(message: &mpsc::Sender<()>) {
+    let mut lockers = Lockers::new();
+    let (mut number, mut losses) = (0, 0);
+    while number < WRITES || losses == 0 {
+        let page = number % WRITES;
+        let data = contents(page);
+        let offset = page * PAGE as u64;
+        let written = lockers.holder.write(&lockers.file, offset, &data);
+        match written.map_err(|error| (error.status(), error)) {
+            Ok(count) => assert_eq!(count as usize, PAGE),
+            Err((None | Some(status::BADSESSION), _)) => {
+                lockers = Lockers::after_loss(&lockers.file.handle);
+                lockers.assert_other_is_locked_out();
+                losses += 1;
+                continue;
+            }
+            Err((_, error)) => panic!("page {page}: {error}"),
+        }
+        number += 1;
+        if number == WRITES_BEFORE {
+            message.send(()).unwrap();
+        }
+    }
+    assert_eq!(losses, 1, "another process serves now");
+    for page in 0..WRITES {
+        let read = lockers
+            .holder
+            .read(&lockers.file, page * PAGE as u64, PAGE as u32);
+        assert!(read.expect("read") == contents(page), "page {page} differs");
+    }
+}
+
 #[test]
 fn standby_takes_over_and_clients_go_on() {
+    take_over(write_through_takeover);
+}
+
+#[test]
+fn client_reclaims_its_lock_from_the_standby() {
+    take_over(lock_through_takeover);
+}
+
+/// Runs a client. After its message the server dies, and a standby takes over.
+fn take_over(client: impl FnOnce(&mpsc::Sender<()>) + Send) {
     let Some(net) = Net::new(2, 2) else {
         return;
     };
@@ -181,7 +322,7 @@ fn standby_takes_over_and_clients_go_on() {
     });
     std::thread::scope(|scope| {
         let (send, some_written) = mpsc::channel();
-        let client = scope.spawn(move || run_on_hub(net, || write_through_takeover(&send)));
+        let client = scope.spawn(move || run_on_hub(net, move || client(&send)));
         some_written.recv().expect("some writes");
         server.kill();
         net.withdraw(SERVER, ADDRESS);

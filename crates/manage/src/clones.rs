@@ -97,6 +97,7 @@ impl Manager {
             received: None,
             rollback: None,
             // Schedules of the origin are not for it.
+            content_returns: 0,
             labels: BTreeMap::new(),
             origin: Some(CloneOrigin {
                 volume: volume.clone(),

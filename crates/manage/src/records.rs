@@ -90,9 +90,16 @@ pub struct VolumeRecord {
     /// The rollback to a snapshot that has not ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollback: Option<Rollback>,
+    /// The times that it may have got an earlier content: rollbacks, and promotions of asynchronous copies.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub content_returns: u64,
     /// Keys with values, by which schedules select it.
     #[serde(default, skip_serializing_if = "VolumeLabels::is_empty")]
     pub labels: VolumeLabels,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// The snapshot that a volume was cloned from.

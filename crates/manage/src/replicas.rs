@@ -402,6 +402,7 @@ fn promote_record(record: &mut VolumeRecord, copy: usize) -> Result<(), LayoutCh
     record.layout_state = record.layout_state.apply(&LayoutChange::Promote(copy))?;
     record.notes.clear();
     record.auto_promote &= async_replica(record).is_some();
+    record.content_returns += 1;
     Ok(())
 }
 

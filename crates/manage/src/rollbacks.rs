@@ -113,6 +113,8 @@ impl Manager {
             undo.holds.push(tag);
         }
         record.rollback = Some(next.clone());
+        // Before any page changes, and again after each interruption.
+        record.content_returns += 1;
         self.commit_rollback(&mut book, record, Some(undo), vec![])?;
         Ok(next)
     }

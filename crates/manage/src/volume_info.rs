@@ -150,6 +150,7 @@ pub(crate) fn summary_info(record: &VolumeRecord, summary: &VolumeSummary) -> Vo
         created_unix_s: record.created_unix_s,
         origin: record.origin.clone(),
         rollback: record.rollback.clone(),
+        content_returns: record.content_returns,
         labels: record.labels.clone(),
     }
 }

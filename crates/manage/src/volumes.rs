@@ -104,6 +104,7 @@ impl Manager {
             origin: None,
             received: request.received.then_some(EpochNumber(0)),
             rollback: None,
+            content_returns: 0,
             labels: BTreeMap::new(),
         };
         let created = EventDraft::volume_created(&request.name, &self.actor(), bytes);

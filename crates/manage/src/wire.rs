@@ -34,8 +34,8 @@ pub use devices::{
 };
 pub use holders::{AttachVolume, HolderSign, HolderStatus, ReportHolder};
 pub use nfs::{
-    NFS_LIST_MAX, NFS_TEXT_BYTES_MAX, NfsClient, NfsExport, NfsExportState, NfsOperation, NfsPath,
-    NfsWorkers, ReportNfs,
+    NFS_LIST_MAX, NFS_TEXT_BYTES_MAX, NfsClient, NfsExport, NfsExportState, NfsGrace, NfsOperation,
+    NfsPath, NfsWorkers, ReportNfs,
 };
 pub use problem::{ErrorBody, PROBLEM_JSON};
 pub use rollbacks::{BeginRollback, EndedRollback, FinishRollback, StartRollbackCopy};
@@ -342,6 +342,9 @@ pub struct VolumeInfo {
     /// The rollback to a snapshot that has not ended: other uses of the volume are refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollback: Option<Rollback>,
+    /// The times that it may have got an earlier content: rollbacks, and promotions of asynchronous copies.
+    #[serde(default)]
+    pub content_returns: u64,
     /// Keys with values, by which schedules select it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,

@@ -454,6 +454,7 @@ fn answers() -> Vec<Vec<u8>> {
         created_unix_s: 5,
         origin: None,
         rollback: Some(rollback()),
+        content_returns: 0,
         labels: BTreeMap::from([("env".into(), "prod".into())]),
     };
     let detail = VolumeDetail {
@@ -623,6 +624,7 @@ fn fuzz_store_record() {
         }),
         received: Some(EpochNumber(2)),
         rollback: Some(rollback()),
+        content_returns: 0,
         labels: BTreeMap::new(),
     };
     let pending = PendingDelete {

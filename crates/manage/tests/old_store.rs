@@ -88,6 +88,7 @@ fn volume() -> VolumeRecord {
         origin: None,
         received: None,
         rollback: None,
+        content_returns: 0,
         labels: BTreeMap::new(),
     }
 }

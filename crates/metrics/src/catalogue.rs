@@ -256,6 +256,11 @@ pub mod nfs {
         QUEUED Gauge "pagemesh_nfs_queued_calls" ["export"] "Calls that wait for a worker.";
         WAITING_CONNECTIONS Gauge "pagemesh_nfs_waiting_connections" ["export"] "Connections that are not read, because the queue of the export has no room.";
         REFUSED Counter "pagemesh_nfs_refused_calls_total" ["export"] "Calls that a stalled export refused with NFS3ERR_JUKEBOX; clients try again.";
+        GRACE_LEFT Gauge "pagemesh_nfs_grace_seconds_left" [] "Seconds until the grace period of NFSv4.1 ends, if no reclaim extends it; 0 after its end.";
+        GRACE_CLIENTS Gauge "pagemesh_nfs_grace_clients" [] "Clients that may still reclaim state of before the start of the server.";
+        LISTED_CLIENTS Gauge "pagemesh_nfs_listed_clients" ["export"] "Clients of NFSv4.1 that may reclaim their state after a restart.";
+        LIST_RECORDS Counter "pagemesh_nfs_list_records_total" ["export"] "Records of the stable list of clients since the start of the server.";
+        LIST_UNWRITTEN Gauge "pagemesh_nfs_list_records_unwritten" ["export"] "Records of the stable list of clients that are not durable yet.";
         STALLED Gauge "pagemesh_nfs_stalled" ["export"] "Whether calls run, and none has ended for a second: 1, or 0.";
     }
 }

@@ -1,4 +1,4 @@
-//! A small, strict client of NFSv3 and MOUNT v3 (RFC 1813) over ONC RPC (RFC 5531) and TCP, for
+//! A small, strict client of NFSv3 and MOUNT v3 (RFC 1813) and of NFSv4.1 (RFC 8881) over ONC RPC (RFC 5531) and TCP, for
 //! tests, the conformance suite and the load generator.
 //!
 //! ```text
@@ -20,6 +20,7 @@
 pub mod connection;
 pub mod mount3;
 pub mod nfs3;
+pub mod nfs4;
 pub mod rpc;
 pub mod xdr;
 

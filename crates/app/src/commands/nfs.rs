@@ -90,6 +90,7 @@ fn show_text(shown: &NfsExport) -> String {
     if !workers.last_change.is_empty() {
         text.push_str(&format!("; {}", workers.last_change));
     }
+    text.push_str(&format!("\n{}", nfs4_text(state)));
     let paths = state.paths.iter();
     let paths = paths.map(|it| vec![it.path.clone(), it.rules.join(" ")]);
     text.push_str(&format!("\n\n{}\n", table(&["PATH", "RULES"], paths)));
@@ -124,10 +125,32 @@ fn show_text(shown: &NfsExport) -> String {
     text
 }
 
+/// The grace period and the stable list of NFSv4.1.
+fn nfs4_text(state: &NfsExportState) -> String {
+    let mut text = format!(
+        "NFSv4.1: {} clients may reclaim their state after a restart",
+        state.listed_clients
+    );
+    if state.unwritten_records > 0 {
+        text.push_str(&format!(
+            "; {} records of them are not durable yet",
+            state.unwritten_records
+        ));
+    }
+    if let Some(grace) = &state.grace {
+        let (left, clients) = (age(grace.left_s), grace.clients);
+        text.push_str(&format!(
+            "; grace period for {left} more, while {clients} clients may reclaim, and others wait"
+        ));
+    }
+    text
+}
+
 /// The state in words.
 pub fn state_text(shown: &NfsExport) -> String {
     match shown.reported_ms_ago {
         0..=SILENT_MS if shown.export.workers.stalled => "stalled".into(),
+        0..=SILENT_MS if shown.export.grace.is_some() => "in grace".into(),
         0..=SILENT_MS => "serves".into(),
         silent => format!("silent for {}", age(silent / 1000)),
     }
@@ -153,7 +176,7 @@ pub fn mean_ns(state: &NfsExportState) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pagemesh_manage::wire::{NfsClient, NfsOperation};
+    use pagemesh_manage::wire::{NfsClient, NfsGrace, NfsOperation};
 
     fn served(reported_ms_ago: u64) -> NfsExport {
         let operation = |name: &str, calls, mean_ns| NfsOperation {
@@ -187,6 +210,21 @@ mod tests {
         );
         let idle = NfsExportState::default();
         assert_eq!((calls_per_second(&idle), mean_ns(&idle)), (0, None));
+    }
+
+    #[test]
+    fn grace_period_is_shown() {
+        let mut shown = served(10);
+        assert!(!show_text(&shown).contains("grace"));
+        shown.export.grace = Some(NfsGrace {
+            left_s: 42,
+            clients: 3,
+        });
+        let text = show_text(&shown);
+        assert!(
+            text.contains("in grace") && text.contains("grace period for 42 s"),
+            "{text}"
+        );
     }
 
     #[test]

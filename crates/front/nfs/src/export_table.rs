@@ -8,6 +8,7 @@
 //! from the volume and the identity of the directory: handles survive restarts and takeovers, and
 //! become stale when another directory gets the name.
 
+use crate::client_list::{ListIdentity, StableStore};
 use crate::client_pattern::ClientPattern;
 use crate::export::{Export, ExportError, ExportOptions, FreeSpaceFn};
 use crate::exports_file::{
@@ -85,6 +86,18 @@ impl Exports {
         for fs in self.file_systems().filter(|fs| fs.volume == volume) {
             let open = Arc::clone(open);
             let _ = fs.snapshots.set(ExportedSnapshots { open, are_listed });
+        }
+        self
+    }
+
+    /// Keeps the stable list of NFSv4.1 clients of a volume in a file, so that they may reclaim their state after a restart. `content` is
+    /// the number of times that the volume got an earlier content. Call it before a server has the exports; only the first call for a
+    /// volume has an effect. A file system without a list lets no client reclaim.
+    #[must_use]
+    pub fn with_client_list(self, volume: Uuid, content: u64, store: Box<dyn StableStore>) -> Self {
+        let identity = ListIdentity { volume, content };
+        if let Some(fs) = self.file_systems().find(|fs| fs.volume == volume) {
+            poison::lock(&fs.list_source).get_or_insert((identity, store));
         }
         self
     }
@@ -170,6 +183,14 @@ impl ExportTable {
     /// The export with this id, which handles have.
     pub(crate) fn by_id(&self, id: [u8; 16]) -> Option<&Arc<ServedExport>> {
         self.by_id.get(&id).and_then(|at| self.exports.get(*at))
+    }
+
+    /// Whether some client may change files of the file system of this volume.
+    pub(crate) fn is_writable(&self, volume: Uuid) -> bool {
+        let exports = self.iter().filter(|export| export.volume == volume);
+        exports
+            .flat_map(|export| &export.rules)
+            .any(|rule| !rule.options.is_read_only)
     }
 
     /// The exports of a path with these names and of the directories above it, the deepest one first.
@@ -300,7 +321,12 @@ pub(crate) struct ServedFs {
     snapshots: OnceLock<ExportedSnapshots>,
     /// Pins that a worker of the file system drops.
     unused_pins: Mutex<Vec<Arc<Pin>>>,
+    /// The place of the stable list of clients, until the list is opened.
+    list_source: Mutex<Option<ListSource>>,
 }
+
+/// The content that a stable list belongs to, and its place.
+pub(crate) type ListSource = (ListIdentity, Box<dyn StableStore>);
 
 impl ServedFs {
     /// The state of a file system, and its export under its name, for all clients.
@@ -313,6 +339,7 @@ impl ServedFs {
             cookie_verifier: CookieVerifier(hasher.finish().to_be_bytes()),
             snapshots: OnceLock::new(),
             unused_pins: Mutex::default(),
+            list_source: Mutex::default(),
             name: export.name,
             fs: export.fs,
             volume: export.volume,
@@ -378,6 +405,11 @@ impl ServedFs {
         for pin in unused {
             self.pins.forget(pin.id());
         }
+    }
+
+    /// The place of the stable list; none from the second call on.
+    pub(crate) fn take_list_source(&self) -> Option<ListSource> {
+        poison::lock(&self.list_source).take()
     }
 
     pub(crate) fn snapshots(&self) -> Option<&ExportedSnapshots> {

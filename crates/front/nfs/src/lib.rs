@@ -31,6 +31,7 @@
 
 pub mod acl3;
 pub mod acl4;
+mod client_list;
 mod client_pattern;
 mod connection;
 mod connections;
@@ -62,6 +63,7 @@ mod testing;
 mod workers;
 pub mod xdr;
 
+pub use client_list::{ClientList, ListIdentity, ServiceFileStore, StableStore, StoredList};
 pub use client_pattern::{ClientPattern, ClientPatternError};
 pub use connections::ClientFigures;
 pub use counters::{Counters, PROCEDURE_NAMES, PROCEDURES};
@@ -72,7 +74,7 @@ pub use export_table::{ExportedPath, Exports};
 pub use groups::{GroupLookup, system_groups};
 pub use server::{Server, ServerError, StopReport};
 pub use service::is_fenced;
-pub use service::nfs4::{Clock, Nfs4Options};
+pub use service::nfs4::{Clock, ListStatus, Nfs4Options, Nfs4Status};
 pub use workers::call_figures::{CallFigures, LATENCY_BUCKETS, latency_bound};
 pub use workers::figures::{ExportFigures, Figures};
 pub use workers::sizing::SizingReason;

@@ -21,7 +21,7 @@ use crate::limits::{
 };
 use crate::poller::{END_EVENT, Poller};
 use crate::service::Service;
-use crate::service::nfs4::Nfs4Options;
+use crate::service::nfs4::{Nfs4Options, Nfs4Status};
 use crate::stop_signal::StopSignal;
 use crate::supervisor::Supervisor;
 use crate::workers::figures::Figures;
@@ -182,6 +182,12 @@ impl Server {
     #[must_use]
     pub fn figures(&self) -> Figures {
         self.state.dispatcher.figures()
+    }
+
+    /// The grace period and the stable lists of NFSv4.1.
+    #[must_use]
+    pub fn nfs4_status(&self) -> Nfs4Status {
+        self.state.dispatcher.service.nfs4.status()
     }
 
     /// The clients with connections, the one with the most calls first.
@@ -345,6 +351,7 @@ impl ServerState {
                     if let Some(fs) = dispatcher.service.exports.file_systems().nth(export) {
                         fs.drop_unused_pins();
                         fs.pins.drop_idle(Instant::now());
+                        dispatcher.service.nfs4.write_records(export);
                     }
                     workers.end_sweep();
                 }

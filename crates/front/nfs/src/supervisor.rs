@@ -135,11 +135,14 @@ impl Supervisor<'_> {
         (is_pending, has_grown)
     }
 
-    /// Lets workers drop unused pins: the drop of one may wait for its volume.
+    /// Lets workers drop unused pins, and write records of stable lists: both may wait for the volume.
     fn sweep_pins(&self, now: Instant) {
         let file_systems = self.dispatcher.service.exports.file_systems();
-        for (fs, (_, workers)) in file_systems.zip(self.dispatcher.exports()) {
-            let is_due = fs.pins.has_idle(now) || fs.has_unused_pins();
+        let nfs4 = &self.dispatcher.service.nfs4;
+        for (number, (fs, (_, workers))) in file_systems.zip(self.dispatcher.exports()).enumerate()
+        {
+            let is_due =
+                fs.pins.has_idle(now) || fs.has_unused_pins() || nfs4.has_unwritten_records(number);
             if is_due && workers.request_sweep() {
                 self.dispatcher.nudge.send();
             }

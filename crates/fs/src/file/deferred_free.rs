@@ -39,7 +39,7 @@ fn free_deferred_inode(txs: &TxManager, ino: Ino) -> Result<bool> {
         return txs.with_reserve_fallback(|| free::free_orphan_piece(txs, ino, None));
     }
     // Keeps the file from being deleted meanwhile.
-    lifetime::open(txs, ino)?;
+    lifetime::hold(txs, ino)?;
     // The channel first: a thread with a channel may wait for the file.
     let finished = txs.channels.borrow().and_then(|mut channel| {
         let lock = txs.file_lock(ino)?;

@@ -119,7 +119,7 @@ pub(crate) fn release_if_unused_with(
         if core.live_inodes.get(&ino).is_some_and(LiveInode::is_used) {
             return;
         }
-        let is_orphan = core.inode(ino).is_ok_and(|inode| inode.links == 0);
+        let is_orphan = core.is_orphan(ino).unwrap_or(false);
         if is_orphan && !core.freeing.insert(ino) {
             return;
         }
@@ -172,7 +172,7 @@ pub(crate) fn release_unpinned(txs: &TxManager, ino: Ino, channel: Option<&mut I
         if core.live_inodes.get(&ino).is_none_or(LiveInode::is_used) {
             return;
         }
-        core.inode(ino).is_ok_and(|inode| inode.links == 0)
+        core.is_orphan(ino).unwrap_or(false)
     };
     match is_orphan {
         true => release_if_unused_with(txs, ino, channel),

@@ -13,7 +13,7 @@ use crate::txn::manager::TxManager;
 /// See [`crate::Fs::lookup_ino`].
 pub(crate) fn lookup_ino(txs: &TxManager, ino: Ino) -> Result<Attr> {
     txs.inspect(|core| {
-        let inode = core.inode_not_freeing(ino)?;
+        let inode = core.inode_of_user(ino)?;
         let attr = attr::attr(core, ino, &inode)?;
         core.live_inode(ino).lookups += 1;
         Ok(attr)
@@ -32,10 +32,19 @@ pub(crate) fn forget(txs: &TxManager, ino: Ino, lookups: u64) {
 /// See [`crate::Fs::open`].
 pub(crate) fn open(txs: &TxManager, ino: Ino) -> Result<Attr> {
     txs.inspect(|core| {
-        let inode = core.inode_not_freeing(ino)?;
+        let inode = core.inode_of_user(ino)?;
         let attr = attr::attr(core, ino, &inode)?;
         core.live_inode(ino).opens += 1;
         Ok(attr)
+    })
+}
+
+/// Keeps an inode from being freed by other threads, until [`release`].
+pub(crate) fn hold(txs: &TxManager, ino: Ino) -> Result<()> {
+    txs.inspect(|core| {
+        core.inode_not_freeing(ino)?;
+        core.live_inode(ino).opens += 1;
+        Ok(())
     })
 }
 

@@ -19,6 +19,7 @@ pub(crate) mod read;
 pub(crate) mod redo_log;
 pub(crate) mod resize;
 pub(crate) mod seek;
+pub(crate) mod service_file;
 pub(crate) mod share;
 pub(crate) mod stored_pages;
 pub(crate) mod sync;

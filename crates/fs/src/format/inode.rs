@@ -3,6 +3,7 @@
 //! volume may have written them; [`super::inode_check`] checks that they are consistent.
 
 use crate::error::{Corruption, FsError, Result};
+use crate::format::file_id::FileId;
 use crate::format::page_map::{FileSpan, PageMap, Span, SpanRef, span_bits, span_of_bits};
 use crate::format::xattr_kinds::XattrKinds;
 use crate::format::{PAGE, page_count};
@@ -48,6 +49,8 @@ pub(crate) const TIER_FLASH: u16 = 64;
 pub(crate) const TIER: u16 = TIER_MEMORY | TIER_FLASH;
 /// Byte of the inode at which the verifier of an exclusive create lies.
 const CREATE_VERIFIER_AT: usize = 216;
+/// Byte of the inode at which the identity of the service file lies: number 8, generation 4, fold of the birth time 4.
+const SERVICE_FILE_AT: usize = 224;
 /// A clock that is this far behind the last change was set back. Within a tick, at most 10 ms, it stands still.
 const CLOCK_STEP_S_MIN: i64 = 1;
 const NSEC_LAST: u32 = 999_999_999;
@@ -192,6 +195,9 @@ pub(crate) struct Inode {
     /// The number by which an NFS client recognizes a file that it has created; 0: none. An earlier release clears it. Then the
     /// repeated create fails.
     pub(crate) create_verifier: u64,
+    /// Of the root: the file without a name that servers keep their state in ([`crate::file::service_file`]). An earlier release
+    /// clears it, and frees the file at its mount.
+    pub(crate) service_file: Option<FileId>,
     /// The target of a link of at most `INLINE_MAX` bytes.
     pub(crate) target: Vec<u8>,
 }
@@ -206,6 +212,24 @@ fn time_at(bytes: &[u8], at: usize) -> Time {
 fn put_time(bytes: &mut [u8], at: usize, time: Time) {
     put(bytes, at, time.sec.to_le_bytes());
     put(bytes, at + 8, time.nsec.to_le_bytes());
+}
+
+/// The identity of a file; `None` for number 0.
+fn file_id_at(bytes: &[u8], at: usize) -> Option<FileId> {
+    let id = FileId {
+        ino: Ino(get_u64(bytes, at)),
+        generation: get_u32(bytes, at + 8),
+        birth: get_u32(bytes, at + 12),
+    };
+    (id.ino != Ino::TABLE).then_some(id)
+}
+
+fn put_file_id(bytes: &mut [u8], at: usize, id: Option<FileId>) {
+    if let Some(id) = id {
+        put(bytes, at, id.ino.0.to_le_bytes());
+        put(bytes, at + 8, id.generation.to_le_bytes());
+        put(bytes, at + 12, id.birth.to_le_bytes());
+    }
 }
 
 impl Inode {
@@ -232,6 +256,7 @@ impl Inode {
             append_extent: None,
             redo_log: None,
             create_verifier: 0,
+            service_file: None,
             target: Vec::new(),
         }
     }
@@ -289,6 +314,12 @@ impl Inode {
         let is_settled =
             self.flags & (HAS_RESERVED_PAGES | NEEDS_TRIM) == 0 && self.redo_log.is_none();
         is_settled && self.pages == page_count(self.size)
+    }
+
+    /// Whether the root may name the inode as its service file. A name leads to no service file, and its number is free for
+    /// another inode after an earlier release has freed it.
+    pub(crate) fn can_be_service_file(&self) -> bool {
+        self.links == 0 && self.kind() == InodeKind::File
     }
 
     /// Whether a write removes set-id bits or capabilities.
@@ -360,6 +391,7 @@ impl Inode {
             }
             let verifier = self.create_verifier.to_le_bytes();
             put(&mut bytes, CREATE_VERIFIER_AT, verifier);
+            put_file_id(&mut bytes, SERVICE_FILE_AT, self.service_file);
             put(&mut bytes, 2, flags.to_le_bytes());
         } else {
             bytes[INLINE_AT..][..self.target.len()].copy_from_slice(&self.target);
@@ -438,6 +470,7 @@ impl Inode {
                 inode.redo_log = Some(Ino(get_u64(bytes, REDO_LOG_AT)));
             }
             inode.create_verifier = get_u64(bytes, CREATE_VERIFIER_AT);
+            inode.service_file = file_id_at(bytes, SERVICE_FILE_AT);
         }
         inode.check(pages)?;
         Ok(inode)

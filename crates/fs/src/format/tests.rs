@@ -1,6 +1,7 @@
 //! The bytes of version 0, as `docs/formats.md` draws them: a change of a layout must not go unnoticed.
 
 use super::directory_page::{Node, TreeEntry};
+use super::file_id::FileId;
 use super::inode::{
     AppendExtent, HAS_RESERVED_PAGES, INLINE, Ino, Inode, InodeKind, NEEDS_TRIM, Time, Xattrs,
 };
@@ -110,6 +111,7 @@ fn file() -> Inode {
         }),
         redo_log: Some(Ino(0x2827_2625_2423_2221)),
         create_verifier: 0,
+        service_file: None,
         target: Vec::new(),
     }
 }
@@ -130,6 +132,16 @@ fn inode_has_bytes_of_version_0() {
     };
     let verifier = format!("{FILE}{:016}3132333435363738", 0);
     check(&created.encode(), &verifier);
+    let root = Inode {
+        service_file: Some(FileId {
+            ino: Ino(0x1817_1615_1413_1211),
+            generation: 0x2423_2221,
+            birth: 0x3433_3231,
+        }),
+        ..file()
+    };
+    let service_file = format!("{FILE}{:032}11121314151617182122232431323334", 0);
+    check(&root.encode(), &service_file);
     let mut listed = file();
     listed.xattrs.kinds = XattrKinds::of([XattrKinds::CAPABILITIES, XattrKinds::DEFAULT_ACL]);
     let kinds = format!("{}0b{}", &FILE[..216], &FILE[218..]);

@@ -8,8 +8,8 @@ use crate::file::attr::Attr;
 use crate::file::seek::SeekTarget;
 use crate::file::sync::LostWriteCursor;
 use crate::file::{
-    allocate, atomic, copy, deferred_free, extents, mmap_dirty, read, resize, seek, sync, times,
-    write,
+    allocate, atomic, copy, deferred_free, extents, mmap_dirty, read, resize, seek, service_file,
+    sync, times, write,
 };
 use crate::format::inode::Ino;
 use crate::io::channel::IoChannel;
@@ -323,6 +323,27 @@ impl Fs {
     #[must_use]
     pub fn is_mmapped(&self, ino: Ino) -> bool {
         publish::is_mmapped(&self.txs, ino)
+    }
+
+    /// The number of the service file, in which servers of this file system keep their own state. With `create` an empty one is
+    /// made if there is none; it is committed when the call returns. Without, the result is `None` then. Programs and clients never
+    /// see the file: it has no name, and [`Fs::lookup_ino`], [`Fs::open`] and [`Fs::pin`] return `ESTALE` for its number. It is
+    /// read, written and measured by its number, and needs no open: [`Fs::read`], [`Fs::write`], [`Fs::set_size`], [`Fs::sync`],
+    /// [`Fs::attr`]. The number stays the same while the file system is mounted.
+    ///
+    /// A durable [`Fs::write`] of at most 48 pages that extends the file is atomic, and each page of an overwrite is.
+    ///
+    /// **Lost update:** a rollback to a snapshot brings old content back, and a clone begins with the content of its snapshot: nothing in
+    /// the file system tells. Its user stores an identity of the volume's state in the file, and ignores the content of another one. A
+    /// mount by a release without service files frees the file.
+    ///
+    /// # Errors
+    /// With `create`, as [`Fs::create`]; errors of the volume.
+    pub fn service_file(&self, create: bool) -> Result<Option<Ino>> {
+        match create {
+            true => service_file::find_or_create(&self.txs).map(Some),
+            false => service_file::find(&self.txs),
+        }
     }
 
     /// Frees a piece of a deferred inode. If there is none, fills the reserve if there is room.

@@ -8,6 +8,7 @@ use crate::alloc::range_set::RangeSet;
 use crate::alloc::share_counts::ShareCounts;
 use crate::alloc::spans::{OwnedSpan, for_each_overlap};
 use crate::error::{Corruption, FsError, Result};
+use crate::format::file_id::FileId;
 use crate::format::inode::{
     INODE_BYTES, INODES_PER_PAGE, Ino, Inode, InodeKind, NEEDS_TRIM, Xattrs, damaged_inode,
     table_inodes,
@@ -46,7 +47,16 @@ pub(crate) struct ScanResult {
     pub(crate) unfinished: Vec<Ino>,
     /// Files that name a redo log, each with its log.
     pub(crate) redo_logs: Vec<(Ino, Ino)>,
+    /// The service file that the root names; it is no orphan.
+    service_file: ServiceFileScan,
     pub(crate) damages: DamageLog,
+}
+
+/// The service file, as the scan finds it. The root comes first.
+#[derive(Default)]
+struct ServiceFileScan {
+    named: Option<FileId>,
+    is_found: bool,
 }
 
 /// The owners of a shared span.
@@ -77,6 +87,7 @@ pub(crate) fn scan(channel: &mut IoChannel, head: &Head, pages: u64) -> Result<S
         orphans: Vec::new(),
         unfinished: Vec::new(),
         redo_logs: Vec::new(),
+        service_file: ServiceFileScan::default(),
         damages: DamageLog::default(),
     };
     let mut scan = InodeScan {
@@ -89,6 +100,7 @@ pub(crate) fn scan(channel: &mut IoChannel, head: &Head, pages: u64) -> Result<S
         scan.scan_reserve(span)?;
     }
     let mut found = scan.result;
+    found.service_file.report();
     let maps = found.map_owners.drain().map(|(page, owner)| OwnedSpan {
         span: Span { page, order: 0 },
         owner,
@@ -181,6 +193,29 @@ fn duplicate_pages(
         all = all.saturating_add(again.saturating_mul(mapped));
     }
     Ok(all)
+}
+
+impl ServiceFileScan {
+    /// Whether this inode is the service file.
+    fn visit(&mut self, ino: Ino, inode: &Inode) -> bool {
+        if ino == Ino::ROOT {
+            self.named = inode.service_file;
+        }
+        let is_it = inode.can_be_service_file() && self.named == Some(FileId::of(ino, inode));
+        self.is_found |= is_it;
+        is_it
+    }
+
+    /// Logs a name that leads to no such file. It is no damage: an earlier release frees the file and leaves the name.
+    fn report(&self) {
+        if let Some(FileId { ino, .. }) = self.named.filter(|_| !self.is_found) {
+            tracing::warn!(
+                ino = ino.0,
+                "the root names a service file that is gone or has another use, as after a mount by an earlier release: its content \
+                 is lost, and the next server begins a new one"
+            );
+        }
+    }
 }
 
 struct InodeScan<'p> {
@@ -297,8 +332,9 @@ impl InodeScan<'_> {
         self.result
             .redo_logs
             .extend(inode.redo_log.map(|log| (ino, log)));
+        let is_service_file = self.result.service_file.visit(ino, &inode);
         match (inode.links, inode.flags & NEEDS_TRIM) {
-            (0, _) => self.result.orphans.push(ino),
+            (0, _) if !is_service_file => self.result.orphans.push(ino),
             (_, 0) if inode.spare_span.is_none() && inode.append_extent.is_none() => {}
             _ => self.result.unfinished.push(ino),
         }

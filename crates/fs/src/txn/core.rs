@@ -194,6 +194,21 @@ impl Core {
         }
     }
 
+    /// An inode that a user may look up or open: not one that is being freed, and not the service file.
+    pub(crate) fn inode_of_user(&mut self, ino: Ino) -> Result<Inode> {
+        let inode = self.inode_not_freeing(ino)?;
+        match self.begin().is_service_file(ino, &inode)? {
+            true => Err(Errno::STALE.into()),
+            false => Ok(inode),
+        }
+    }
+
+    /// Whether an inode is freed after its last use.
+    pub(crate) fn is_orphan(&mut self, ino: Ino) -> Result<bool> {
+        let inode = self.inode(ino)?;
+        Ok(inode.links == 0 && !self.begin().is_service_file(ino, &inode)?)
+    }
+
     pub(crate) fn regular_file(&mut self, ino: Ino) -> Result<Inode> {
         let inode = self.inode(ino)?;
         self.check_trusted(ino)?;
@@ -399,6 +414,14 @@ impl Core {
 
     pub(crate) fn outcome(&self) -> BatchOutcome {
         self.batch.outcome.clone()
+    }
+
+    /// The last batch with changes that are not committed.
+    pub(super) fn last_outcome(&self) -> Option<BatchOutcome> {
+        match self.batch.changes.is_empty() {
+            true => self.in_flight.as_ref().map(|sent| sent.outcome.clone()),
+            false => Some(self.outcome()),
+        }
     }
 
     pub(crate) fn has_batch_in_flight(&self) -> bool {

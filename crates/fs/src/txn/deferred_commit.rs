@@ -41,6 +41,8 @@ pub(crate) enum Acknowledge {
     Committed,
     /// When its change is in the batch, if the mount allows that.
     Deferrable,
+    /// As `Committed`. Without a change: when the changes that it has read are committed.
+    ReadCommitted,
 }
 
 /// Called when a batch should be sent soon. It must not wait.

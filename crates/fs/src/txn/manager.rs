@@ -96,6 +96,11 @@ impl TxManager {
         self.change_from(self.lock_core(), Acknowledge::Committed, run)
     }
 
+    /// As [`TxManager::change`]. An operation that changes nothing waits, too: until the changes that it may have read are committed.
+    pub(crate) fn change_or_read<T>(&self, run: impl FnMut(&mut Tx<'_>) -> Result<T>) -> Result<T> {
+        self.change_from(self.lock_core(), Acknowledge::ReadCommitted, run)
+    }
+
     /// As [`TxManager::change`], for a caller that already holds the core's lock.
     pub(crate) fn change_from<'a, T>(
         &'a self,
@@ -116,6 +121,10 @@ impl TxManager {
                 }
             };
             if tx.changed_pages() == 0 {
+                drop(tx);
+                if when == Acknowledge::ReadCommitted {
+                    self.commit_pending(core)?;
+                }
                 return Ok(value);
             }
             if tx.fits() {
@@ -152,6 +161,14 @@ impl TxManager {
     pub(crate) fn commit<'a>(&'a self, core: MutexGuard<'a, Core>) -> Result<()> {
         let outcome = core.outcome();
         self.await_batch(core, &outcome)
+    }
+
+    /// Waits until all changes so far are committed.
+    fn commit_pending<'a>(&'a self, core: MutexGuard<'a, Core>) -> Result<()> {
+        match core.last_outcome() {
+            Some(outcome) => self.await_batch(core, &outcome),
+            None => Ok(()),
+        }
     }
 
     /// Waits for a batch: the current one, or the one in flight.

@@ -291,6 +291,12 @@ impl Tx<'_> {
         Ok(inode)
     }
 
+    /// Whether the root names an inode as its service file ([`crate::file::service_file`]).
+    pub(crate) fn is_service_file(&mut self, ino: Ino, inode: &Inode) -> Result<bool> {
+        Ok(inode.can_be_service_file()
+            && self.inode(Ino::ROOT)?.service_file == Some(FileId::of(ino, inode)))
+    }
+
     /// Stores an inode at its location, with its pending times.
     pub(crate) fn put_inode(&mut self, ino: Ino, inode: &Inode) -> Result<()> {
         let place = self.locate_inode(ino)?.ok_or(Errno::STALE)?;

@@ -42,6 +42,25 @@ pub struct NfsExportState {
     pub step_ms: u64,
     /// The threads that carry out calls.
     pub workers: NfsWorkers,
+    /// The grace period after a start of the server, while it lasts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grace: Option<NfsGrace>,
+    /// Clients of NFSv4.1 in the stable list of the file system: they may reclaim their state after a restart of the server.
+    #[serde(default)]
+    pub listed_clients: u64,
+    /// Records of the stable list that are not durable yet.
+    #[serde(default)]
+    pub unwritten_records: u64,
+}
+
+/// The grace period of NFSv4.1: clients may only reclaim their state.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NfsGrace {
+    /// Seconds until it ends, if no reclaim extends it.
+    pub left_s: u64,
+    /// Clients that may still reclaim.
+    pub clients: u64,
 }
 
 /// A path that clients mount.

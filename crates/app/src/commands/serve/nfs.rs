@@ -33,7 +33,9 @@ use pagemesh_fs::{Fs, FsError, OpenSnapshots, UpkeepThread};
 use pagemesh_manage::ManagerClient;
 use pagemesh_nfs::exports_file::ExportsFile;
 use pagemesh_nfs::handle::HandleKey;
-use pagemesh_nfs::{ErrorHook, Export, ExportOptions, Exports, FreeSpaceFn, Server, Squash};
+use pagemesh_nfs::{
+    ErrorHook, Export, ExportOptions, Exports, FreeSpaceFn, Server, ServiceFileStore, Squash,
+};
 use pagemesh_volume::Volume;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
@@ -143,6 +145,7 @@ pub(super) struct OwnedFs {
 struct ExportParts {
     volume: uuid::Uuid,
     attachment: u32,
+    content_returns: u64,
     free_space: FreeSpaceFn,
 }
 
@@ -259,7 +262,11 @@ impl Serving<'_> {
         let mut exports = Exports::new(exports)?;
         for fs in self.owned {
             let are_listed = self.args.show_snapshots;
-            exports = exports.with_snapshots(fs.export.volume, &fs.snapshots, are_listed);
+            let volume = fs.export.volume;
+            let store = Box::new(ServiceFileStore::new(Arc::clone(&fs.fs)));
+            exports = exports
+                .with_snapshots(volume, &fs.snapshots, are_listed)
+                .with_client_list(volume, fs.export.content_returns, store);
         }
         self.file.map(|file| exports.apply(file)).transpose()?;
         Ok(exports)
@@ -338,6 +345,8 @@ impl OwnedFs {
         let export = ExportParts {
             volume: detail.info.id,
             attachment: volume.attachment().0,
+            // The details from before the attachment may be older than a rollback.
+            content_returns: manager.volume(name)?.info.content_returns,
             free_space: Arc::from(free_space::watch(&args.client, detail, &fs)?),
         };
         let wait = pagemesh_fuse::wait;

@@ -6,12 +6,12 @@ use anyhow::Context;
 use pagemesh_base::layout::{EpochNumber, VolumeName};
 use pagemesh_manage::ManagerClient;
 use pagemesh_manage::wire::{
-    NFS_LIST_MAX, NFS_TEXT_BYTES_MAX, NfsClient, NfsExportState, NfsOperation, NfsPath, NfsWorkers,
-    ReportNfs,
+    NFS_LIST_MAX, NFS_TEXT_BYTES_MAX, NfsClient, NfsExportState, NfsGrace, NfsOperation, NfsPath,
+    NfsWorkers, ReportNfs,
 };
 use pagemesh_nfs::{
-    CallFigures, ClientFigures, ExportFigures, ExportedPath, LATENCY_BUCKETS, PROCEDURE_NAMES,
-    PROCEDURES, Server, latency_bound,
+    CallFigures, ClientFigures, ExportFigures, ExportedPath, LATENCY_BUCKETS, Nfs4Status,
+    PROCEDURE_NAMES, PROCEDURES, Server, latency_bound,
 };
 use pagemesh_volume::Volume;
 use std::collections::HashMap;
@@ -91,6 +91,7 @@ impl Drop for NfsReporter {
 impl ServerReports {
     fn send(&mut self) {
         let (clients, paths) = (self.server.clients(), self.server.paths());
+        let nfs4 = self.server.nfs4_status();
         for figures in self.server.figures().exports {
             let Some(name) = figures.export.clone() else {
                 continue;
@@ -114,6 +115,7 @@ impl ServerReports {
                 .take(NFS_LIST_MAX)
                 .map(shown_client)
                 .collect();
+            add_nfs4(&mut state, &nfs4, &name);
             if self.report(&name, Some(state)) {
                 self.reported.insert(name, (figures.procedures, now));
             }
@@ -179,6 +181,18 @@ fn export_state(figures: &ExportFigures, before: &ProcedureSums, step: Duration)
             last_change: change.to_owned(),
         },
         ..NfsExportState::default()
+    }
+}
+
+/// Adds the grace period, and the stable list of the file system.
+fn add_nfs4(state: &mut NfsExportState, nfs4: &Nfs4Status, name: &str) {
+    state.grace = nfs4.grace.map(|grace| NfsGrace {
+        left_s: grace.left.as_secs(),
+        clients: grace.clients as u64,
+    });
+    if let Some(list) = nfs4.lists.iter().find(|list| list.file_system == name) {
+        state.listed_clients = list.clients as u64;
+        state.unwritten_records = list.unwritten;
     }
 }
 

@@ -127,13 +127,12 @@ impl NfsState {
         }
         if record.is_confirmed() && !record.has_reclaimed {
             let (owner, principal) = (record.owner.clone(), record.principal);
-            if self.grace.may_reclaim(&owner, principal) {
-                let record = JournalRecord::Removed {
-                    owner: owner.clone(),
-                };
-                self.events.push(StateEvent::Journal(record));
-                self.complete_reclaims(&owner, principal);
+            for export in self.grace.reclaimable(&owner, principal) {
+                let owner = owner.clone();
+                let record = JournalRecord::Removed { owner };
+                self.events.push(StateEvent::Journal { export, record });
             }
+            self.complete_reclaims(&owner, principal);
         }
         self.remove_client(client, RemovalReason::Destroyed);
         Ok(())

@@ -37,8 +37,12 @@ pub(super) struct Client {
     pub(super) sessions: Vec<SessionId>,
     /// Requests in progress.
     pub(super) running: usize,
-    /// RECLAIM_COMPLETE was there: the client is in the stable list.
+    /// RECLAIM_COMPLETE was there.
     pub(super) has_reclaimed: bool,
+    /// The file systems with lists that have the client as active in this run.
+    pub(super) listed_in: BTreeSet<u32>,
+    /// The file systems in which it has reclaimed state, before its RECLAIM_COMPLETE.
+    pub(super) reclaimed_in: BTreeSet<u32>,
     pub(super) opens: BTreeSet<StateNo>,
     pub(super) lock_states: BTreeSet<StateNo>,
     pub(super) open_owners: HashMap<Arc<[u8]>, OwnerNo>,
@@ -177,6 +181,8 @@ impl ClientTable {
             sessions: Vec::new(),
             running: 0,
             has_reclaimed: false,
+            listed_in: BTreeSet::new(),
+            reclaimed_in: BTreeSet::new(),
             opens: BTreeSet::new(),
             lock_states: BTreeSet::new(),
             open_owners: HashMap::new(),
@@ -236,10 +242,10 @@ impl NfsState {
         for open in std::mem::take(&mut client.opens) {
             self.shares.remove_open(open, &mut client, &mut self.events);
         }
-        if client.has_reclaimed {
+        for export in client.listed_in {
             let owner = client.owner.clone();
             let record = JournalRecord::Removed { owner };
-            self.events.push(StateEvent::Journal(record));
+            self.events.push(StateEvent::Journal { export, record });
         }
         let client = id;
         self.events

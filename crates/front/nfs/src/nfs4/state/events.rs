@@ -27,8 +27,14 @@ pub enum RemovalReason {
 /// An effect of a call outside of the state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StateEvent {
-    /// Store the record durably before the next reply to any client.
-    Journal(JournalRecord),
+    /// Append the record to the list of a file system. It is durable before any reply that grants state
+    /// in that file system.
+    Journal {
+        /// The number of the file system.
+        export: u32,
+        /// The record.
+        record: JournalRecord,
+    },
     /// The last open of the file is gone.
     FileUnused(FileKey),
     /// A client is gone with all its state.
@@ -38,6 +44,6 @@ pub enum StateEvent {
         /// The reason.
         reason: RemovalReason,
     },
-    /// The grace period is over.
+    /// The grace period is over. Append [`JournalRecord::GraceEnded`] to all lists.
     GraceEnded,
 }

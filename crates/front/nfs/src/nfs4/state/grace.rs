@@ -2,28 +2,48 @@
 //!
 //! Invariant: while a client may reclaim, no client gets state but by a reclaim.
 
+use super::clients::Client;
 use super::ids::Principal;
 use super::journal::{JournalRecord, KnownClients};
 use super::limits::{GRACE, GRACE_EXTENSION, GRACE_MAX};
 use super::{ClientId, NfsState, StateError, StateEvent};
 use std::collections::HashMap;
+use std::ops::Bound;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// A right to reclaim: the number of the file system, and the principal that may.
+type ReclaimRight = (u32, Principal);
 
 /// The grace period.
 #[derive(Debug)]
 pub(super) struct Grace {
     /// The clients that have not completed their reclaims. The period is over if there is none.
-    pending: HashMap<Arc<[u8]>, Principal>,
+    pending: HashMap<Arc<[u8]>, Vec<ReclaimRight>>,
     ends: Instant,
     ends_at_latest: Instant,
 }
 
+/// The grace period as operators see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GraceStatus {
+    /// Clients that may still reclaim state.
+    pub clients: usize,
+    /// The time until it ends, if no reclaim extends it.
+    pub left: Duration,
+}
+
 impl Grace {
-    pub(super) fn new(known: &KnownClients, now: Instant) -> Self {
-        let pending = known.iter().map(|(owner, it)| (owner.clone(), it));
+    pub(super) fn new(known: &[(u32, KnownClients)], now: Instant) -> Self {
+        let mut pending: HashMap<Arc<[u8]>, Vec<ReclaimRight>> = HashMap::new();
+        for (export, known) in known {
+            for (owner, principal) in known.iter() {
+                let rights = pending.entry(owner.clone()).or_default();
+                rights.push((*export, principal));
+            }
+        }
         Self {
-            pending: pending.collect(),
+            pending,
             ends: now + GRACE,
             ends_at_latest: now + GRACE_MAX,
         }
@@ -37,8 +57,16 @@ impl Grace {
         (!self.is_over()).then_some(self.ends)
     }
 
-    pub(super) fn may_reclaim(&self, owner: &[u8], principal: Principal) -> bool {
-        self.pending.get(owner) == Some(&principal)
+    fn may_reclaim(&self, client: &Client, export: u32) -> bool {
+        let rights = self.pending.get(&client.owner);
+        rights.is_some_and(|it| it.contains(&(export, client.principal)))
+    }
+
+    /// The file systems in which the client may reclaim.
+    pub(super) fn reclaimable(&self, owner: &[u8], principal: Principal) -> Vec<u32> {
+        let rights = self.pending.get(owner).into_iter().flatten();
+        let own = rights.filter(|(_, it)| *it == principal);
+        own.map(|(export, _)| *export).collect()
     }
 
     /// A reclaim was granted: the client gets time for its next one.
@@ -53,24 +81,31 @@ impl NfsState {
     pub(super) fn update_grace(&mut self, now: Instant) {
         if self.grace.deadline().is_some_and(|it| it <= now) {
             self.grace.pending.clear();
-            self.end_grace();
+            self.events.push(StateEvent::GraceEnded);
         }
-    }
-
-    fn end_grace(&mut self) {
-        let record = JournalRecord::GraceEnded;
-        self.events.push(StateEvent::Journal(record));
-        self.events.push(StateEvent::GraceEnded);
     }
 
     /// The client reclaims nothing more.
     pub(super) fn complete_reclaims(&mut self, owner: &[u8], principal: Principal) {
-        if self.grace.may_reclaim(owner, principal) {
+        let Some(rights) = self.grace.pending.get_mut(owner) else {
+            return;
+        };
+        rights.retain(|(_, it)| *it != principal);
+        if rights.is_empty() {
             self.grace.pending.remove(owner);
             if self.grace.is_over() {
-                self.end_grace();
+                self.events.push(StateEvent::GraceEnded);
             }
         }
+    }
+
+    /// The grace period; none if it is over.
+    #[must_use]
+    pub fn grace_status(&self, now: Instant) -> Option<GraceStatus> {
+        (!self.grace.is_over()).then(|| GraceStatus {
+            clients: self.grace.pending.len(),
+            left: self.grace.ends.saturating_duration_since(now),
+        })
     }
 
     /// Whether clients may only reclaim state.
@@ -79,10 +114,11 @@ impl NfsState {
         !self.grace.is_over()
     }
 
-    /// Whether the client may get state, by a reclaim or not.
+    /// Whether the client may get state in a file system, by a reclaim or not.
     pub(super) fn check_grace(
         &mut self,
         client: ClientId,
+        export: u32,
         is_reclaim: bool,
         now: Instant,
     ) -> Result<(), StateError> {
@@ -99,14 +135,65 @@ impl NfsState {
         if self.grace.is_over() || client.has_reclaimed {
             return Err(StateError::NoGrace);
         }
-        if !self.grace.may_reclaim(&client.owner, client.principal) {
+        if !self.grace.may_reclaim(client, export) {
             return Err(StateError::ReclaimBad);
         }
         Ok(())
     }
 
+    /// Puts the client into the list of a file system, once in a run.
+    pub(super) fn list_client(&mut self, client: ClientId, export: u32) -> Result<(), StateError> {
+        let client = self.clients.get_mut(client)?;
+        if client.listed_in.insert(export) {
+            let record = JournalRecord::Active {
+                owner: client.owner.clone(),
+                principal: client.principal,
+            };
+            self.events.push(StateEvent::Journal { export, record });
+        }
+        Ok(())
+    }
+
+    /// A file system has a list from now on: puts the clients into it that may hold state there.
+    pub fn list_again(&mut self, export: u32) {
+        for client in self.clients.iter_from(Bound::Unbounded) {
+            if client.listed_in.contains(&export) {
+                let record = JournalRecord::Active {
+                    owner: client.owner.clone(),
+                    principal: client.principal,
+                };
+                self.events.push(StateEvent::Journal { export, record });
+            }
+        }
+    }
+
+    /// Puts a client that has reclaimed state, and is late with its RECLAIM_COMPLETE, into the lists of the
+    /// file systems of that state, because the end of the grace period has dropped its entries. Returns
+    /// these file systems: their records must be durable before [`Self::reclaim_complete`].
+    ///
+    /// # Errors
+    /// If the client is gone.
+    pub fn list_late_reclaims(
+        &mut self,
+        client: ClientId,
+        now: Instant,
+    ) -> Result<Vec<u32>, StateError> {
+        self.update_grace(now);
+        let record = self.clients.get(client)?;
+        if !self.grace.is_over() || record.has_reclaimed {
+            return Ok(Vec::new());
+        }
+        let exports: Vec<u32> = record.reclaimed_in.iter().copied().collect();
+        for export in &exports {
+            self.list_client(client, *export)?;
+        }
+        Ok(exports)
+    }
+
     /// RECLAIM_COMPLETE (RFC 8881 section 18.51). For one file system it changes nothing: no file
-    /// system moves here from another server.
+    /// system moves here from another server. The records of reclaimed state come before the end of the
+    /// grace period in each list, so that no reply waits for them: until then the entry of the run before
+    /// counts.
     ///
     /// # Errors
     /// If the client has completed its reclaims before, or is gone.
@@ -117,19 +204,18 @@ impl NfsState {
         now: Instant,
     ) -> Result<(), StateError> {
         self.update_grace(now);
-        let client = self.clients.get_mut(client)?;
+        let record = self.clients.get_mut(client)?;
         if is_one_fs {
             return Ok(());
         }
-        if client.has_reclaimed {
+        if record.has_reclaimed {
             return Err(StateError::CompleteAlready);
         }
-        client.has_reclaimed = true;
-        let (owner, principal) = (client.owner.clone(), client.principal);
-        self.events.push(StateEvent::Journal(JournalRecord::Active {
-            owner: owner.clone(),
-            principal,
-        }));
+        record.has_reclaimed = true;
+        let (owner, principal) = (record.owner.clone(), record.principal);
+        for export in std::mem::take(&mut record.reclaimed_in) {
+            self.list_client(client, export)?;
+        }
         self.complete_reclaims(&owner, principal);
         Ok(())
     }

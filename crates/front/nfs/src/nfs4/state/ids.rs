@@ -3,9 +3,26 @@
 use pagemesh_fs::FileId;
 
 /// The number of a run of the server (its boot verifier). It grows with each start, so that ids of
-/// earlier runs are recognized. [`super::KnownClients::next_instance`] has the number of this run.
+/// earlier runs are recognized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Instance(pub u32);
+
+impl Instance {
+    /// The number of a new run: the one of the clock, or the next one after the earlier runs if the clock is
+    /// behind. Numbers wrap, so that the later one is the nearer one ahead.
+    #[must_use]
+    pub fn next(clock: u32, earlier: impl IntoIterator<Item = Instance>) -> Self {
+        let is_behind = |number: u32, other: u32| other.wrapping_sub(number) <= u32::MAX / 2;
+        let earlier = earlier.into_iter().filter(|it| it.0 != 0);
+        let number = earlier.fold(clock, |number, Instance(other)| {
+            match is_behind(number, other) {
+                true => other.wrapping_add(1),
+                false => number,
+            }
+        });
+        Self(number.max(1))
+    }
+}
 
 /// A client id (clientid4): the instance in the upper half, a counter in the lower one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -1,34 +1,34 @@
-//! The stable list of clients: which clients may reclaim state after a restart.
+//! The records of a stable list: which clients may reclaim state in a file system after a restart.
 //!
-//! A client is in the list from its RECLAIM_COMPLETE until the server drops its state. Before that
-//! operation it has no state, or only state that it has reclaimed by its entry of the run before. The
-//! end of a grace period drops the entries of earlier runs. So a client cannot reclaim after two
-//! restarts, or after its state was given to another client (RFC 8881 section 8.4.2.1, edge
-//! conditions).
+//! Each file system has a list. A client is in it from its first state there that is no reclaim, or from
+//! its RECLAIM_COMPLETE after reclaims there, until the server drops its state. A client that
+//! reclaims is in the list by its entry of an earlier run. The end of a grace period drops the entries of
+//! earlier runs. So a client cannot reclaim after two restarts, or after its state was given to another
+//! client (RFC 8881 section 8.4.2.1, edge conditions).
 //!
 //! | bytes | field |
 //! |---|---|
-//! | 8 | magic and version, `PMNFSCL1` |
-//! | then, for each record: 2 | bytes of the payload |
+//! | 2 | bytes of the payload |
 //! | 4 | CRC32C of the payload, seeded with the checksum of the record before |
 //! | 1 | kind: 1 started, 2 active, 3 removed, 4 grace ended |
 //! | rest | 1: instance (4). 2: flavor, uid, gid (4 each), owner. 3: owner. 4: none |
 //!
-//! Numbers are big endian. Records are appended, and durable before the reply that follows them. The
-//! seeds chain the records, so that bytes of an earlier list behind the end are no records. A crash
-//! leaves at most one incomplete record at the end.
+//! Numbers are big endian. The seeds chain the records, and the first seed names the list, so that bytes
+//! of an earlier list behind the end are no records. Zeros follow the last record. A crash leaves at most
+//! [`GROUP_BYTES_MAX`] bytes of incomplete records at the end.
 
 use super::ids::{Instance, Principal};
 use super::limits::{CLIENTS_MAX, JOURNAL_BYTES_MAX, OWNER_BYTES_MAX};
-use pagemesh_base::checksum::{crc32c, crc32c_append};
+use pagemesh_base::checksum::crc32c_append;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-const MAGIC: &[u8; 8] = b"PMNFSCL1";
+/// Bytes of records that are written at once, before they are durable.
+pub const GROUP_BYTES_MAX: usize = 16 << 10;
 const HEADER_BYTES: usize = 6;
 const PRINCIPAL_BYTES: usize = 12;
 /// Bytes of the longest record.
-const RECORD_BYTES_MAX: usize = HEADER_BYTES + 1 + PRINCIPAL_BYTES + OWNER_BYTES_MAX;
+pub(crate) const RECORD_BYTES_MAX: usize = HEADER_BYTES + 1 + PRINCIPAL_BYTES + OWNER_BYTES_MAX;
 /// Clients of a list: the ones of the run before, and the ones of this run.
 const KNOWN_CLIENTS_MAX: usize = 2 * CLIENTS_MAX;
 /// A list is written anew when its records are this many times those that count.
@@ -36,21 +36,23 @@ const GARBAGE_FACTOR: usize = 4;
 /// Bytes of a list that is not worth writing anew.
 const SMALL_BYTES: usize = 64 << 10;
 
-const _: () = assert!(KNOWN_CLIENTS_MAX * RECORD_BYTES_MAX < JOURNAL_BYTES_MAX);
+const _: () =
+    assert!(KNOWN_CLIENTS_MAX * RECORD_BYTES_MAX < JOURNAL_BYTES_MAX - 2 * GROUP_BYTES_MAX);
+const _: () = assert!(RECORD_BYTES_MAX <= GROUP_BYTES_MAX);
 
 /// A record of the stable list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum JournalRecord {
     /// The server starts a run with this number.
     Started(Instance),
-    /// The client has completed its reclaims in this run, and may hold state from now on.
+    /// The client has completed its reclaims in this run, and may hold state in the file system.
     Active {
         /// The client's owner.
         owner: Arc<[u8]>,
         /// The principal that made its record.
         principal: Principal,
     },
-    /// The client holds no state any more.
+    /// The client holds no state any more, or another client may get it.
     Removed {
         /// The client's owner.
         owner: Arc<[u8]>,
@@ -103,18 +105,16 @@ impl JournalRecord {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JournalError {
     /// Another format or version.
-    #[error("the list of NFS clients has an unknown format; a later release may have written it")]
+    #[error("it has an unknown format; a later release may have written it")]
     UnknownFormat,
-    /// A record before the last one is damaged.
-    #[error(
-        "the list of NFS clients is damaged at byte {at}; remove it, and clients lose their locks"
-    )]
+    /// A record before the last ones is damaged.
+    #[error("it is damaged at byte {at}")]
     Damaged {
         /// The first byte of the record.
         at: usize,
     },
     /// More bytes or clients than the limits allow.
-    #[error("the list of NFS clients is larger than any list that a server writes; remove it")]
+    #[error("it is larger than any list that a server writes")]
     TooLarge,
 }
 
@@ -123,7 +123,7 @@ pub enum JournalError {
 pub enum JournalEnd {
     /// A whole record.
     Complete,
-    /// A record that was not complete at a crash. Its reply was not sent.
+    /// Records that were not complete at a crash. No reply that depends on them was sent.
     Torn {
         /// Bytes of the whole records.
         at: usize,
@@ -139,10 +139,10 @@ pub struct KnownClients {
 }
 
 impl KnownClients {
-    /// The number of the next run.
+    /// The number of the last run; 0 without any.
     #[must_use]
-    pub fn next_instance(&self) -> Instance {
-        Instance(self.instance.wrapping_add(1).max(1))
+    pub fn instance(&self) -> Instance {
+        Instance(self.instance)
     }
 
     /// The clients that may reclaim after a restart.
@@ -181,7 +181,7 @@ impl KnownClients {
     }
 
     /// The records of a short list with the same clients.
-    fn records(&self) -> impl Iterator<Item = JournalRecord> {
+    pub(crate) fn records(&self) -> impl Iterator<Item = JournalRecord> {
         let mut runs: Vec<u32> = self.clients.values().map(|(_, run)| *run).collect();
         runs.push(self.instance);
         // Runs in the order of the list: the numbers may wrap, and the last one is this run's.
@@ -199,43 +199,30 @@ impl KnownClients {
         })
     }
 
-    /// The clients of a stored list. No bytes are an empty list.
+    /// The clients of the stored records behind this seed.
     ///
     /// # Errors
-    /// If the bytes are no list, or a damaged one.
-    pub fn read(bytes: &[u8]) -> Result<(Self, JournalEnd), JournalError> {
+    /// If records are damaged, or there are too many.
+    pub fn read(bytes: &[u8], mut seed: u32) -> Result<(Self, JournalEnd), JournalError> {
         let mut known = Self::default();
-        let start = &MAGIC[..bytes.len().min(MAGIC.len())];
         if bytes.len() > JOURNAL_BYTES_MAX {
             return Err(JournalError::TooLarge);
         }
-        if !bytes.starts_with(start) {
-            return Err(JournalError::UnknownFormat);
-        }
-        let Some(mut rest) = bytes.strip_prefix(MAGIC) else {
-            let end = if bytes.is_empty() {
-                JournalEnd::Complete
-            } else {
-                JournalEnd::Torn { at: 0 }
-            };
-            return Ok((known, end));
-        };
-        let mut seed = crc32c(MAGIC);
-        while !rest.is_empty() {
-            let at = bytes.len() - rest.len();
-            let Some((record, after, checksum)) = read_record(rest, seed) else {
-                if rest.len() > RECORD_BYTES_MAX {
-                    return Err(JournalError::Damaged { at });
-                }
-                return Ok((known, JournalEnd::Torn { at }));
-            };
+        let mut rest = bytes;
+        while let Some((record, after, checksum)) = read_record(rest, seed) {
             known.apply(&record);
             if known.len() > KNOWN_CLIENTS_MAX {
                 return Err(JournalError::TooLarge);
             }
             (rest, seed) = (after, checksum);
         }
-        Ok((known, JournalEnd::Complete))
+        let at = bytes.len() - rest.len();
+        let behind = rest.iter().rposition(|byte| *byte != 0);
+        match behind.map_or(0, |last| last + 1) {
+            0 => Ok((known, JournalEnd::Complete)),
+            1..=GROUP_BYTES_MAX => Ok((known, JournalEnd::Torn { at })),
+            _ => Err(JournalError::Damaged { at }),
+        }
     }
 }
 
@@ -251,53 +238,53 @@ fn read_record(bytes: &[u8], seed: u32) -> Option<(JournalRecord, &[u8], u32)> {
     Some((JournalRecord::from_payload(payload)?, after, expected))
 }
 
-/// Makes the bytes of a stable list.
-#[derive(Debug)]
-pub struct JournalWriter {
-    known: KnownClients,
+/// Makes the bytes of records, each with the checksum of the one before.
+#[derive(Clone, Debug)]
+pub struct RecordChain {
     seed: u32,
     bytes: usize,
     bytes_at_start: usize,
 }
 
-impl JournalWriter {
-    /// A new list with these clients: the writer, and the bytes that replace the earlier list as a
-    /// whole, durably, before any record is appended.
+impl RecordChain {
+    /// The records of a new list with these clients: the chain behind them, and their bytes.
     #[must_use]
-    pub fn new(known: KnownClients) -> (Self, Vec<u8>) {
-        let mut bytes = MAGIC.to_vec();
-        let mut seed = crc32c(MAGIC);
+    pub fn new(known: &KnownClients, mut seed: u32) -> (Self, Vec<u8>) {
+        let mut bytes = Vec::new();
         for record in known.records() {
             write_record(&record, &mut seed, &mut bytes);
         }
-        let writer = Self {
-            known,
+        let chain = Self {
             seed,
             bytes: bytes.len(),
             bytes_at_start: bytes.len(),
         };
-        (writer, bytes)
+        (chain, bytes)
     }
 
-    /// The bytes that append a record.
-    pub fn append(&mut self, record: &JournalRecord) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        self.known.apply(record);
-        write_record(record, &mut self.seed, &mut bytes);
-        self.bytes += bytes.len();
-        bytes
+    /// Appends the bytes of a record.
+    pub fn append(&mut self, record: &JournalRecord, out: &mut Vec<u8>) {
+        let before = out.len();
+        write_record(record, &mut self.seed, out);
+        self.bytes += out.len() - before;
     }
 
-    /// Whether most of the list is out of date: the caller writes a new one, of [`Self::known`].
+    /// The checksum of the last record.
+    #[must_use]
+    pub fn checksum(&self) -> u32 {
+        self.seed
+    }
+
+    /// Bytes of all records.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether most records are out of date, so that a new list is due.
     #[must_use]
     pub fn is_mostly_garbage(&self) -> bool {
         self.bytes > SMALL_BYTES.max(GARBAGE_FACTOR * self.bytes_at_start)
-    }
-
-    /// The clients of the list.
-    #[must_use]
-    pub fn known(&self) -> &KnownClients {
-        &self.known
     }
 }
 

@@ -58,5 +58,6 @@ pub const RANGES_PER_OWNER_MAX: usize = 4096;
 pub const RANGES_PER_FILE_MAX: usize = 16 << 10;
 /// Stateids of one TEST_STATEID; more are refused.
 pub const TEST_STATEIDS_MAX: usize = 1024;
-/// Bytes of the stored list of clients: twice as many clients as there may be, with the longest owners.
+/// Bytes of the records of a stored list: twice as many clients as there may be, with the longest owners,
+/// take 9 MiB, and half of the list may be out of date.
 pub const JOURNAL_BYTES_MAX: usize = 16 << 20;

@@ -106,7 +106,7 @@ impl NfsState {
     /// DENIED with the lock in the way, RECLAIM_CONFLICT, the errors of the stateid and of the grace
     /// period, OPENMODE, INVAL for a long owner, and DELAY if there are too many locks.
     pub fn lock(&mut self, args: &LockArgs<'_>, now: Instant) -> Result<StateId, LockError> {
-        self.check_grace(args.client, args.is_reclaim, now)?;
+        self.check_grace(args.client, args.file.export, args.is_reclaim, now)?;
         let locker = self.locker(args)?;
         if !locker.access.contains(needed_access(args.kind)) {
             return Err(StateError::OpenMode.into());

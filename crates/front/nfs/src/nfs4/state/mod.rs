@@ -2,7 +2,7 @@
 //! period.
 //!
 //! The state machine is pure: no socket, no file system, no clock and no randomness. Each call gets
-//! the time, and [`NfsState::new`] the instance (the boot verifier) and the clients of the run before.
+//! the time, and [`NfsState::new`] the instance (the boot verifier) and the lists of the run before.
 //! The service holds one [`NfsState`] under a mutex and calls it from the operations of a COMPOUND:
 //!
 //! | operation | call |
@@ -11,7 +11,7 @@
 //! | CREATE_SESSION, DESTROY_SESSION | [`NfsState::create_session`], [`NfsState::destroy_session`] |
 //! | DESTROY_CLIENTID, BIND_CONN_TO_SESSION | [`NfsState::destroy_client`], [`NfsState::bind_connection`] |
 //! | SEQUENCE, the end of the COMPOUND | [`NfsState::sequence`], [`NfsState::finish`] |
-//! | RECLAIM_COMPLETE | [`NfsState::reclaim_complete`] |
+//! | RECLAIM_COMPLETE | [`NfsState::list_late_reclaims`], [`NfsState::reclaim_complete`] |
 //! | OPEN | [`NfsState::check_open`] before the file system, [`NfsState::open`] after it |
 //! | OPEN_DOWNGRADE, CLOSE | [`NfsState::open_downgrade`], [`NfsState::close`] |
 //! | READ, WRITE, SETATTR of the size | [`NfsState::check_io`] |
@@ -22,8 +22,8 @@
 //! | time | [`NfsState::tick`] at [`NfsState::next_deadline`] |
 //! | operators | [`NfsState::clients`], [`NfsState::counts`], [`NfsState::expire_client`] |
 //!
-//! Every call may leave [`StateEvent`]s. The service takes them under the same mutex, in order, and
-//! handles them before it sends the reply: journal records must be durable by then.
+//! Every call may leave [`StateEvent`]s. The service takes them under the same mutex, in order. A reply that
+//! grants state in a file system waits until all records for its list are durable; other replies do not.
 //!
 //! [`LockTable`] has no tie to NFSv4: other protocols may share it.
 
@@ -48,10 +48,14 @@ mod shares;
 
 pub use error::StateError;
 pub use events::{RemovalReason, StateEvent};
+pub use grace::GraceStatus;
 pub use ids::{
     ClientId, CompoundStateIds, FileKey, Instance, Principal, SessionId, StateId, StateNo, Verifier,
 };
-pub use journal::{JournalEnd, JournalError, JournalRecord, JournalWriter, KnownClients};
+pub(crate) use journal::RECORD_BYTES_MAX;
+pub use journal::{
+    GROUP_BYTES_MAX, JournalEnd, JournalError, JournalRecord, KnownClients, RecordChain,
+};
 pub use listing::{ClientListing, LeaseStatus, StateCounts};
 pub use locks::{Lock, LockKind, LockRange, LockRefusal, LockTable, LockTableLimits, TableFull};
 pub use requests::*;
@@ -74,18 +78,17 @@ pub struct NfsState {
 }
 
 impl NfsState {
-    /// The state of a new run. Clients of the earlier run may reclaim their state for the time of the
-    /// grace period; without any there is none.
+    /// The state of a new run with this number. The clients of the list of a file system, by its number,
+    /// may reclaim state there for the time of the grace period; without any client there is none.
     #[must_use]
-    pub fn new(known: &KnownClients, now: Instant) -> Self {
-        let instance = known.next_instance();
+    pub fn new(instance: Instance, known: &[(u32, KnownClients)], now: Instant) -> Self {
         Self {
             instance,
             clients: ClientTable::new(instance),
             sessions: SessionTable::default(),
             shares: Shares::default(),
             grace: Grace::new(known, now),
-            events: vec![StateEvent::Journal(JournalRecord::Started(instance))],
+            events: Vec::new(),
         }
     }
 

@@ -15,7 +15,8 @@ impl NfsState {
         StateId::new(self.instance, number, seqid)
     }
 
-    /// Whether the client may open files now. OPEN calls it before it creates a file.
+    /// Whether the client may open files of a file system now. OPEN calls it before it creates a file. It
+    /// puts the client into the list of the file system before the first open there that is no reclaim.
     ///
     /// # Errors
     /// GRACE before the client has completed its reclaims, and in the grace period. For a reclaim
@@ -23,10 +24,15 @@ impl NfsState {
     pub fn check_open(
         &mut self,
         client: ClientId,
+        export: u32,
         is_reclaim: bool,
         now: Instant,
     ) -> Result<(), StateError> {
-        self.check_grace(client, is_reclaim, now)
+        self.check_grace(client, export, is_reclaim, now)?;
+        match is_reclaim {
+            true => Ok(()),
+            false => self.list_client(client, export),
+        }
     }
 
     /// OPEN of a file that exists (RFC 8881 section 18.16). A further OPEN of the same owner adds its
@@ -36,7 +42,8 @@ impl NfsState {
     /// Those of [`Self::check_open`], INVAL for no access or a long owner, SHARE_DENIED or
     /// RECLAIM_CONFLICT, and DELAY if there are too many opens.
     pub fn open(&mut self, args: &OpenArgs<'_>, now: Instant) -> Result<OpenGrant, StateError> {
-        self.check_grace(args.client, args.is_reclaim, now)?;
+        let export = args.file.export;
+        self.check_grace(args.client, export, args.is_reclaim, now)?;
         if args.access == ShareBits::NONE || args.owner.len() > OWNER_BYTES_MAX {
             return Err(StateError::Inval);
         }
@@ -49,9 +56,7 @@ impl NfsState {
             let seqid = self.shares.upgrade(number, args.access, args.deny)?;
             Some((number, seqid))
         });
-        if args.is_reclaim {
-            self.grace.extend(now);
-        }
+        self.note_use(args, now)?;
         if let Some((number, seqid)) = upgraded {
             return Ok(OpenGrant {
                 stateid: self.stateid(number, seqid),
@@ -66,6 +71,18 @@ impl NfsState {
             stateid: self.stateid(number, 1),
             is_first_of_file,
         })
+    }
+
+    /// Lists the client, or notes the reclaim for its RECLAIM_COMPLETE.
+    fn note_use(&mut self, args: &OpenArgs<'_>, now: Instant) -> Result<(), StateError> {
+        let export = args.file.export;
+        if !args.is_reclaim {
+            return self.list_client(args.client, export);
+        }
+        self.grace.extend(now);
+        let client = self.clients.get_mut(args.client)?;
+        client.reclaimed_in.insert(export);
+        Ok(())
     }
 
     /// Removes expired clients with conflicting opens.

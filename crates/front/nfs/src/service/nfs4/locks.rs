@@ -88,6 +88,9 @@ impl<'a> Compound<'a> {
             locked.state.lock(&args, now)
         });
         let stateid = locked.map_err(|error| denied(error, out))?;
+        // Expired clients may have lost their locks to this one.
+        let target = self.file_or(Status::IsDirectory)?;
+        self.store_list(target)?;
         self.stateids.set(stateid);
         encode_state_id(stateid, out);
         Ok(())

@@ -10,6 +10,7 @@
 //! | `sessions` | EXCHANGE_ID to DESTROY_CLIENTID, SEQUENCE, RECLAIM_COMPLETE |
 //! | `handles` | PUTFH to RESTOREFH, LOOKUP, LOOKUPP, SECINFO |
 //! | `attributes`, `names`, `listing`, `data` | the file system |
+//! | `lists` | the stable lists of clients |
 //! | `opens`, `locks` | OPEN, CLOSE, OPEN_DOWNGRADE; LOCK, LOCKT, LOCKU; stateids |
 
 mod attributes;
@@ -17,6 +18,7 @@ mod compound;
 mod data;
 mod handles;
 mod listing;
+mod lists;
 mod locks;
 mod names;
 mod opens;
@@ -26,11 +28,12 @@ use super::Failure;
 use crate::export_table::{Exports, ServedExport};
 use crate::nfs4::identity::{Identities, NumericIdentities};
 use crate::nfs4::state::limits::LEASE;
-use crate::nfs4::state::{FileKey, Instance, JournalRecord, KnownClients, NfsState, StateError};
-use crate::nfs4::state::{StateEvent, StateId};
+use crate::nfs4::state::{FileKey, NfsState, StateError, StateEvent, StateId};
 use crate::nfs4::status::Status;
 use crate::xdr::XdrError;
 use compound::Compound;
+use lists::ClientLists;
+pub use lists::{ListStatus, Nfs4Status};
 use pagemesh_base::poison;
 use pagemesh_fs::{FileId, Pin};
 use std::collections::HashMap;
@@ -104,6 +107,7 @@ impl Default for Nfs4Options {
 /// The state of all clients.
 pub(crate) struct Nfs4 {
     inner: Mutex<LockedState>,
+    lists: Arc<ClientLists>,
     identities: Arc<dyn Identities>,
     clock: Clock,
     /// The name of this server. Clients that find one name at two addresses use both for one session,
@@ -125,6 +129,7 @@ struct LockedState {
     unused: Vec<HeldPin>,
     /// The volumes by the numbers of [`FileKey`].
     volumes: Vec<Uuid>,
+    lists: Arc<ClientLists>,
 }
 
 impl LockedState {
@@ -147,37 +152,37 @@ impl LockedState {
                 StateEvent::ClientRemoved { client, reason } => {
                     tracing::debug!(?client, ?reason, "an NFS client is removed");
                 }
-                // No list of clients is stored: see `Nfs4::new`.
-                StateEvent::Journal(_) | StateEvent::GraceEnded => {}
+                StateEvent::Journal { export, record } => self.lists.append(export, &record),
+                StateEvent::GraceEnded => self.lists.end_grace(),
             }
         }
     }
 }
 
 impl Nfs4 {
-    /// No list of clients survives a restart, so that no client may reclaim state after one: a new
-    /// run has no grace period, and answers reclaims with NFS4ERR_NO_GRACE. The number of a run
-    /// follows from the clock of the machine, so that ids of earlier runs are recognized.
+    /// Reads the lists of the file systems, and begins the ones of this run. The number of the run follows from the
+    /// clock of the machine and from the lists, so that ids of earlier runs are recognized.
     pub(crate) fn new(exports: &Exports, options: &Nfs4Options) -> Self {
-        let mut known = KnownClients::default();
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
         let part = now.tv_nsec / (NANOSECONDS / INSTANCES_PER_SECOND);
         let ticks = now.tv_sec.wrapping_mul(INSTANCES_PER_SECOND) + part;
-        known.apply(&JournalRecord::Started(Instance(ticks as u32)));
-        let first = exports.file_systems().next().map(|fs| fs.volume);
+        let (lists, known) = ClientLists::open(exports, ticks as u32);
+        let lists = Arc::new(lists);
+        let volumes: Vec<_> = exports.file_systems().map(|fs| fs.volume).collect();
+        let first = volumes.first().copied();
+        let server = first.unwrap_or_else(|| Uuid::from_u128(ticks as u128));
         Self {
             inner: Mutex::new(LockedState {
-                state: NfsState::new(&known, (options.clock)()),
+                state: NfsState::new(lists.instance(), &known, (options.clock)()),
                 pins: HashMap::new(),
                 unused: Vec::new(),
-                volumes: Vec::new(),
+                volumes,
+                lists: Arc::clone(&lists),
             }),
+            lists,
             identities: Arc::clone(&options.identities),
             clock: Arc::clone(&options.clock),
-            server_name: format!(
-                "pagemesh {}",
-                first.unwrap_or_else(|| Uuid::from_u128(ticks as u128))
-            ),
+            server_name: format!("pagemesh {server}"),
         }
     }
 
@@ -204,8 +209,9 @@ impl Nfs4 {
         self.call(|locked, now| locked.state.tick(now));
     }
 
-    /// The server has stopped: drops the pins of open files.
+    /// The server has stopped: stores the lists, and drops the pins of open files.
     pub(crate) fn close(&self) {
+        self.lists.close();
         let pins = std::mem::take(&mut poison::lock(&self.inner).pins);
         drop(pins);
     }

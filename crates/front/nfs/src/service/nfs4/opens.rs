@@ -15,7 +15,7 @@ use crate::nfs4::arguments::WireStateid;
 use crate::nfs4::arguments::open::{Claim, Close, OpenArguments, OpenDowngrade, OpenHow};
 use crate::nfs4::attributes::{AttributeChange, SETTABLE, SETTABLE_BY_EXCLUSIVE};
 use crate::nfs4::bitmap::Bitmap;
-use crate::nfs4::state::{FileKey, IoAccess, OpenArgs, OpenGrant, ShareBits, StateId};
+use crate::nfs4::state::{ClientId, FileKey, IoAccess, OpenArgs, OpenGrant, ShareBits, StateId};
 use crate::nfs4::status::Status;
 use crate::service::Target;
 use crate::xdr::Writer;
@@ -82,16 +82,20 @@ impl<'a> Compound<'a> {
             let file = locked.key(target.export.volume, target.id);
             locked.state.check_io(client, stateid, file, access, now)
         })?;
-        Ok(())
+        // An expired client may have lost its state to this access.
+        match stateid.is_anonymous() {
+            true => self.store_list(target),
+            false => Ok(()),
+        }
     }
 
     pub(super) fn open(&mut self, it: &OpenArguments<'_>, out: &mut Writer) -> Done {
         let client = self.client_id()?;
-        self.place()?;
         let (access, deny) = share_bits(it.access, it.deny)?;
         let is_reclaim = matches!(it.claim, Claim::Previous { .. });
-        let nfs4 = &self.service.nfs4;
-        nfs4.call(|locked, now| locked.state.check_open(client, is_reclaim, now))?;
+        if let CurrentFile::File(place) = self.place()? {
+            self.check_open(place, client, is_reclaim)?;
+        }
         let opened = self.opened_file(it)?;
         if opened.attr.kind != InodeKind::File {
             return Err(match opened.attr.kind {
@@ -106,9 +110,13 @@ impl<'a> Compound<'a> {
             return Err(Status::Invalid.into());
         }
         let grant = self.reserve(&opened, it, (access, deny), is_reclaim)?;
-        if opened.is_truncated
-            && let Err(fault) = opened.truncate()
-        {
+        // The records of expired clients that have made way.
+        let stored = self.store_list(&opened.target);
+        let truncated = match opened.is_truncated {
+            true => stored.and_then(|()| opened.truncate()),
+            false => stored,
+        };
+        if let Err(fault) = truncated {
             self.withdraw(&opened, grant.stateid);
             return Err(fault);
         }
@@ -117,6 +125,16 @@ impl<'a> Compound<'a> {
         self.current = Some(CurrentFile::File(opened.target));
         self.stateids.set(grant.stateid);
         Ok(())
+    }
+
+    /// Checks that the client may get state in the file system of a place now. It is in the stable list there then.
+    fn check_open(&self, place: &Target<'_>, client: ClientId, is_reclaim: bool) -> Done {
+        self.prepare_list(place);
+        self.service.nfs4.call(|locked, now| {
+            let export = locked.key(place.export.volume, place.id).export;
+            locked.state.check_open(client, export, is_reclaim, now)
+        })?;
+        self.store_list(place)
     }
 
     /// Finds or makes the file.

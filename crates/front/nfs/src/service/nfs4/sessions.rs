@@ -214,12 +214,15 @@ impl Compound<'_> {
         let client = self.client_id()?;
         if is_one_file_system {
             self.place()?;
+            return Ok(());
         }
-        self.service.nfs4.call(|locked, now| {
-            locked
-                .state
-                .reclaim_complete(client, is_one_file_system, now)
-        })?;
+        let nfs4 = &self.service.nfs4;
+        let late = nfs4.call(|locked, now| locked.state.list_late_reclaims(client, now))?;
+        // Workers of the file systems write the records. Other clients of this thread do not wait for them.
+        if !self.are_listed(&late) {
+            return Err(Status::Delay.into());
+        }
+        nfs4.call(|locked, now| locked.state.reclaim_complete(client, false, now))?;
         Ok(())
     }
 }

@@ -1,6 +1,8 @@
 use super::*;
 use proptest::prelude::*;
 
+const SEED: u32 = 7;
+
 fn owner(number: u8) -> Arc<[u8]> {
     vec![number; usize::from(number)].into()
 }
@@ -20,11 +22,13 @@ fn records() -> impl Strategy<Value = Vec<JournalRecord>> {
 
 /// The list after these records, and the clients at the end of each one.
 fn written(records: &[JournalRecord]) -> (Vec<u8>, Vec<(usize, KnownClients)>) {
-    let (mut writer, mut bytes) = JournalWriter::new(KnownClients::default());
-    let mut ends = vec![(bytes.len(), writer.known().clone())];
+    let mut known = KnownClients::default();
+    let (mut chain, mut bytes) = RecordChain::new(&known, SEED);
+    let mut ends = vec![(bytes.len(), known.clone())];
     for record in records {
-        bytes.extend(writer.append(record));
-        ends.push((bytes.len(), writer.known().clone()));
+        chain.append(record, &mut bytes);
+        known.apply(record);
+        ends.push((bytes.len(), known.clone()));
     }
     (bytes, ends)
 }
@@ -34,12 +38,13 @@ proptest! {
     fn every_prefix_has_its_whole_records(records in records()) {
         let (bytes, ends) = written(&records);
         for len in 0..=bytes.len() {
-            let (known, end) = KnownClients::read(&bytes[..len]).expect("a crash is no damage");
+            let (known, end) = KnownClients::read(&bytes[..len], SEED).expect("a crash is no damage");
             let whole = ends.iter().rev().find(|(end, _)| *end <= len);
             let expected = whole.map(|(_, it)| it.clone()).unwrap_or_default();
             prop_assert_eq!(known.iter().collect::<Vec<_>>(), expected.iter().collect::<Vec<_>>());
-            let is_whole = len == 0 || whole.is_some_and(|(end, _)| *end == len);
-            prop_assert_eq!(end == JournalEnd::Complete, is_whole || is_record_end(&bytes, len));
+            let at = whole.map_or(0, |(end, _)| *end);
+            let is_whole = bytes[at..len].iter().all(|byte| *byte == 0);
+            prop_assert_eq!(end == JournalEnd::Complete, is_whole);
         }
     }
 
@@ -47,8 +52,9 @@ proptest! {
     fn short_list_has_the_same_clients(records in records()) {
         let (_, ends) = written(&records);
         let known = ends.last().expect("a first end").1.clone();
-        let (_, bytes) = JournalWriter::new(known.clone());
-        prop_assert_eq!(KnownClients::read(&bytes), Ok((known, JournalEnd::Complete)));
+        let (_, mut bytes) = RecordChain::new(&known, SEED);
+        bytes.extend([0; 100]);
+        prop_assert_eq!(KnownClients::read(&bytes, SEED), Ok((known, JournalEnd::Complete)));
     }
 
     #[test]
@@ -56,27 +62,21 @@ proptest! {
         let (mut bytes, ends) = written(&records);
         let bit = bit.index(8 * bytes.len());
         bytes[bit / 8] ^= 1 << (bit % 8);
-        if let Ok((known, JournalEnd::Torn { at })) = KnownClients::read(&bytes) {
+        if let Ok((known, JournalEnd::Torn { at })) = KnownClients::read(&bytes, SEED) {
             prop_assert!(at <= bit / 8);
             let expected = ends.iter().rev().find(|(end, _)| *end <= at);
             let expected = expected.map(|(_, it)| it.clone()).unwrap_or_default();
             prop_assert_eq!(known.clients, expected.clients);
         } else {
-            prop_assert!(KnownClients::read(&bytes).is_err(), "the flip was not found");
+            prop_assert!(KnownClients::read(&bytes, SEED).is_err(), "the flip was not found");
         }
     }
 
     #[test]
-    fn foreign_bytes_are_refused(bytes: Vec<u8>) {
-        // No panic, and no clients.
-        let known = KnownClients::read(&bytes).map(|(known, _)| known.len());
+    fn foreign_bytes_are_no_records(bytes: Vec<u8>) {
+        let known = KnownClients::read(&bytes, SEED).map(|(known, _)| known.len());
         prop_assert!(known.unwrap_or(0) == 0);
     }
-}
-
-/// The first record of a new list is written with the magic.
-fn is_record_end(bytes: &[u8], len: usize) -> bool {
-    len == MAGIC.len() && bytes.starts_with(MAGIC)
 }
 
 fn active(number: u8) -> JournalRecord {
@@ -102,40 +102,45 @@ fn end_of_grace_drops_clients_of_earlier_runs() {
     known.apply(&JournalRecord::GraceEnded);
     let owners: Vec<_> = known.iter().map(|(owner, _)| owner.clone()).collect();
     assert_eq!(owners, [owner(2)]);
-    assert_eq!(known.next_instance(), Instance(3));
+    assert_eq!(known.instance(), Instance(2));
 }
 
 #[test]
 fn damage_before_the_end_is_an_error() {
-    let records: Vec<_> = (0..200).map(active).collect();
+    let records: Vec<_> = (0..=u8::MAX).map(active).collect();
     let (mut bytes, ends) = written(&records);
     let at = ends[10].0;
     bytes[at + 7] ^= 1;
-    assert_eq!(
-        KnownClients::read(&bytes),
-        Err(JournalError::Damaged { at })
-    );
-    assert_eq!(
-        KnownClients::read(b"PMNFSCL2"),
-        Err(JournalError::UnknownFormat)
-    );
+    let damaged = Err(JournalError::Damaged { at });
+    assert_eq!(KnownClients::read(&bytes, SEED), damaged);
     let large = vec![0; JOURNAL_BYTES_MAX + 1];
-    assert_eq!(KnownClients::read(&large), Err(JournalError::TooLarge));
+    let read = KnownClients::read(&large, SEED);
+    assert_eq!(read, Err(JournalError::TooLarge));
+}
+
+#[test]
+fn records_behind_another_seed_are_none() {
+    let (bytes, _) = written(&[active(1), active(2)]);
+    let (known, _) = KnownClients::read(&bytes, SEED + 1).expect("no damage");
+    assert!(known.is_empty());
 }
 
 #[test]
 fn long_list_is_due_for_a_new_one() {
-    let (mut writer, mut bytes) = JournalWriter::new(KnownClients::default());
+    let mut known = KnownClients::default();
+    let (mut chain, mut bytes) = RecordChain::new(&known, SEED);
     let mut lists = 1;
     for round in 0..20_000_u32 {
-        let number = (round % 50) as u8;
-        bytes.extend(writer.append(&active(number)));
-        if writer.is_mostly_garbage() {
-            (writer, bytes) = JournalWriter::new(writer.known().clone());
+        let record = active((round % 50) as u8);
+        chain.append(&record, &mut bytes);
+        known.apply(&record);
+        assert_eq!(chain.bytes(), bytes.len());
+        if chain.is_mostly_garbage() {
+            (chain, bytes) = RecordChain::new(&known, SEED);
             lists += 1;
         }
         assert!(bytes.len() <= SMALL_BYTES + RECORD_BYTES_MAX);
     }
     assert!(lists > 1);
-    assert_eq!(writer.known().len(), 50);
+    assert_eq!(known.len(), 50);
 }

@@ -13,7 +13,9 @@ fn restarted(owners: &[&str]) -> TestServer {
 
 fn open(server: &mut TestServer, client: ClientId, is_reclaim: bool) -> Result<(), StateError> {
     let opened = server.open_with(client, "owner", client.0, (3, 0), is_reclaim);
-    let checked = server.state.check_open(client, is_reclaim, server.now);
+    let checked = server
+        .state
+        .check_open(client, EXPORT, is_reclaim, server.now);
     assert_eq!(checked, opened.map(|_| ()));
     checked
 }
@@ -62,7 +64,54 @@ fn grace_ends_early_after_the_last_known_client() {
     assert!(!server.state.is_in_grace());
     assert!(server.events.contains(&StateEvent::GraceEnded));
     assert_eq!(open(&mut server, new, false), Ok(()));
-    assert_eq!(server.list.len(), 3);
+    // The second one has no state in this file system.
+    let owners: Vec<_> = server
+        .list
+        .iter()
+        .map(|(owner, _)| owner.to_vec())
+        .collect();
+    assert_eq!(owners, [b"first".to_vec(), b"new".to_vec()]);
+}
+
+#[test]
+fn client_reclaims_only_where_it_is_listed() {
+    let mut server = restarted(&["host"]);
+    let (client, _) = server.reclaiming_client("host");
+    let mut check = |export| {
+        let state = &mut server.state;
+        state.check_open(client, export, true, server.now)
+    };
+    assert_eq!(check(EXPORT), Ok(()));
+    assert_eq!(check(EXPORT + 1), Err(StateError::ReclaimBad));
+}
+
+#[test]
+fn half_reclaimed_client_may_not_reclaim_in_the_next_run() {
+    let mut server = restarted(&["slow"]);
+    let (slow, _) = server.reclaiming_client("slow");
+    assert_eq!(open(&mut server, slow, true), Ok(()));
+    // The grace period ends before its RECLAIM_COMPLETE: others may get the rest of its state.
+    server.pass(GRACE_MAX);
+    assert!(server.list.is_empty());
+    server.restart();
+    let (slow, _) = server.reclaiming_client("slow");
+    assert_eq!(open(&mut server, slow, true), Err(StateError::NoGrace));
+}
+
+#[test]
+fn late_reclaim_complete_lists_the_reclaimed_state() {
+    let mut server = restarted(&["slow"]);
+    let (slow, session) = server.reclaiming_client("slow");
+    assert_eq!(open(&mut server, slow, true), Ok(()));
+    let early = server.state.list_late_reclaims(slow, server.now);
+    assert_eq!(early, Ok(vec![]));
+    server.pass(GRACE_MAX - SECOND);
+    server.renew(session, 1);
+    server.pass(SECOND);
+    let late = server.state.list_late_reclaims(slow, server.now);
+    assert_eq!(late, Ok(vec![EXPORT]));
+    assert_eq!(complete(&mut server, slow), Ok(()));
+    assert_eq!(server.list.len(), 1);
 }
 
 #[test]

@@ -108,6 +108,8 @@ impl History {
             .state
             .reclaim_complete(reply.client, false, self.server.now);
         completed.expect("the first one");
+        let listed = self.server.state.list_client(reply.client, EXPORT);
+        listed.expect("a client");
         self.clients[index] = Some(ModelClient {
             id: reply.client,
             session: session.session,

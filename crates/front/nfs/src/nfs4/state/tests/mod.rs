@@ -31,7 +31,7 @@ pub(super) fn user(uid: u32) -> Principal {
 
 pub(super) fn file(number: u64) -> FileKey {
     FileKey {
-        export: 1,
+        export: EXPORT,
         file: FileId {
             ino: Ino(number),
             generation: 1,
@@ -52,31 +52,47 @@ pub(super) fn channel() -> ChannelAttributes {
     }
 }
 
-/// A server with its clock, and the list of clients that it stores.
+/// The number of the file system of all files but those of [`other_file`].
+pub(super) const EXPORT: u32 = 1;
+
+/// A server with its clock, and the lists of clients that it stores.
 pub(super) struct TestServer {
     pub(super) state: NfsState,
     pub(super) now: Instant,
+    /// The list of [`EXPORT`].
     pub(super) list: KnownClients,
+    /// The list of the file system with the next number.
+    pub(super) other_list: KnownClients,
     pub(super) events: Vec<StateEvent>,
 }
 
 impl TestServer {
     pub(super) fn new() -> Self {
-        let list = KnownClients::default();
         let now = Instant::now();
-        Self {
-            state: NfsState::new(&list, now),
+        let mut server = Self {
+            state: NfsState::new(Instance(1), &[], now),
             now,
-            list,
+            list: KnownClients::default(),
+            other_list: KnownClients::default(),
             events: Vec::new(),
-        }
+        };
+        server.start();
+        server
     }
 
     /// Handles the effects, as the service does before a reply.
     pub(super) fn store(&mut self) {
         for event in self.state.take_events() {
-            if let StateEvent::Journal(record) = &event {
-                self.list.apply(record);
+            match &event {
+                StateEvent::Journal { export, record } if *export == EXPORT => {
+                    self.list.apply(record);
+                }
+                StateEvent::Journal { record, .. } => self.other_list.apply(record),
+                StateEvent::GraceEnded => {
+                    self.list.apply(&JournalRecord::GraceEnded);
+                    self.other_list.apply(&JournalRecord::GraceEnded);
+                }
+                _ => {}
             }
             self.events.push(event);
         }
@@ -85,8 +101,18 @@ impl TestServer {
     /// A new run of the server with the stored list.
     pub(super) fn restart(&mut self) {
         self.store();
-        self.state = NfsState::new(&self.list, self.now);
+        self.start();
         self.events.clear();
+    }
+
+    fn start(&mut self) {
+        let lists = [(EXPORT, &self.list), (EXPORT + 1, &self.other_list)];
+        let known = lists.map(|(export, list)| (export, list.clone()));
+        let instance = Instance::next(1, [self.list.instance()]);
+        self.state = NfsState::new(instance, &known, self.now);
+        let started = JournalRecord::Started(instance);
+        self.list.apply(&started);
+        self.other_list.apply(&started);
     }
 
     pub(super) fn pass(&mut self, time: Duration) {
@@ -155,6 +181,8 @@ impl TestServer {
         self.state
             .reclaim_complete(client, false, self.now)
             .expect("the first one");
+        let listed = self.state.list_client(client, EXPORT);
+        listed.expect("a client");
         self.store();
         (client, session)
     }

@@ -1,0 +1,238 @@
+//! The stable lists of clients, one for each file system that clients may change.
+//!
+//! A stalled or fenced file system holds up its own list only: no reply about another file system waits for it.
+
+use super::compound::Compound;
+use super::{Done, Nfs4};
+use crate::client_list::{ClientList, StoredList};
+use crate::export_table::{Exports, ServedFs};
+use crate::nfs4::state::limits::{GRACE, GRACE_MAX};
+use crate::nfs4::state::{GraceStatus, Instance, JournalRecord, KnownClients};
+use crate::service::Target;
+use pagemesh_base::poison;
+use pagemesh_fs::FsError;
+use std::sync::{Arc, OnceLock};
+use uuid::Uuid;
+
+/// NFSv4.1 as operators see it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Nfs4Status {
+    /// The grace period; none if it is over.
+    pub grace: Option<GraceStatus>,
+    /// The stable lists.
+    pub lists: Vec<ListStatus>,
+}
+
+/// The stable list of a file system.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ListStatus {
+    /// The name of the file system.
+    pub file_system: String,
+    /// Clients that may reclaim after a restart.
+    pub clients: usize,
+    /// Records of this run.
+    pub records: u64,
+    /// Records that are not durable yet.
+    pub unwritten: u64,
+}
+
+/// See the module. The index of a list is the number of its file system.
+pub(super) struct ClientLists {
+    instance: Instance,
+    lists: Box<[FsList]>,
+}
+
+struct FsList {
+    fs: Arc<ServedFs>,
+    /// None while no client may change files, and for a file system without a place for it.
+    list: OnceLock<ClientList>,
+}
+
+fn number(index: usize) -> u32 {
+    u32::try_from(index).unwrap_or(u32::MAX)
+}
+
+impl ClientLists {
+    /// Reads the lists of the file systems that clients may change, and begins new ones. Returns the clients
+    /// that may reclaim, by the numbers of the file systems. `clock` is a number of this run by the clock.
+    pub(super) fn open(exports: &Exports, clock: u32) -> (Self, Vec<(u32, KnownClients)>) {
+        let table = exports.table();
+        let stored: Vec<_> = exports
+            .file_systems()
+            .map(|fs| {
+                let is_writable = table.is_writable(fs.volume);
+                let source = is_writable.then(|| fs.take_list_source()).flatten();
+                source.map(|(identity, store)| StoredList::read(&fs.name, identity, store))
+            })
+            .collect();
+        let earlier = stored.iter().flatten().filter_map(StoredList::instance);
+        let instance = Instance::next(clock, earlier);
+        let known = stored.iter().enumerate();
+        let known: Vec<_> = known
+            .filter_map(|(index, list)| Some((number(index), list.as_ref()?.known())))
+            .collect();
+        let lists = exports.file_systems().zip(stored).map(|(fs, stored)| {
+            let list = OnceLock::new();
+            if let Some(stored) = stored {
+                list.get_or_init(|| stored.begin(instance));
+            }
+            let fs = Arc::clone(fs);
+            FsList { fs, list }
+        });
+        let lists = lists.collect();
+        log_grace(&known);
+        (Self { instance, lists }, known)
+    }
+
+    pub(super) fn instance(&self) -> Instance {
+        self.instance
+    }
+
+    fn get(&self, number: u32) -> Option<&ClientList> {
+        self.lists.get(number as usize)?.list.get()
+    }
+
+    pub(super) fn append(&self, number: u32, record: &JournalRecord) {
+        if let Some(list) = self.get(number) {
+            list.append(record);
+        }
+    }
+
+    pub(super) fn end_grace(&self) {
+        tracing::info!(
+            "the grace period is over: clients of earlier runs may not reclaim any more"
+        );
+        for list in self.lists.iter().filter_map(|it| it.list.get()) {
+            list.append(&JournalRecord::GraceEnded);
+        }
+    }
+
+    fn of_volume(&self, volume: Uuid) -> Option<(u32, &FsList)> {
+        let mut lists = self.lists.iter().enumerate();
+        let (index, list) = lists.find(|(_, it)| it.fs.volume == volume)?;
+        Some((number(index), list))
+    }
+
+    /// Opens the list of a file system that clients may change since a reload of the exports. It has no clients
+    /// that may reclaim: until now no client could change the files. Returns its number.
+    fn open_late(&self, volume: Uuid) -> Option<u32> {
+        let (number, of_fs) = self.of_volume(volume)?;
+        if of_fs.list.get().is_some() {
+            return None;
+        }
+        let (identity, store) = of_fs.fs.take_list_source()?;
+        let stored = StoredList::read(&of_fs.fs.name, identity, store);
+        of_fs.list.get_or_init(|| {
+            let list = stored.begin(self.instance);
+            list.append(&JournalRecord::GraceEnded);
+            list
+        });
+        Some(number)
+    }
+
+    fn wait(&self, volume: Uuid) -> Result<(), FsError> {
+        match self.of_volume(volume).and_then(|(_, it)| it.list.get()) {
+            Some(list) => list.wait(),
+            None => Ok(()),
+        }
+    }
+
+    /// The server has stopped: stores the records that no reply has waited for.
+    pub(super) fn close(&self) {
+        for of_fs in &self.lists {
+            if let Some(list) = of_fs.list.get()
+                && !of_fs.fs.is_fenced()
+                && let Err(error) = list.wait()
+            {
+                let file_system = of_fs.fs.name.as_str();
+                tracing::warn!(file_system, %error, "the end of the list of NFS clients is not stored");
+            }
+        }
+    }
+
+    fn status(&self) -> Vec<ListStatus> {
+        let lists = self.lists.iter();
+        let opened = lists.filter_map(|it| Some((&it.fs.name, it.list.get()?)));
+        let status = opened.map(|(name, list)| {
+            let (records, unwritten) = list.records();
+            ListStatus {
+                file_system: name.clone(),
+                clients: list.clients(),
+                records,
+                unwritten,
+            }
+        });
+        status.collect()
+    }
+}
+
+fn log_grace(known: &[(u32, KnownClients)]) {
+    let owners = known.iter().flat_map(|(_, it)| it.iter());
+    let mut owners: Vec<_> = owners.map(|(owner, _)| owner).collect();
+    owners.sort_unstable();
+    owners.dedup();
+    if !owners.is_empty() {
+        tracing::info!(
+            clients = owners.len(),
+            seconds = GRACE.as_secs(),
+            seconds_max = GRACE_MAX.as_secs(),
+            "grace period: these clients may reclaim their state, and no other client gets state until they have, or until the time is over"
+        );
+    }
+}
+
+impl Nfs4 {
+    /// The state for operators.
+    pub(crate) fn status(&self) -> Nfs4Status {
+        let now = (self.clock)();
+        Nfs4Status {
+            grace: poison::lock(&self.inner).state.grace_status(now),
+            lists: self.lists.status(),
+        }
+    }
+
+    /// Whether the list of a file system has records that no reply waits for.
+    pub(crate) fn has_unwritten_records(&self, file_system: usize) -> bool {
+        let list = self.lists.get(number(file_system));
+        list.is_some_and(|it| !it.is_durable())
+    }
+
+    /// Writes records that no reply waits for. It may wait for the volume.
+    pub(crate) fn write_records(&self, file_system: usize) {
+        if let Some(list) = self.lists.get(number(file_system))
+            && let Err(error) = list.wait()
+        {
+            tracing::debug!(file_system, %error, "the list of NFS clients cannot be written now");
+        }
+    }
+
+    /// Opens the list of a file system if clients may change files since a reload of the exports.
+    fn open_late_list(&self, volume: Uuid) {
+        if let Some(number) = self.lists.open_late(volume) {
+            self.call(|locked, _| locked.state.list_again(number));
+        }
+    }
+}
+
+impl Compound<'_> {
+    /// Waits until the records for the file system are durable, before a reply that grants state there.
+    pub(super) fn store_list(&self, target: &Target<'_>) -> Done {
+        let stored = self.service.nfs4.lists.wait(target.export.volume);
+        Ok(stored.map_err(|error| self.service.report(&target.export, &error))?)
+    }
+
+    /// The list of the file system exists if the client may change files.
+    pub(super) fn prepare_list(&self, target: &Target<'_>) {
+        if !target.options.is_read_only {
+            self.service.nfs4.open_late_list(target.export.volume);
+        }
+    }
+
+    /// Whether the records for file systems are durable. It does not wait.
+    pub(super) fn are_listed(&self, file_systems: &[u32]) -> bool {
+        let lists = file_systems
+            .iter()
+            .filter_map(|it| self.service.nfs4.lists.get(*it));
+        lists.into_iter().all(ClientList::is_durable)
+    }
+}
