@@ -10,6 +10,7 @@
 //! | `sessions` | EXCHANGE_ID to DESTROY_CLIENTID, SEQUENCE, RECLAIM_COMPLETE |
 //! | `handles` | PUTFH to RESTOREFH, LOOKUP, LOOKUPP, SECINFO |
 //! | `attributes`, `names`, `listing`, `data` | the file system |
+//! | `other_access` | the effects of opens on calls without state, and of removals on opens |
 //! | `opens`, `locks` | OPEN, CLOSE, OPEN_DOWNGRADE; LOCK, LOCKT, LOCKU; stateids |
 
 mod attributes;
@@ -20,6 +21,7 @@ mod listing;
 mod locks;
 mod names;
 mod opens;
+mod other_access;
 mod sessions;
 
 use super::Failure;
@@ -104,6 +106,7 @@ impl Default for Nfs4Options {
 /// The state of all clients.
 pub(crate) struct Nfs4 {
     inner: Mutex<LockedState>,
+    summary: other_access::StateSummary,
     identities: Arc<dyn Identities>,
     clock: Clock,
     /// The name of this server. Clients that find one name at two addresses use both for one session,
@@ -172,6 +175,7 @@ impl Nfs4 {
                 unused: Vec::new(),
                 volumes: Vec::new(),
             }),
+            summary: other_access::StateSummary::default(),
             identities: Arc::clone(&options.identities),
             clock: Arc::clone(&options.clock),
             server_name: format!(
@@ -191,6 +195,7 @@ impl Nfs4 {
         let mut locked = poison::lock(&self.inner);
         let result = call(&mut locked, now);
         locked.handle_events();
+        self.summary.update(&locked.state);
         let unused = std::mem::take(&mut locked.unused);
         drop(locked);
         for held in unused {
