@@ -59,8 +59,8 @@ pub const LOCK_STATES_MAX: usize = 200_000;
 pub const RANGES_PER_OWNER_MAX: usize = 4096;
 /// Ranges of all lock owners in one file.
 pub const RANGES_PER_FILE_MAX: usize = 16 << 10;
-/// Ranges of all files: about 64 MiB. At the limit the server removes expired clients first.
-pub const RANGES_MAX: usize = 500_000;
+/// Ranges of all files: about 24 MiB. At the limit the server removes expired clients first.
+pub const RANGES_MAX: usize = 200_000;
 /// Ranges that one LOCK may add: it may split a range of the owner in two, and adds its own.
 pub const RANGES_PER_LOCK_MAX: usize = 2;
 /// Stateids of one TEST_STATEID; more are refused.
