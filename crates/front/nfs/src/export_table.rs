@@ -74,7 +74,7 @@ impl Exports {
         let (file_systems, exports): (Vec<_>, Vec<_>) = served.unzip();
         Ok(Self(Arc::new(ExportsState {
             file_systems: file_systems.into(),
-            table: RwLock::new(Arc::new(ExportTable::new(exports, 0))),
+            table: RwLock::new(Arc::new(ExportTable::new(exports))),
             groups: GroupCache::new(lookup),
         })))
     }
@@ -110,7 +110,7 @@ impl Exports {
         }
         let mut table = poison::recover(self.0.table.write());
         let earlier = table.pseudo.change();
-        *table = Arc::new(ExportTable::new(served, earlier));
+        *table = Arc::new(ExportTable::after(earlier, served));
         Ok(())
     }
 
@@ -161,8 +161,13 @@ pub(crate) struct ExportTable {
 }
 
 impl ExportTable {
-    /// Paths in the order of a file. `earlier` is the change attribute of the table before.
-    fn new(exports: Vec<ServedExport>, earlier: u64) -> Self {
+    /// Paths in the order of a file.
+    fn new(exports: Vec<ServedExport>) -> Self {
+        Self::after(0, exports)
+    }
+
+    /// As [`Self::new`], for a table in the place of one with this change attribute.
+    fn after(earlier: u64, exports: Vec<ServedExport>) -> Self {
         let exports: Vec<_> = exports.into_iter().map(Arc::new).collect();
         let ids = exports.iter().enumerate();
         let by_id = ids.map(|(at, export)| (export.id, at)).collect();

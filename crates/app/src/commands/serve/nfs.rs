@@ -88,12 +88,12 @@ pub struct NfsArgs {
     /// Look up the supplementary groups of callers on this machine. Calls have at most 16.
     #[arg(long)]
     pub manage_gids: bool,
-    /// Name owners and groups NAME@DOMAIN over NFSv4.1, by the users and groups of this machine. Without it, owners are numbers.
-    #[arg(long, value_name = "DOMAIN", value_parser = idmap::parse_domain)]
-    pub idmap_domain: Option<String>,
     /// Do not register with rpcbind.
     #[arg(long)]
     pub no_rpcbind: bool,
+    /// Name owners and groups NAME@DOMAIN over NFSv4.1, by the users and groups of this machine. Without it, owners are numbers.
+    #[arg(long, value_name = "DOMAIN", value_parser = idmap::parse_domain)]
+    pub idmap_domain: Option<String>,
     /// Take the file systems over from the process that has them, and fence that process.
     ///
     /// Data loss: stores into mapped files of that mount that were not synced are lost. Programs on that mount get errors.

@@ -8,9 +8,9 @@
 //! |---|---|
 //! | `compound` | the loop, the order of operations, the size of replies |
 //! | `sessions` | EXCHANGE_ID to DESTROY_CLIENTID, SEQUENCE, RECLAIM_COMPLETE |
+//! | `other_access` | the effects of opens on calls without state, and of removals on opens |
 //! | `handles` | PUTFH to RESTOREFH, LOOKUP, LOOKUPP, SECINFO |
 //! | `attributes`, `names`, `listing`, `data` | the file system |
-//! | `other_access` | the effects of opens on calls without state, and of removals on opens |
 //! | `opens`, `locks` | OPEN, CLOSE, OPEN_DOWNGRADE; LOCK, LOCKT, LOCKU; stateids |
 
 mod attributes;
