@@ -4,7 +4,9 @@
 //! The result gives each caller the same single rights. A caller that has two rights by two groups has both at once, which the
 //! POSIX ACL does not give.
 
-use pagemesh_fs::{Acl, AclEntry, AclTag};
+pub mod posix;
+
+use pagemesh_fs::{Acl, AclEntry, AclTag, Acls};
 
 /// The bits of an access mask (RFC 8881, section 6.2.1.3).
 pub mod mask {
@@ -26,6 +28,8 @@ pub mod mask {
     pub const READ_ACL: u32 = 0x2_0000;
     /// Change the ACL and the mode.
     pub const WRITE_ACL: u32 = 0x4_0000;
+    /// Change the owner or the group.
+    pub const WRITE_OWNER: u32 = 0x8_0000;
     /// Access the file with synchronous reads and writes.
     pub const SYNCHRONIZE: u32 = 0x10_0000;
 }
@@ -191,6 +195,44 @@ pub fn aces(acl: &Acl, is_directory: bool, is_default: bool) -> Vec<Ace> {
     list.aces
 }
 
+/// The ACEs of a file, as GETATTR returns them: without an access ACL the ones of its mode, and the default ACL of a directory behind them.
+#[must_use]
+pub fn aces_of(acls: &Acls, mode: u16, is_directory: bool) -> Vec<Ace> {
+    let of_mode;
+    let access = match &acls.access {
+        Some(acl) => acl,
+        None => {
+            of_mode = Acl::of_mode(mode);
+            &of_mode
+        }
+    };
+    let mut all = aces(access, is_directory, false);
+    if let Some(default) = &acls.default {
+        all.extend(aces(default, is_directory, true));
+    }
+    all
+}
+
+/// RFC 8881, section 6.2.1: the first ACE of the caller with a bit decides about it.
+#[cfg(test)]
+fn is_allowed_by(
+    aces: &[Ace],
+    (owner, group): (u32, u32),
+    (uid, groups): (u32, &[u32]),
+    bit: u32,
+) -> bool {
+    let is_for = |ace: &&Ace| match ace.principal {
+        AcePrincipal::Owner => uid == owner,
+        AcePrincipal::User(named) => uid == named,
+        AcePrincipal::Group => groups.contains(&group),
+        AcePrincipal::NamedGroup(gid) => groups.contains(&gid),
+        AcePrincipal::Everyone => true,
+    };
+    let mut of_bit = aces.iter().filter(|ace| ace.mask & bit != 0);
+    let first = of_bit.find(is_for);
+    first.is_some_and(|ace| ace.kind == AceKind::Allow)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -206,23 +248,6 @@ mod tests {
         }
         entries.sort_by_key(|entry| entry.tag);
         Acl::new(entries).expect("valid")
-    }
-
-    fn is_for(ace: &Ace, uid: u32, groups: &[u32]) -> bool {
-        match ace.principal {
-            AcePrincipal::Owner => uid == FILE.0,
-            AcePrincipal::User(named) => uid == named,
-            AcePrincipal::Group => groups.contains(&FILE.1),
-            AcePrincipal::NamedGroup(gid) => groups.contains(&gid),
-            AcePrincipal::Everyone => true,
-        }
-    }
-
-    /// RFC 8881, section 6.2.1: the first ACE of the caller with a bit decides about it.
-    fn is_allowed(aces: &[Ace], uid: u32, groups: &[u32], bit: u32) -> bool {
-        let mut of_bit = aces.iter().filter(|ace| ace.mask & bit != 0);
-        let first = of_bit.find(|ace| is_for(ace, uid, groups));
-        first.is_some_and(|ace| ace.kind == AceKind::Allow)
     }
 
     /// POSIX 1003.1e, section 23.1.5, for one right.
@@ -268,7 +293,7 @@ mod tests {
                 ] {
                     for (uid, groups) in (1..4).flat_map(|uid| all_groups.map(|it| (uid, it))) {
                         assert_eq!(
-                            is_allowed(&aces, uid, groups, bit),
+                            is_allowed_by(&aces, FILE, (uid, groups), bit),
                             is_permitted(&acl, uid, groups, right),
                             "{acl:?} {uid} {groups:?} {right}"
                         );

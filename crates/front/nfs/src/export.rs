@@ -116,6 +116,15 @@ impl ExportOptions {
         }
     }
 
+    /// The user id that the files of a caller get.
+    pub(crate) fn user(&self, credential: &Credential<'_>) -> u32 {
+        let user = match credential {
+            Credential::None => None,
+            Credential::System(system) => self.mapped_user(system.uid),
+        };
+        user.unwrap_or(self.anonymous_uid)
+    }
+
     /// The user of a call. `groups` take the place of the groups in the call. An anonymous user has no
     /// groups: root's groups on a client are no concern of the files.
     pub(crate) fn caller(

@@ -19,6 +19,7 @@ use crate::handle::{EncodedHandle, FileHandle, HandleKey};
 use crate::nfs3::files::WriteVerifier;
 use crate::nfs3::listing::CookieVerifier;
 use crate::pin_cache::PinCache;
+use crate::pseudo_fs::{PseudoFs, PseudoNo};
 use pagemesh_base::poison;
 use pagemesh_fs::{Caller, FileId, Fs, FsError, Ino, InodeKind, OpenSnapshots, Pin};
 use siphasher::sip::SipHasher24;
@@ -120,8 +121,9 @@ impl Exports {
                 Err(cause) => return Err(file.error(line.line, cause)),
             }
         }
-        let table = ExportTable::new(served);
-        *poison::recover(self.0.table.write()) = Arc::new(table);
+        let mut table = poison::recover(self.0.table.write());
+        let earlier = table.pseudo.change();
+        *table = Arc::new(ExportTable::after(earlier, served));
         Ok(())
     }
 
@@ -165,15 +167,80 @@ impl Exports {
 pub(crate) struct ExportTable {
     exports: Vec<Arc<ServedExport>>,
     by_id: HashMap<[u8; 16], usize>,
+    /// Whether a directory is exported.
+    has_directories: bool,
+    /// The directories that lead to the exports.
+    pub(crate) pseudo: PseudoFs,
 }
 
 impl ExportTable {
     /// Paths in the order of a file.
     fn new(exports: Vec<ServedExport>) -> Self {
+        Self::after(0, exports)
+    }
+
+    /// As [`Self::new`], for a table in the place of one with this change attribute.
+    fn after(earlier: u64, exports: Vec<ServedExport>) -> Self {
         let exports: Vec<_> = exports.into_iter().map(Arc::new).collect();
         let ids = exports.iter().enumerate();
         let by_id = ids.map(|(at, export)| (export.id, at)).collect();
-        Self { exports, by_id }
+        let paths: Vec<_> = exports.iter().map(|export| &export.path).collect();
+        let pseudo = PseudoFs::new(&paths, wall_clock_nanoseconds().max(earlier + 1));
+        Self {
+            has_directories: exports.iter().any(|export| export.directory.is_some()),
+            exports,
+            by_id,
+            pseudo,
+        }
+    }
+
+    /// The export at a directory of the pseudo file system, if a client has access to it.
+    pub(crate) fn export_at(&self, at: PseudoNo, client: IpAddr) -> Option<&Arc<ServedExport>> {
+        let export = self.exports.get(self.pseudo.export(at)?)?;
+        export.rule(client).is_some().then_some(export)
+    }
+
+    /// Whether a client sees a directory of the pseudo file system. The root is visible to all.
+    pub(crate) fn is_visible(&self, at: PseudoNo, client: IpAddr) -> bool {
+        let below = self.pseudo.exports_below(at).iter();
+        let mut below = below.filter_map(|number| self.exports.get(*number));
+        at == PseudoNo::ROOT || below.any(|export| export.rule(client).is_some())
+    }
+
+    /// The directory of the pseudo file system with the path of an export.
+    pub(crate) fn place(&self, export: &ServedExport) -> PseudoNo {
+        let number = self.by_id.get(&export.id);
+        number.map_or(PseudoNo::ROOT, |number| self.pseudo.place(*number))
+    }
+
+    /// The export that has a file as its root, beside the export of the whole file system, if a client has access to it.
+    pub(crate) fn export_of_directory(
+        &self,
+        volume: Uuid,
+        directory: FileId,
+        client: IpAddr,
+    ) -> Option<&Arc<ServedExport>> {
+        if !self.has_directories {
+            return None;
+        }
+        let export = self.by_id(directory_export_id(volume, directory))?;
+        export.rule(client).is_some().then_some(export)
+    }
+
+    /// The nearest export above the path of another one to which a client has access.
+    pub(crate) fn export_above(
+        &self,
+        export: &ServedExport,
+        client: IpAddr,
+    ) -> Option<&Arc<ServedExport>> {
+        let mut at = self.place(export);
+        while let Some(above) = self.pseudo.parent(at) {
+            if let Some(export) = self.export_at(above, client) {
+                return Some(export);
+            }
+            at = above;
+        }
+        None
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<ServedExport>> {
@@ -293,6 +360,16 @@ impl ServedExport {
             birth_fold: id.birth,
         })
     }
+}
+
+/// Nanoseconds since 1970.
+fn wall_clock_nanoseconds() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+    let nanoseconds = u64::try_from(now.tv_nsec).unwrap_or(0);
+    seconds
+        .saturating_mul(1_000_000_000)
+        .saturating_add(nanoseconds)
 }
 
 /// The id of the export of a directory.

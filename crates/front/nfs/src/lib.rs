@@ -50,6 +50,7 @@ pub mod nfs4;
 mod peer;
 mod pin_cache;
 mod poller;
+mod pseudo_fs;
 pub mod record;
 mod reply_cache;
 pub mod rpc;

@@ -88,8 +88,10 @@ pub const BITMAP_WORDS_MAX: usize = 3;
 pub const TAG_BYTES_MAX: usize = 1024;
 /// Operations of one COMPOUND. Linux sends fewer than 16.
 pub const OPERATIONS_MAX: u32 = 64;
-/// Bytes of the values of attributes that a client sends: two names of owners and fixed fields.
-pub const ATTRIBUTES_BYTES_MAX: usize = 4 << 10;
+/// Bytes of the values of attributes that a client sends: an ACL with the most entries, two names of owners and fixed fields.
+pub const ATTRIBUTES_BYTES_MAX: usize = 96 << 10;
+/// Entries of an ACL of NFSv4: two for each entry of the longest POSIX ACLs for access and inheritance, which have 511.
+pub const ACES_MAX: usize = 2048;
 /// Bytes of the name of an owner of files.
 pub const OWNER_NAME_BYTES_MAX: usize = 1024;
 /// Bytes of the name of a client, and of an owner of opens or locks (RFC 8881, NFS4_OPAQUE_LIMIT).
@@ -100,6 +102,22 @@ pub const SECURITY_OIDS_MAX: usize = 16;
 pub const CALLBACK_SECURITY_MAX: usize = 8;
 /// State ids of one TEST_STATEID.
 pub const STATEIDS_MAX: usize = 256;
+/// Names and numbers of owners in memory. Each takes about 300 bytes.
+pub const OWNER_ANSWERS_MAX: usize = 8192;
+/// The time that the name or number of an owner is kept.
+pub const OWNER_ANSWER_LIMIT: Duration = Duration::from_secs(600);
+/// The same if the name service knows none, or fails.
+pub const OWNER_FAILURE_LIMIT: Duration = Duration::from_secs(30);
+/// The time that an old answer serves calls while the name service does not answer.
+pub const OWNER_STALE_LIMIT: Duration = Duration::from_secs(3600);
+/// The time that clients wait for a first answer, by NFS4ERR_DELAY. Then the number counts.
+pub const OWNER_LOOKUP_WAIT: Duration = Duration::from_secs(5);
+/// Threads that ask the name service.
+pub const OWNER_LOOKUPS_MAX: usize = 4;
+/// Lookups that wait for these threads. More are asked for again by their clients.
+pub const OWNER_LOOKUPS_QUEUED_MAX: usize = 1024;
+/// Bytes of a name that the name service is asked for: the longest name of a user, and a domain.
+pub const OWNER_LOOKUP_BYTES_MAX: usize = 512;
 /// The pause of accepting after descriptors or memory ran out.
 pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// The time that threads get after their sockets are shut down.

@@ -14,6 +14,7 @@ use crate::commands::mount::serve::{
 };
 use crate::commands::mount::snapshot_views::MountSnapshots;
 use crate::commands::serve::exports::{self, ReloadSignal};
+use crate::commands::serve::idmap;
 use crate::commands::serve::mounts::{self, MountPoint, ServingMount};
 use crate::commands::serve::nfs_reports::NfsReporter;
 use crate::config::ConfigArgs;
@@ -92,6 +93,9 @@ pub struct NfsArgs {
     /// Do not register with rpcbind.
     #[arg(long)]
     pub no_rpcbind: bool,
+    /// Name owners and groups NAME@DOMAIN over NFSv4.1, by the users and groups of this machine. Without it, owners are numbers.
+    #[arg(long, value_name = "DOMAIN", value_parser = idmap::parse_domain)]
+    pub idmap_domain: Option<String>,
     /// Take the file systems over from the process that has them, and fence that process.
     ///
     /// Data loss: stores into mapped files of that mount that were not synced are lost. Programs on that mount get errors.
@@ -230,7 +234,10 @@ impl Serving<'_> {
             fs.signs.set_end(move || is_stopped.load(Ordering::Acquire));
         }
         let exports = self.exports()?;
-        let server = Server::start(&[self.listen], exports.clone(), self.error_hook())?;
+        let limits = pagemesh_nfs::limits::Limits::default();
+        let nfs4 = idmap::options(self.args.idmap_domain.as_deref())?;
+        let (listen, hook) = (&[self.listen], self.error_hook());
+        let server = Server::start_nfs4(listen, exports.clone(), hook, limits, &nfs4)?;
         let server = Arc::new(server);
         // The one server of this process.
         let _ = shown.set(Arc::downgrade(&server));

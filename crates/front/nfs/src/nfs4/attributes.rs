@@ -1,15 +1,19 @@
 //! Attributes of files (RFC 8881, section 5): those that this server has, their values on the wire, and
 //! changes by clients.
 
+use super::aces::{decode_aces, encode_aces};
 use super::arguments::EncodedAttributes;
 use super::bitmap::{Bitmap, attribute as at};
 use super::identity::{Identities, decode_owner, encode_owner};
 use super::status::{OK, Status};
+use crate::acl4::Ace;
 use crate::limits::{NAME_BYTES_MAX, OWNER_NAME_BYTES_MAX, TRANSFER_BYTES_MAX};
 use crate::nfs3::attributes::{DeviceNumber, FileType, MODE_BITS};
 use crate::nfs3::filesystem::SpaceUsage;
 use crate::xdr::{Reader, Writer, XdrError};
 
+/// ACL4_SUPPORT_ALLOW_ACL and ACL4_SUPPORT_DENY_ACL.
+const ACL_SUPPORT: u32 = 3;
 /// Nanoseconds of a second.
 const NANOSECONDS: u32 = 1_000_000_000;
 
@@ -19,6 +23,7 @@ pub const WRITE_ONLY: Bitmap = Bitmap::of(&[at::TIME_ACCESS_SET, at::TIME_MODIFY
 /// The attributes that clients may set.
 pub const SETTABLE: Bitmap = Bitmap::of(&[
     at::SIZE,
+    at::ACL,
     at::MODE,
     at::OWNER,
     at::OWNER_GROUP,
@@ -43,6 +48,7 @@ pub const SUPPORTED: Bitmap = Bitmap::of(&[
     at::UNIQUE_HANDLES,
     at::LEASE_TIME,
     at::RDATTR_ERROR,
+    at::ACL,
     at::ACLSUPPORT,
     at::CANSETTIME,
     at::CASE_INSENSITIVE,
@@ -132,6 +138,8 @@ pub struct FileAttributes<'a> {
     pub inode: u64,
     /// The number of the directory that the file system is mounted on, for its root; else `inode`.
     pub mounted_on: u64,
+    /// The ACL, if it is wanted.
+    pub acl: &'a [Ace],
     /// The permissions.
     pub mode: u32,
     /// The number of names.
@@ -168,19 +176,23 @@ pub struct SharedAttributes<'a> {
 }
 
 /// Appends the wanted attributes that this server has (`fattr4`).
+///
+/// # Errors
+/// [`Status::Delay`] while the name of an owner is looked up.
 pub fn encode_attributes(
     wanted: Bitmap,
     file: &FileAttributes<'_>,
     shared: &SharedAttributes<'_>,
     writer: &mut Writer,
-) {
+) -> Result<(), Status> {
     let found = wanted.and(SUPPORTED).without(WRITE_ONLY);
     writer.value(&found);
     let length_at = writer.len();
     writer.length(0);
-    encode_values(found, file, shared, writer);
+    encode_values(found, file, shared, writer)?;
     let len = writer.len() - length_at - 4;
     writer.replace_u32(length_at, u32::try_from(len).unwrap_or(u32::MAX));
+    Ok(())
 }
 
 /// Appends the values of attributes, in the order of their numbers.
@@ -189,12 +201,13 @@ fn encode_values(
     file: &FileAttributes<'_>,
     shared: &SharedAttributes<'_>,
     writer: &mut Writer,
-) {
+) -> Result<(), Status> {
     for attribute in found.iter() {
-        if !encode_file_value(attribute, file, shared, writer) {
+        if !encode_file_value(attribute, file, shared, writer)? {
             encode_shared_value(attribute, shared, writer);
         }
     }
+    Ok(())
 }
 
 /// Appends an attribute of a file. Returns whether it is one.
@@ -203,7 +216,7 @@ fn encode_file_value(
     file: &FileAttributes<'_>,
     shared: &SharedAttributes<'_>,
     writer: &mut Writer,
-) -> bool {
+) -> Result<bool, Status> {
     let identities = shared.identities;
     match attribute {
         at::TYPE => writer.value(&file.kind),
@@ -217,8 +230,9 @@ fn encode_file_value(
         at::FILEID => writer.u64(file.inode),
         at::MODE => writer.u32(file.mode),
         at::NUMLINKS => writer.u32(file.links),
-        at::OWNER => encode_owner(file.uid, identities.user_name(file.uid), writer),
-        at::OWNER_GROUP => encode_owner(file.gid, identities.group_name(file.gid), writer),
+        at::ACL => encode_aces(file.acl, identities, writer)?,
+        at::OWNER => encode_owner(file.uid, identities.user_name(file.uid), writer)?,
+        at::OWNER_GROUP => encode_owner(file.gid, identities.group_name(file.gid), writer)?,
         at::RAWDEV => {
             writer.u32(file.device.major);
             writer.u32(file.device.minor);
@@ -229,9 +243,9 @@ fn encode_file_value(
         at::TIME_METADATA => file.changed.encode(writer),
         at::TIME_MODIFY => file.modified.encode(writer),
         at::MOUNTED_ON_FILEID => writer.u64(file.mounted_on),
-        _ => return false,
+        _ => return Ok(false),
     }
-    true
+    Ok(true)
 }
 
 /// Appends an attribute of a server or file system.
@@ -242,8 +256,9 @@ fn encode_shared_value(attribute: u32, shared: &SharedAttributes<'_>, writer: &m
         at::SUPPATTR_EXCLCREAT => writer.value(&SETTABLE_BY_EXCLUSIVE),
         at::LEASE_TIME => writer.u32(shared.lease_seconds),
         at::RDATTR_ERROR => writer.u32(OK),
-        // Handles are persistent, and there are no ACLs.
-        at::FH_EXPIRE_TYPE | at::ACLSUPPORT => writer.u32(0),
+        // Handles are persistent.
+        at::FH_EXPIRE_TYPE => writer.u32(0),
+        at::ACLSUPPORT => writer.u32(ACL_SUPPORT),
         at::LINK_SUPPORT
         | at::SYMLINK_SUPPORT
         | at::UNIQUE_HANDLES
@@ -287,7 +302,7 @@ pub fn check_readable(wanted: Bitmap) -> Result<(), Status> {
 ///
 /// # Errors
 /// [`Status::Invalid`] for attributes that clients only set and for RDATTR_ERROR,
-/// [`Status::AttributeNotSupported`].
+/// [`Status::AttributeNotSupported`], [`Status::Delay`].
 pub fn has_values(
     wanted: &EncodedAttributes<'_>,
     file: &FileAttributes<'_>,
@@ -301,7 +316,7 @@ pub fn has_values(
         return Err(Status::AttributeNotSupported);
     }
     let mut writer = Writer::new();
-    encode_values(wanted.attributes, file, shared, &mut writer);
+    encode_values(wanted.attributes, file, shared, &mut writer)?;
     Ok(writer.written(0) == wanted.values)
 }
 
@@ -315,10 +330,12 @@ pub enum SetTime {
 }
 
 /// A change of attributes; none keeps a field.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AttributeChange {
     /// The size.
     pub size_bytes: Option<u64>,
+    /// The ACL.
+    pub acl: Option<Vec<Ace>>,
     /// The permissions.
     pub mode: Option<u32>,
     /// The owner.
@@ -336,7 +353,7 @@ impl AttributeChange {
     ///
     /// # Errors
     /// [`Status::AttributeNotSupported`], [`Status::Invalid`] for attributes that the operation does
-    /// not set and for impossible values, [`Status::BadOwner`], [`Status::BadXdr`].
+    /// not set and for impossible values, [`Status::BadOwner`], [`Status::Delay`], [`Status::BadXdr`].
     pub fn decode(
         encoded: &EncodedAttributes<'_>,
         allowed: Bitmap,
@@ -365,6 +382,7 @@ impl AttributeChange {
     ) -> Result<(), Status> {
         match attribute {
             at::SIZE => self.size_bytes = Some(reader.u64()?),
+            at::ACL => self.acl = Some(decode_aces(reader, identities)?),
             at::MODE => {
                 let mode = reader.u32()?;
                 if mode & !MODE_BITS != 0 {

@@ -107,6 +107,7 @@ pub mod attribute {
     pub const UNIQUE_HANDLES: u32 = 9;
     pub const LEASE_TIME: u32 = 10;
     pub const RDATTR_ERROR: u32 = 11;
+    pub const ACL: u32 = 12;
     pub const ACLSUPPORT: u32 = 13;
     pub const CANSETTIME: u32 = 15;
     pub const CASE_INSENSITIVE: u32 = 16;

@@ -8,20 +8,31 @@ use std::sync::Arc;
 /// The most digits of an id.
 const DIGITS_MAX: usize = 10;
 
-/// Maps ids to names and back. The server asks it while it answers a request: an implementation keeps
-/// its answers, and does not wait for long.
-pub trait Identities: Send + Sync {
-    /// The name of a user; none: its number is sent.
-    fn user_name(&self, uid: u32) -> Option<Arc<str>>;
+/// The answer of a list of names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NameAnswer<T> {
+    /// The name or number.
+    Known(T),
+    /// There is none.
+    Unknown,
+    /// It is not known yet. The client asks again later.
+    Pending,
+}
 
-    /// The name of a group; none: its number is sent.
-    fn group_name(&self, gid: u32) -> Option<Arc<str>>;
+/// Maps ids to names and back. The server asks it while it answers a request: an implementation keeps
+/// its answers, and never waits.
+pub trait Identities: Send + Sync {
+    /// The name of a user. An unknown one is sent as its number.
+    fn user_name(&self, uid: u32) -> NameAnswer<Arc<str>>;
+
+    /// The name of a group. An unknown one is sent as its number.
+    fn group_name(&self, gid: u32) -> NameAnswer<Arc<str>>;
 
     /// The user of a name that is no number.
-    fn user_id(&self, name: &str) -> Option<u32>;
+    fn user_id(&self, name: &str) -> NameAnswer<u32>;
 
     /// The group of a name that is no number.
-    fn group_id(&self, name: &str) -> Option<u32>;
+    fn group_id(&self, name: &str) -> NameAnswer<u32>;
 }
 
 /// Sends numbers, and knows no names.
@@ -29,27 +40,39 @@ pub trait Identities: Send + Sync {
 pub struct NumericIdentities;
 
 impl Identities for NumericIdentities {
-    fn user_name(&self, _: u32) -> Option<Arc<str>> {
-        None
+    fn user_name(&self, _: u32) -> NameAnswer<Arc<str>> {
+        NameAnswer::Unknown
     }
 
-    fn group_name(&self, _: u32) -> Option<Arc<str>> {
-        None
+    fn group_name(&self, _: u32) -> NameAnswer<Arc<str>> {
+        NameAnswer::Unknown
     }
 
-    fn user_id(&self, _: &str) -> Option<u32> {
-        None
+    fn user_id(&self, _: &str) -> NameAnswer<u32> {
+        NameAnswer::Unknown
     }
 
-    fn group_id(&self, _: &str) -> Option<u32> {
-        None
+    fn group_id(&self, _: &str) -> NameAnswer<u32> {
+        NameAnswer::Unknown
     }
 }
 
 /// Appends the name of an owner, or its number.
-pub(super) fn encode_owner(id: u32, name: Option<Arc<str>>, writer: &mut Writer) {
-    if let Some(name) = name {
-        return writer.opaque(name.as_bytes());
+///
+/// # Errors
+/// [`Status::Delay`] while the name is looked up.
+pub(super) fn encode_owner(
+    id: u32,
+    name: NameAnswer<Arc<str>>,
+    writer: &mut Writer,
+) -> Result<(), Status> {
+    match name {
+        NameAnswer::Known(name) => {
+            writer.opaque(name.as_bytes());
+            return Ok(());
+        }
+        NameAnswer::Pending => return Err(Status::Delay),
+        NameAnswer::Unknown => {}
     }
     let mut digits = [b'0'; DIGITS_MAX];
     let mut rest = id;
@@ -63,15 +86,17 @@ pub(super) fn encode_owner(id: u32, name: Option<Arc<str>>, writer: &mut Writer)
         }
     }
     writer.opaque(&digits[first..]);
+    Ok(())
 }
 
 /// The id of a name of a client. Digits are a number.
 ///
 /// # Errors
-/// [`Status::Invalid`] for an empty name or one that is not UTF-8, [`Status::BadOwner`] for an unknown one.
+/// [`Status::Invalid`] for an empty name or one that is not UTF-8, [`Status::BadOwner`] for an unknown one,
+/// [`Status::Delay`] while it is looked up.
 pub(super) fn decode_owner(
     name: &[u8],
-    find: impl FnOnce(&str) -> Option<u32>,
+    find: impl FnOnce(&str) -> NameAnswer<u32>,
 ) -> Result<u32, Status> {
     let name = std::str::from_utf8(name).map_err(|_| Status::Invalid)?;
     if name.is_empty() {
@@ -80,7 +105,11 @@ pub(super) fn decode_owner(
     if name.bytes().all(|byte| byte.is_ascii_digit()) {
         return name.parse().map_err(|_| Status::BadOwner);
     }
-    find(name).ok_or(Status::BadOwner)
+    match find(name) {
+        NameAnswer::Known(id) => Ok(id),
+        NameAnswer::Unknown => Err(Status::BadOwner),
+        NameAnswer::Pending => Err(Status::Delay),
+    }
 }
 
 #[cfg(test)]
@@ -91,18 +120,27 @@ mod tests {
     fn owners_are_decimal_numbers() {
         for id in [0, 7, 10, 1000, 65_534, u32::MAX] {
             let mut writer = Writer::new();
-            encode_owner(id, None, &mut writer);
+            encode_owner(id, NameAnswer::Unknown, &mut writer).unwrap();
             let text = id.to_string();
             let mut wanted = Writer::new();
             wanted.opaque(text.as_bytes());
             assert_eq!(writer.written(0), wanted.written(0));
-            assert_eq!(decode_owner(text.as_bytes(), |_| None), Ok(id));
+            assert_eq!(
+                decode_owner(text.as_bytes(), |_| NameAnswer::Unknown),
+                Ok(id)
+            );
         }
     }
 
     #[test]
     fn unknown_owners_are_refused() {
-        let decode = |name: &[u8]| decode_owner(name, |name| (name == "root@x").then_some(0));
+        let find = |name: &str| match name {
+            "root@x" => NameAnswer::Known(0),
+            "new@x" => NameAnswer::Pending,
+            _ => NameAnswer::Unknown,
+        };
+        let decode = |name: &[u8]| decode_owner(name, find);
+        assert_eq!(decode(b"new@x"), Err(Status::Delay));
         assert_eq!(decode(b"root@x"), Ok(0));
         assert_eq!(decode(b"other@x"), Err(Status::BadOwner));
         assert_eq!(decode(b"4294967296"), Err(Status::BadOwner));
@@ -114,7 +152,10 @@ mod tests {
     #[test]
     fn known_name_is_sent() {
         let mut writer = Writer::new();
-        encode_owner(5, Some("a@x".into()), &mut writer);
+        let known = NameAnswer::Known("a@x".into());
+        encode_owner(5, known, &mut writer).unwrap();
         assert_eq!(writer.written(0), b"\0\0\0\x03a@x\0");
+        let pending = encode_owner(5, NameAnswer::Pending, &mut writer);
+        assert_eq!(pending, Err(Status::Delay));
     }
 }

@@ -7,11 +7,13 @@
 //! Decoders are pure and borrow from their record. Operations are decoded one after the other, just
 //! before each runs: a malformed one fails with NFS4ERR_BADXDR, and those before it have run.
 
+mod aces;
 pub mod arguments;
 pub mod attributes;
 pub mod bitmap;
 pub mod compound;
 pub mod identity;
+pub mod named_identities;
 pub mod operation;
 pub mod state;
 pub mod status;

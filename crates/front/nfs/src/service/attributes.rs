@@ -7,6 +7,7 @@ use crate::nfs3::attributes::{
     AccessArguments, Attributes, ChangeAttributes, GrantedAccess, SetAttributesArguments, access,
 };
 use crate::nfs3::status::Status;
+use crate::nfs4::state::IoAccess;
 use crate::peer::PeerCredential;
 use pagemesh_fs::{AccessMask, FsError};
 use rustix::io::Errno;
@@ -43,6 +44,9 @@ impl Service {
     ) -> Outcome<ChangeAttributes, ChangeAttributes> {
         let target = self.changed_target(peer, it.file)?;
         let wanted = convert::changes(&it.change)?;
+        if wanted.size.is_some() {
+            target.check_denials(IoAccess::Write)?;
+        }
         let guard = it.guard.map(convert::time);
         let fs = &target.export.fs;
         let reply = fs.set_attributes(target.id, &wanted, guard, &target.caller);

@@ -12,6 +12,7 @@ use crate::nfs3::files::{
     WriteArguments, WrittenData,
 };
 use crate::nfs3::status::Status;
+use crate::nfs4::state::IoAccess;
 use crate::peer::PeerCredential;
 use crate::rpc::Reply;
 use bytes::Bytes;
@@ -38,6 +39,7 @@ impl Service {
         it: &ReadArguments<'_>,
     ) -> Outcome<ReadData, Option<Attributes>> {
         let target = self.target(peer, it.file)?;
+        target.check_denials(IoAccess::Read)?;
         let pin = target.pin()?;
         let fs = &target.fs;
         let reply = fs.read_at(&pin, it.offset, it.count, &target.caller);
@@ -60,6 +62,7 @@ impl Service {
         record: &Bytes,
     ) -> Outcome<WrittenData, ChangeAttributes> {
         let target = self.changed_target(peer, it.file)?;
+        target.check_denials(IoAccess::Write)?;
         let pin = target.pin()?;
         let fs = &target.export.fs;
         let data = record.slice_ref(it.data);

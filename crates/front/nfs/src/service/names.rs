@@ -74,7 +74,7 @@ impl Target<'_> {
         let attributes = self.around(&reply.wcc);
         match &reply.result {
             Ok(removed) => {
-                self.export.pins.forget(*removed);
+                self.name_removed(*removed);
                 Ok(attributes)
             }
             Err(error) => Err(Failed::new(self.report(error), attributes)),
@@ -113,6 +113,9 @@ impl Service {
                 SetAttributes::default(),
             ),
         };
+        if matches!(how, FsCreateMode::Unchecked) && attrs.size.is_some() {
+            target.check_truncation(name)?;
+        }
         let fs = &target.export.fs;
         let caller = &target.caller;
         let reply = fs.create_at(target.id, name, how, &attrs, caller);
@@ -217,7 +220,7 @@ impl Service {
         match reply.result {
             Ok(replaced) => {
                 if let Some(replaced) = replaced {
-                    from.export.pins.forget(replaced);
+                    to.name_removed(replaced);
                 }
                 Ok(directories)
             }

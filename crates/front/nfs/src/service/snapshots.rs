@@ -29,10 +29,10 @@ const DIRECTORY: u64 = 1 << 62;
 const EPOCH_SHIFT: u32 = 35;
 const EPOCH_BITS: u32 = 28;
 /// The cookie of `.snapshot` in a listing that shows it: behind all cookies of names, which have 63 bits.
-const SHOWN_COOKIE: u64 = u64::MAX >> 1;
+pub(super) const SHOWN_COOKIE: u64 = u64::MAX >> 1;
 /// Cookies in a listing of snapshots: these two, and the epochs of snapshots behind them. So a cookie survives changes.
 const DOT_COOKIE: u64 = 1;
-const DOT_DOT_COOKIE: u64 = 2;
+pub(super) const DOT_DOT_COOKIE: u64 = 2;
 const NANOSECONDS: u64 = 1_000_000_000;
 
 /// The file system that a handle is about.
@@ -205,7 +205,7 @@ impl Target<'_> {
     }
 
     /// Looks a name in `.snapshot` up: the live directory as it was in a snapshot.
-    fn look_snapshot_up(&self, name: &[u8]) -> Result<FoundFile, Failure> {
+    pub(super) fn look_snapshot_up(&self, name: &[u8]) -> Result<FoundFile, Failure> {
         match name {
             b"." => return Ok(self.views(self.snapshot_directory()?)),
             b".." => {
@@ -289,7 +289,7 @@ impl Target<'_> {
         }
     }
 
-    fn shows_views(&self) -> bool {
+    pub(super) fn shows_views(&self) -> bool {
         let snapshots = self.export.snapshots();
         self.view == View::Live && snapshots.is_some_and(|it| it.are_listed)
     }

@@ -3,6 +3,8 @@
 #[allow(dead_code)]
 pub mod client;
 #[allow(dead_code)]
+pub mod compounds;
+#[allow(dead_code)]
 pub mod decoder;
 #[allow(dead_code)]
 #[path = "../../../../fs/tests/support/memory.rs"]

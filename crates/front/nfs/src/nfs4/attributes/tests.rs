@@ -1,4 +1,5 @@
 use super::*;
+use crate::acl4::{AceKind, AcePrincipal};
 use crate::nfs4::identity::NumericIdentities;
 use crate::testing::words;
 
@@ -16,6 +17,7 @@ fn file() -> FileAttributes<'static> {
         handle: b"abcd",
         inode: 77,
         mounted_on: 78,
+        acl: &[],
         mode: 0o644,
         links: 2,
         uid: 1000,
@@ -38,7 +40,7 @@ const SHARED: SharedAttributes<'static> = SharedAttributes {
 
 fn encoded(wanted: Bitmap) -> Vec<u8> {
     let mut writer = Writer::new();
-    encode_attributes(wanted, &file(), &SHARED, &mut writer);
+    encode_attributes(wanted, &file(), &SHARED, &mut writer).unwrap();
     writer.into_bytes()
 }
 
@@ -51,10 +53,10 @@ fn values_follow_the_order_of_their_numbers() {
     assert_eq!(encoded(wanted), bytes);
 }
 
-/// ACL (12), and two attributes that clients only set.
+/// Attribute 14 (ARCHIVE), and one that clients only set.
 #[test]
 fn absent_attributes_are_left_out() {
-    let wanted = Bitmap::of(&[12, at::SIZE, at::TIME_MODIFY_SET]);
+    let wanted = Bitmap::of(&[14, at::SIZE, at::TIME_MODIFY_SET]);
     assert_eq!(encoded(wanted), words(&[1, 1 << 4, 8, 0, 3]));
     assert_eq!(encoded(Bitmap::default()), words(&[0, 0]));
     assert_eq!(check_readable(wanted), Err(Status::Invalid));
@@ -88,7 +90,7 @@ fn equal_values_are_verified() {
     check(wanted, &words(&[0, 3, 0o644]), Ok(true));
     check(wanted, &words(&[0, 4, 0o644]), Ok(false));
     check(wanted, &words(&[0, 3, 0o644, 0]), Ok(false));
-    check(Bitmap::of(&[12]), &[], Err(Status::AttributeNotSupported));
+    check(Bitmap::of(&[14]), &[], Err(Status::AttributeNotSupported));
     check(WRITE_ONLY, &[], Err(Status::Invalid));
     check(
         Bitmap::of(&[at::RDATTR_ERROR]),
@@ -104,13 +106,21 @@ fn decode(attributes: Bitmap, values: &[u8]) -> Result<AttributeChange, Status> 
 
 #[test]
 fn change_of_all_fields_is_decoded() {
-    let mut values = words(&[1, 2, 0o1755, 1]);
+    let mut values = words(&[1, 2, 1, 0, 0, 1, 6]);
+    values.extend(b"OWNER@\0\0");
+    values.extend(words(&[0o1755, 1]));
     values.extend(b"7\0\0\0");
     values.extend(words(&[2]));
     values.extend(b"42\0\0");
     values.extend(words(&[0, 1, 0, 50, 60]));
     let wanted = AttributeChange {
         size_bytes: Some(0x1_0000_0002),
+        acl: Some(vec![Ace {
+            kind: AceKind::Allow,
+            flags: 0,
+            mask: 1,
+            principal: AcePrincipal::Owner,
+        }]),
         mode: Some(0o1755),
         uid: Some(7),
         gid: Some(42),
@@ -135,7 +145,9 @@ fn impossible_changes_are_refused() {
         let decoded = decode(Bitmap::of(&[attribute]), &words(values));
         assert_eq!(decoded, Err(status), "{attribute} {values:?}");
     };
-    check(12, &[0], Status::AttributeNotSupported);
+    check(14, &[0], Status::AttributeNotSupported);
+    check(at::ACL, &[1, 2, 0, 1, 0], Status::AttributeNotSupported);
+    check(at::ACL, &[2049], Status::BadXdr);
     check(at::CHANGE, &[0, 0], Status::Invalid);
     check(at::MODE, &[0o10_0644], Status::Invalid);
     check(at::OWNER, &[0], Status::Invalid);

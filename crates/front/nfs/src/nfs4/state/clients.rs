@@ -118,6 +118,15 @@ impl ClientTable {
         self.queues[queue_of(status)].len()
     }
 
+    /// Opens and lock states of expired clients.
+    pub(super) fn courtesy_states(&self) -> usize {
+        let expired = self.queues[queue_of(LeaseStatus::Courtesy)].iter();
+        let expired = expired.filter_map(|(_, id)| self.by_id.get(id));
+        expired
+            .map(|it| it.opens.len() + it.lock_states.len())
+            .sum()
+    }
+
     pub(super) fn get(&self, id: ClientId) -> Result<&Client, StateError> {
         self.by_id.get(&id).ok_or(StateError::StaleClientId)
     }

@@ -5,8 +5,8 @@
 //! recovers as after a restart of the server.
 
 use super::events::RemovalReason;
-use super::ids::ClientId;
-use super::limits::{COURTESY, COURTESY_CLIENTS_MAX, LEASE};
+use super::ids::{ClientId, FileKey};
+use super::limits::{COURTESY, COURTESY_CLIENTS_MAX, COURTESY_STATES_MAX, LEASE};
 use super::listing::LeaseStatus;
 use super::{NfsState, StateError};
 use std::time::Instant;
@@ -55,14 +55,37 @@ impl NfsState {
             LeaseStatus::Active if client.has_locking_state() => {
                 let deadline = now + COURTESY;
                 self.clients.set_status(id, LeaseStatus::Courtesy, deadline);
-                if self.clients.with_status(LeaseStatus::Courtesy) > COURTESY_CLIENTS_MAX {
-                    self.remove_first(LeaseStatus::Courtesy);
-                }
+                self.bound_courtesy();
             }
             LeaseStatus::Active => {
                 self.remove_client(id, RemovalReason::LeaseExpired);
             }
         }
+    }
+
+    /// Removes the clients that expired first, while there are too many or they have too much state.
+    fn bound_courtesy(&mut self) {
+        while self.clients.with_status(LeaseStatus::Courtesy) > COURTESY_CLIENTS_MAX
+            || self.clients.courtesy_states() > COURTESY_STATES_MAX
+        {
+            if !self.remove_first(LeaseStatus::Courtesy) {
+                break;
+            }
+        }
+    }
+
+    /// A file has lost its last name. If only expired clients have it open, they lose their state: it would keep the space of the file.
+    pub fn file_removed(&mut self, file: FileKey, now: Instant) {
+        let Some(open_file) = self.shares.files.get(&file) else {
+            return;
+        };
+        let opens = open_file.opens.iter();
+        let opens = opens.filter_map(|it| self.shares.opens.get(it));
+        let mut clients: Vec<ClientId> = opens.map(|it| it.client).collect();
+        clients.sort_unstable();
+        clients.dedup();
+        // An open of a client with a lease keeps the file: nothing changes.
+        let _ = self.expire_for_conflict(&clients, now, StateError::Delay);
     }
 
     /// Removes clients in the way of a request if the leases of all of them are over.

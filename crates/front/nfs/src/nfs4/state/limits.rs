@@ -11,15 +11,18 @@ pub const GRACE_EXTENSION: Duration = Duration::from_secs(5);
 /// The longest grace period, with its extensions.
 pub const GRACE_MAX: Duration = Duration::from_secs(180);
 /// The time that an expired client keeps its state if no other client needs it: a laptop that sleeps
-/// over a night goes on in the morning.
+/// over a night goes on in the morning. Linux has the same time. [`COURTESY_CLIENTS_MAX`] and
+/// [`COURTESY_STATES_MAX`] bound it, and the removal of an open file ends it.
 pub const COURTESY: Duration = Duration::from_secs(24 * 3600);
 /// Client records, confirmed or not. At the limit the server removes expired clients first.
 pub const CLIENTS_MAX: usize = 4096;
 /// Unconfirmed client records. EXCHANGE_ID needs no lease, so that a flood of them must not displace
 /// confirmed clients; the oldest one makes room.
 pub const UNCONFIRMED_MAX: usize = 1024;
-/// Expired clients with state. The oldest one makes room.
-pub const COURTESY_CLIENTS_MAX: usize = 1024;
+/// Expired clients with state. The one that expired first makes room.
+pub const COURTESY_CLIENTS_MAX: usize = 256;
+/// Opens and lock stateids of expired clients; about 16 MiB. The client that expired first makes room.
+pub const COURTESY_STATES_MAX: usize = 20_000;
 /// Bytes of the owner of a client, an open or a lock (RFC 8881, NFS4_OPAQUE_LIMIT).
 pub const OWNER_BYTES_MAX: usize = 1024;
 /// Sessions of one client. Linux has one; a client with several file systems or mounts has few.
@@ -56,6 +59,10 @@ pub const LOCK_STATES_MAX: usize = 200_000;
 pub const RANGES_PER_OWNER_MAX: usize = 4096;
 /// Ranges of all lock owners in one file.
 pub const RANGES_PER_FILE_MAX: usize = 16 << 10;
+/// Ranges of all files: about 24 MiB. At the limit the server removes expired clients first.
+pub const RANGES_MAX: usize = 200_000;
+/// Ranges that one LOCK may add: it may split a range of the owner in two, and adds its own.
+pub const RANGES_PER_LOCK_MAX: usize = 2;
 /// Stateids of one TEST_STATEID; more are refused.
 pub const TEST_STATEIDS_MAX: usize = 1024;
 /// Bytes of the records of a stored list: twice as many clients as there may be, with the longest owners,

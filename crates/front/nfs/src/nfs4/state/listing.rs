@@ -90,21 +90,28 @@ impl NfsState {
             .collect()
     }
 
-    /// Counts of all state. It looks at each file with opens.
+    /// Whether an open denies access to others.
+    #[must_use]
+    pub fn has_denials(&self) -> bool {
+        self.shares.has_denials()
+    }
+
+    /// Whether a file is open.
+    #[must_use]
+    pub fn has_opens(&self) -> bool {
+        !self.shares.files.is_empty()
+    }
+
+    /// Counts of all state.
     #[must_use]
     pub fn counts(&self) -> StateCounts {
-        let locks = self
-            .shares
-            .files
-            .values()
-            .filter_map(|it| it.locks.as_ref());
         StateCounts {
             clients: self.clients.len(),
             courtesy_clients: self.clients.with_status(LeaseStatus::Courtesy),
             sessions: self.sessions.len(),
             opens: self.shares.opens.len(),
             lock_states: self.shares.locks.len(),
-            ranges: locks.map(|it| it.len()).sum(),
+            ranges: self.shares.ranges(),
             files: self.shares.files.len(),
             owners: self.shares.owners.len(),
             cached_bytes_reserved: self.sessions.reserved_bytes(),

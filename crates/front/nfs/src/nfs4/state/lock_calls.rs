@@ -2,20 +2,14 @@
 
 use super::ids::{ClientId, FileKey, StateId, StateNo};
 use super::limits::{
-    LOCK_STATES_MAX, LOCK_STATES_PER_CLIENT_MAX, OWNER_BYTES_MAX, RANGES_PER_FILE_MAX,
-    RANGES_PER_OWNER_MAX,
+    LOCK_STATES_MAX, LOCK_STATES_PER_CLIENT_MAX, OWNER_BYTES_MAX, RANGES_MAX, RANGES_PER_LOCK_MAX,
 };
 use super::listing::LeaseStatus;
-use super::locks::{Lock, LockKind, LockRange, LockRefusal, LockTableLimits, TableFull};
+use super::locks::{Lock, LockKind, LockRange, LockRefusal, TableFull};
 use super::requests::{LockArgs, LockDenied, LockError, Locker, ShareBits};
 use super::shares::{OwnerKind, OwnerNo, Shares, next_seqid};
 use super::{NfsState, StateError};
 use std::time::Instant;
-
-const LIMITS: LockTableLimits = LockTableLimits {
-    ranges_per_owner_max: RANGES_PER_OWNER_MAX,
-    ranges_max: RANGES_PER_FILE_MAX,
-};
 
 /// The lock state of a request, and the open that a new locker names.
 struct LockerState {
@@ -171,6 +165,12 @@ impl NfsState {
     }
 
     fn lock_range(&mut self, number: StateNo, args: &LockArgs<'_>) -> Result<(), StateError> {
+        while self.shares.ranges() + RANGES_PER_LOCK_MAX > RANGES_MAX {
+            if !self.remove_first(LeaseStatus::Courtesy) {
+                break;
+            }
+        }
+        let limits = self.shares.lock_limits(&args.file);
         let state = self.shares.locks.get(&number);
         let lock = Lock {
             owner: state.ok_or(StateError::BadStateId)?.owner,
@@ -179,7 +179,7 @@ impl NfsState {
         };
         let locked = self
             .shares
-            .with_locks(&args.file, |table| table.lock(lock, LIMITS));
+            .with_locks(&args.file, |table| table.lock(lock, limits));
         match locked.ok_or(StateError::BadStateId)? {
             Ok(()) => Ok(()),
             // The conflicts are gone, so that it is the limit.
@@ -233,9 +233,10 @@ impl NfsState {
             .lock_of(client, stateid, Some(&file), self.instance)?;
         let owner = self.shares.locks.get(&number).map(|it| it.owner);
         let owner = owner.ok_or(StateError::BadStateId)?;
+        let limits = self.shares.lock_limits(&file);
         let unlocked = self
             .shares
-            .with_locks(&file, |table| table.unlock(owner, range, LIMITS));
+            .with_locks(&file, |table| table.unlock(owner, range, limits));
         if let Some(Err(TableFull)) = unlocked {
             return Err(StateError::Delay);
         }

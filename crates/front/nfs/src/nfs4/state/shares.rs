@@ -3,13 +3,14 @@
 //! Invariants: an open owner has one open per file, and a lock owner one lock state per file. A file
 //! is in the table while it has opens. A lock state has at least one open of its file; it goes with
 //! the last of them, and its locks go with it. An owner is in the table while it has states. The
-//! counts of a file follow from the share bits of its opens.
+//! counts of a file follow from the share bits of its opens, and the counts of all files from the files.
 
 use super::StateError;
 use super::clients::Client;
 use super::events::StateEvent;
 use super::ids::{ClientId, FileKey, Instance, StateId, StateIdKind, StateNo};
-use super::locks::LockTable;
+use super::limits::{RANGES_MAX, RANGES_PER_FILE_MAX, RANGES_PER_OWNER_MAX};
+use super::locks::{LockTable, LockTableLimits};
 use super::requests::ShareBits;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -142,6 +143,10 @@ pub(super) struct Shares {
     /// The state of an owner in a file.
     by_owner: HashMap<(OwnerNo, FileKey), StateNo>,
     next_number: u64,
+    /// Opens that deny something.
+    denying: usize,
+    /// Locked ranges of all files.
+    ranges: usize,
 }
 
 /// The sequence number after a change; 0 has a meaning of its own.
@@ -271,6 +276,7 @@ impl Shares {
             lock_states: Vec::new(),
         };
         self.opens.insert(number, open);
+        self.denying += usize::from(deny != ShareBits::NONE);
         let open_file = self.files.entry(file).or_default();
         let is_first = open_file.opens.is_empty();
         open_file.opens.insert(number);
@@ -289,6 +295,8 @@ impl Shares {
         let file = self.files.get_mut(&open.file)?;
         file.subtract(open.access, open.deny);
         file.add(access, deny);
+        self.denying -= usize::from(open.deny != ShareBits::NONE);
+        self.denying += usize::from(deny != ShareBits::NONE);
         (open.access, open.deny, open.modes) = (access, deny, modes);
         open.seqid = next_seqid(open.seqid);
         Some(open.seqid)
@@ -341,6 +349,7 @@ impl Shares {
             }
         }
         client.opens.remove(&number);
+        self.denying -= usize::from(open.deny != ShareBits::NONE);
         self.by_owner.remove(&(open.owner, open.file));
         self.release_owner(client, open.owner);
         if let Some(file) = self.files.get_mut(&open.file) {
@@ -413,11 +422,34 @@ impl Shares {
         function: impl FnOnce(&mut LockTable<OwnerNo>) -> R,
     ) -> Option<R> {
         let locks = &mut self.files.get_mut(file)?.locks;
-        let result = function(locks.get_or_insert_default());
+        let table = locks.get_or_insert_default();
+        let before = table.len();
+        let result = function(table);
+        self.ranges = self.ranges + table.len() - before;
         if locks.as_ref().is_some_and(|it| it.is_empty()) {
             *locks = None;
         }
         Some(result)
+    }
+
+    /// Whether an open denies something.
+    pub(super) fn has_denials(&self) -> bool {
+        self.denying > 0
+    }
+
+    /// Locked ranges of all files.
+    pub(super) fn ranges(&self) -> usize {
+        self.ranges
+    }
+
+    /// The bounds of the locks of a file, of which the other files leave a part.
+    pub(super) fn lock_limits(&self, file: &FileKey) -> LockTableLimits {
+        let locks = self.files.get(file).and_then(|it| it.locks.as_ref());
+        let others = self.ranges - locks.map_or(0, |it| it.len());
+        LockTableLimits {
+            ranges_per_owner_max: RANGES_PER_OWNER_MAX,
+            ranges_max: RANGES_PER_FILE_MAX.min(RANGES_MAX.saturating_sub(others)),
+        }
     }
 
     /// The access of a lock state: the access of its opens.

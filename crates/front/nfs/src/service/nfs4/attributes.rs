@@ -1,22 +1,26 @@
 //! GETATTR, SETATTR, VERIFY, NVERIFY and ACCESS.
 
-use super::handles::{CurrentFile, ROOT_HANDLE};
+use super::handles::CurrentFile;
 use super::{Compound, Done, Fault};
-use crate::nfs3::attributes::{DeviceNumber, FileType, access};
+use crate::acl4::posix::{AclMappingError, PosixAcls, posix_acls};
+use crate::acl4::{self, Ace};
+use crate::nfs3::attributes::{Attributes, DeviceNumber, FileType, access};
 use crate::nfs4::arguments::{self, EncodedAttributes};
 use crate::nfs4::attributes::{
     AttributeChange, FileAttributes, OF_SPACE, SETTABLE, SetTime, SharedAttributes, Time,
     check_readable, encode_attributes, has_values,
 };
-use crate::nfs4::bitmap::Bitmap;
+use crate::nfs4::bitmap::{Bitmap, attribute};
 use crate::nfs4::state::IoAccess;
 use crate::nfs4::status::Status;
+use crate::pseudo_fs::PseudoNo;
+use crate::service::snapshots::View;
 use crate::service::{Service, Target};
 use crate::xdr::Writer;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_fs::{
-    AccessMask, Attr, FILE_BYTES_MAX, LINKS_MAX, SetAttributes, SetTime as FsSetTime,
-    Time as FsTime, WccAttr,
+    AccessMask, AclKind, Acls, Attr, FILE_BYTES_MAX, InodeKind, LINKS_MAX, SetAttributes,
+    SetTime as FsSetTime, Time as FsTime, WccAttr,
 };
 
 /// The rights that ACCESS knows.
@@ -28,12 +32,14 @@ const RIGHTS: u32 = access::READ
     | access::EXECUTE;
 /// The rights that a read-only export does not give.
 const CHANGES: u32 = access::MODIFY | access::EXTEND | access::DELETE;
-/// The rights to the root of all exports.
-const ROOT_RIGHTS: u32 = access::READ | access::LOOKUP;
-/// The number of the root of all exports in its own file system.
-const ROOT_INODE: u64 = 1;
-/// The mode of the root of all exports.
-const ROOT_MODE: u32 = 0o555;
+/// The rights to directories above the exports, and to `.snapshot`.
+const DIRECTORY_RIGHTS: u32 = access::READ | access::LOOKUP;
+/// The mode of directories above the exports.
+const PSEUDO_MODE: u32 = 0o555;
+/// Set-user-id, set-group-id and sticky.
+const SPECIAL_MODE_BITS: u16 = 0o7000;
+/// The place of the owner's rights in a mode.
+const OWNER_MODE_SHIFT: u32 = 6;
 const NANOSECONDS: i64 = 1_000_000_000;
 
 /// The change attribute (RFC 8881, section 5.8.1.4): changes of an inode have rising times, in
@@ -75,10 +81,14 @@ pub(super) fn fs_changes(change: &AttributeChange) -> SetAttributes {
 }
 
 impl Target<'_> {
-    /// The attributes of a file of this export; `handle` is its handle.
-    pub(super) fn file_attributes<'h>(&self, attr: &Attr, handle: &'h [u8]) -> FileAttributes<'h> {
+    /// The attributes of a file of this export; `handle` is its handle, and `mounted_on` the number of the directory that it covers.
+    pub(super) fn file_attributes<'h>(
+        &self,
+        attr: &Attr,
+        mounted_on: u64,
+        handle: &'h [u8],
+    ) -> FileAttributes<'h> {
         let common = self.attributes(attr);
-        let inode = attr.ino.0;
         FileAttributes {
             kind: common.kind,
             change: change_number(attr.ctime),
@@ -86,11 +96,9 @@ impl Target<'_> {
             used_bytes: attr.pages.saturating_mul(PAGE_BYTES as u64),
             file_system: (self.export.file_system_id(), 0),
             handle,
-            inode,
-            mounted_on: match self.with(attr).is_root() {
-                true => self.export.file_system_id(),
-                false => inode,
-            },
+            inode: common.inode,
+            mounted_on,
+            acl: &[],
             mode: attr.mode.into(),
             links: attr.links,
             uid: attr.uid,
@@ -102,33 +110,73 @@ impl Target<'_> {
             created: wire_time(attr.btime),
         }
     }
+
+    /// The attributes of a directory `.snapshot`, from the ones that NFSv3 has.
+    pub(super) fn views_attributes<'h>(
+        &self,
+        own: &Attributes,
+        handle: &'h [u8],
+    ) -> FileAttributes<'h> {
+        let time = |time: crate::nfs3::attributes::Time| Time {
+            seconds: time.seconds.into(),
+            nanoseconds: time.nanoseconds,
+        };
+        FileAttributes {
+            kind: own.kind,
+            change: change_number(crate::service::convert::time(own.changed)),
+            size_bytes: own.size_bytes,
+            used_bytes: own.used_bytes,
+            file_system: (self.export.file_system_id(), 0),
+            handle,
+            inode: own.inode,
+            mounted_on: own.inode,
+            acl: &[],
+            mode: own.mode,
+            links: own.links,
+            uid: own.uid,
+            gid: own.gid,
+            device: own.device,
+            accessed: time(own.accessed),
+            modified: time(own.modified),
+            changed: time(own.changed),
+            created: Time::default(),
+        }
+    }
 }
 
-impl Service {
-    /// The attributes of the root of all exports.
-    fn root_attributes(&self) -> FileAttributes<'static> {
-        let time = Time::default();
+impl Compound<'_> {
+    /// The attributes of a directory above the exports. Its times and its change attribute follow from the time of the last load of exports.
+    pub(super) fn pseudo_attributes(&self, at: PseudoNo) -> FileAttributes<'_> {
+        let pseudo = &self.peer.table.pseudo;
+        let change = pseudo.change();
+        let loaded = Time {
+            seconds: (change / NANOSECONDS as u64) as i64,
+            nanoseconds: (change % NANOSECONDS as u64) as u32,
+        };
         FileAttributes {
             kind: FileType::Directory,
-            change: 0,
+            change,
             size_bytes: PAGE_BYTES as u64,
             used_bytes: 0,
             file_system: (0, 0),
-            handle: ROOT_HANDLE,
-            inode: ROOT_INODE,
-            mounted_on: ROOT_INODE,
-            mode: ROOT_MODE,
+            handle: pseudo.handle(at),
+            inode: pseudo.inode(at),
+            mounted_on: pseudo.inode(at),
+            acl: &[],
+            mode: PSEUDO_MODE,
             links: 2,
             uid: 0,
             gid: 0,
             device: DeviceNumber { major: 0, minor: 0 },
-            accessed: time,
-            modified: time,
-            changed: time,
-            created: time,
+            accessed: loaded,
+            modified: loaded,
+            changed: loaded,
+            created: loaded,
         }
     }
+}
 
+impl Service {
     /// The values that files share, with the space of a file system if one is wanted.
     pub(super) fn shared_attributes(
         &self,
@@ -154,28 +202,43 @@ impl Compound<'_> {
         use_them: impl FnOnce(&FileAttributes<'_>, &SharedAttributes<'_>) -> T,
     ) -> Result<T, Fault> {
         let service = self.service;
-        match self.place()? {
-            CurrentFile::Root => {
+        let of_mode = |mode: u32| match wanted.contains(attribute::ACL) {
+            true => acl4::aces_of(&Acls::default(), mode as u16, true),
+            false => Vec::new(),
+        };
+        let target = match self.place()? {
+            CurrentFile::Pseudo(at) => {
                 let shared = service.shared_attributes(wanted, None);
-                Ok(use_them(&service.root_attributes(), &shared))
+                let mut file = self.pseudo_attributes(*at);
+                let acl = of_mode(file.mode);
+                file.acl = &acl;
+                return Ok(use_them(&file, &shared));
             }
-            CurrentFile::File(target) => {
-                let attr = target.export.fs.attr_of(target.id);
-                let attr = attr.map_err(|error| target.report(&error))?;
-                let handle = target.handle(target.id);
-                let shared = service.shared_attributes(wanted, Some(target));
-                let file = target.file_attributes(&attr, handle.bytes());
-                Ok(use_them(&file, &shared))
-            }
+            CurrentFile::File(target) => target,
+        };
+        let handle = target.handle(target.id);
+        let shared = service.shared_attributes(wanted, Some(target));
+        if target.view == View::Directory {
+            let own = target.snapshot_directory()?;
+            let mut file = target.views_attributes(&own, handle.bytes());
+            let acl = of_mode(file.mode);
+            file.acl = &acl;
+            return Ok(use_them(&file, &shared));
         }
+        let (attr, acl) = target.attr_and_acl(wanted)?;
+        let mounted_on = self.mounted_on(target);
+        let mut file = target.file_attributes(&attr, mounted_on, handle.bytes());
+        file.acl = &acl;
+        Ok(use_them(&file, &shared))
     }
 
     pub(super) fn get_attributes(&self, wanted: Bitmap, out: &mut Writer) -> Done {
         self.place()?;
         check_readable(wanted)?;
         self.with_attributes(wanted, |file, shared| {
-            encode_attributes(wanted, file, shared, out);
-        })
+            encode_attributes(wanted, file, shared, out)
+        })??;
+        Ok(())
     }
 
     pub(super) fn verify(&self, wanted: &EncodedAttributes<'_>, is_equal: bool) -> Done {
@@ -191,13 +254,16 @@ impl Compound<'_> {
 
     pub(super) fn access(&self, wanted: u32, out: &mut Writer) -> Done {
         let granted = match self.place()? {
-            CurrentFile::Root => wanted & ROOT_RIGHTS,
+            CurrentFile::Pseudo(_) => wanted & DIRECTORY_RIGHTS,
+            CurrentFile::File(target) if target.view == View::Directory => {
+                wanted & DIRECTORY_RIGHTS
+            }
             CurrentFile::File(target) => {
-                let asked = match target.options.is_read_only {
+                let asked = match target.is_read_only() {
                     true => wanted & RIGHTS & !CHANGES,
                     false => wanted & RIGHTS,
                 };
-                let fs = &target.export.fs;
+                let fs = &target.fs;
                 let mask = fs.access_mask(target.id, &target.caller, AccessMask(asked));
                 mask.map_err(|error| target.report(&error))?.0.0
             }
@@ -207,7 +273,8 @@ impl Compound<'_> {
         Ok(())
     }
 
-    /// The set of changed attributes follows the status, also after a failure.
+    /// The set of changed attributes follows the status, also after a failure. An ACL is set after the other attributes, so that it decides
+    /// about the permissions if a mode is there, too (RFC 8881, section 6.4.1.3).
     pub(super) fn set_attributes(
         &mut self,
         it: &arguments::SetAttributes<'_>,
@@ -219,14 +286,54 @@ impl Compound<'_> {
         if change.size_bytes.is_some() {
             self.check_io(target, it.stateid, IoAccess::Write)?;
         }
-        target.set(&change)?;
+        let acls = match &change.acl {
+            Some(aces) => Some(target.posix_acls(aces, change.uid)?),
+            None => None,
+        };
+        let others = it.attributes.attributes.without_one(attribute::ACL);
+        if !others.is_empty() || acls.is_none() {
+            target.set(&change)?;
+        }
+        if let Some(acls) = acls
+            && let Err(fault) = target.set_acls(acls)
+        {
+            self.changed_before_failure = others;
+            return Err(fault);
+        }
         out.value(&it.attributes.attributes);
         Ok(())
     }
 }
 
+/// A status for the ACL of a client.
+fn mapping_status(error: AclMappingError) -> Status {
+    tracing::debug!(%error, "an ACL of NFSv4 is refused");
+    match error {
+        AclMappingError::Unsupported(_) => Status::AttributeNotSupported,
+        AclMappingError::TooLong => Status::Invalid,
+    }
+}
+
+/// The attributes of a new file of this user, and its ACLs. The file has the rights of its owner alone until its ACLs are set.
+pub(super) fn creation(
+    change: &AttributeChange,
+    is_directory: bool,
+    user: u32,
+) -> Result<(SetAttributes, Option<PosixAcls>), Status> {
+    let mut attrs = fs_changes(change);
+    let Some(aces) = &change.acl else {
+        return Ok((attrs, None));
+    };
+    let owner = change.uid.unwrap_or(user);
+    let acls = posix_acls(aces, is_directory, owner).map_err(mapping_status)?;
+    let of_owner = acls.access.entries().first().map_or(0, |it| it.rights);
+    let special = attrs.mode.unwrap_or(0) & SPECIAL_MODE_BITS;
+    attrs.mode = Some(special | of_owner << OWNER_MODE_SHIFT);
+    Ok((attrs, Some(acls)))
+}
+
 impl Target<'_> {
-    /// Changes attributes.
+    /// Changes attributes without the ACL.
     pub(super) fn set(&self, change: &AttributeChange) -> Done {
         let wanted = fs_changes(change);
         let fs = &self.export.fs;
@@ -234,9 +341,40 @@ impl Target<'_> {
         reply.result.map_err(|error| self.report(&error).into())
     }
 
-    /// The attributes of the file, which must exist.
-    pub(super) fn attr(&self) -> Result<Attr, Fault> {
-        let attr = self.export.fs.attr_of(self.id);
-        attr.map_err(|error| self.report(&error).into())
+    /// The POSIX ACLs for an ACL of NFSv4, if the file may have one. `owner` is its owner from now on.
+    fn posix_acls(&self, aces: &[Ace], owner: Option<u32>) -> Result<PosixAcls, Fault> {
+        let attr = self.fs.attr_of(self.id);
+        let attr = attr.map_err(|error| self.report(&error))?;
+        if attr.kind == InodeKind::Symlink {
+            return Err(Status::AttributeNotSupported.into());
+        }
+        let is_directory = attr.kind == InodeKind::Directory;
+        let acls = posix_acls(aces, is_directory, owner.unwrap_or(attr.uid));
+        Ok(acls.map_err(mapping_status)?)
+    }
+
+    /// Sets the ACLs, in one transaction. A directory without a default ACL loses an earlier one.
+    pub(super) fn set_acls(&self, acls: PosixAcls) -> Done {
+        let mut changes = vec![(AclKind::Access, Some(acls.access))];
+        if self.kind()? == InodeKind::Directory {
+            changes.push((AclKind::Default, acls.default));
+        }
+        let fs = &self.export.fs;
+        let reply = fs.set_acls(self.id, &changes, &self.caller);
+        reply.result.map_err(|error| self.report(&error).into())
+    }
+
+    /// The attributes of a file that is no `.snapshot`, and its ACL if it is wanted.
+    pub(super) fn attr_and_acl(&self, wanted: Bitmap) -> Result<(Attr, Vec<Ace>), Fault> {
+        if !wanted.contains(attribute::ACL) {
+            let attr = self.fs.attr_of(self.id);
+            let attr = attr.map_err(|error| self.report(&error))?;
+            return Ok((attr, Vec::new()));
+        }
+        let found = self.fs.acls_of(self.id);
+        let (acls, attr) = found.map_err(|error| self.report(&error))?;
+        let is_directory = attr.kind == InodeKind::Directory;
+        let aces = acl4::aces_of(&acls, attr.mode, is_directory);
+        Ok((attr, aces))
     }
 }

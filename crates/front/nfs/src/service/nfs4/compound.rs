@@ -10,6 +10,7 @@ use crate::counters::count;
 use crate::limits::OPERATIONS_MAX;
 use crate::nfs4::MINOR_VERSION;
 use crate::nfs4::arguments::Arguments;
+use crate::nfs4::bitmap::Bitmap;
 use crate::nfs4::compound::{CompoundHead, next_operation};
 use crate::nfs4::operation::Operation;
 use crate::nfs4::state::{ClientId, CompoundStateIds, SessionId, SlotUse};
@@ -91,6 +92,8 @@ pub(super) struct Compound<'a> {
     pub(super) is_last: bool,
     /// Data that follows the results.
     pub(super) tail: Bytes,
+    /// The attributes that a SETATTR has set before it failed.
+    pub(super) changed_before_failure: Bitmap,
     tag_bytes: usize,
 }
 
@@ -184,6 +187,7 @@ impl Service {
             replay: None,
             is_last: false,
             tail: Bytes::new(),
+            changed_before_failure: Bitmap::default(),
             tag_bytes: head.tag.len(),
         };
         compound.answer(&head, arguments)
@@ -270,7 +274,7 @@ impl Compound<'_> {
         }
         out.replace_u32(at, status.number());
         if operation == Operation::SetAttributes {
-            out.length(0);
+            out.value(&std::mem::take(&mut self.changed_before_failure));
         }
     }
 

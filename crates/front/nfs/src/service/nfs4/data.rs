@@ -36,7 +36,7 @@ impl Compound<'_> {
         let target = self.file_or(Status::IsDirectory)?;
         self.check_io(target, it.stateid, IoAccess::Read)?;
         let pin = target.pin()?;
-        let fs = &target.export.fs;
+        let fs = &target.fs;
         let read = fs.read_at(&pin, it.offset, it.count, &target.caller);
         let data = match read.result {
             Ok(data) => data,
@@ -89,12 +89,13 @@ impl Compound<'_> {
         if it.offset.checked_add(it.count.into()).is_none() {
             return Err(Status::Invalid.into());
         }
-        match target.attr()?.kind {
+        match target.kind()? {
             InodeKind::File => {}
             InodeKind::Directory => return Err(Status::IsDirectory.into()),
             InodeKind::Symlink => return Err(Status::Symlink.into()),
             _ => return Err(Status::WrongType.into()),
         }
+        target.check_live().map_err(Status::from)?;
         let pin = target.pin()?;
         let fs = &target.export.fs;
         let mut channel = fs.borrow_channel().map_err(|error| target.report(&error))?;

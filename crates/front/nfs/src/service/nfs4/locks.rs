@@ -56,7 +56,7 @@ impl<'a> Compound<'a> {
     /// The current file, which must be a regular one.
     fn regular_file(&self) -> Result<&Target<'a>, Fault> {
         let target = self.file_or(Status::IsDirectory)?;
-        match target.attr()?.kind {
+        match target.kind()? {
             InodeKind::File => Ok(target),
             InodeKind::Directory => Err(Status::IsDirectory.into()),
             InodeKind::Symlink => Err(Status::Symlink.into()),
@@ -67,7 +67,7 @@ impl<'a> Compound<'a> {
     pub(super) fn lock(&mut self, it: &Lock<'_>, out: &mut Writer) -> Done {
         let client = self.client_id()?;
         let target = self.regular_file()?;
-        let (volume, id) = (target.export.volume, target.id);
+        let (volume, id) = (target.export.volume, target.state_file());
         let locker = match it.locker {
             WireLocker::New { open, owner } => Locker::New {
                 open: self.resolved(open)?,
@@ -101,7 +101,7 @@ impl<'a> Compound<'a> {
         let target = self.regular_file()?;
         let (kind, range) = (kind(it.kind), range(it.bytes)?);
         let tested = self.service.nfs4.call(|locked, now| {
-            let file = locked.key(target.export.volume, target.id);
+            let file = locked.key(target.export.volume, target.state_file());
             let state = &mut locked.state;
             state.test_lock(client, file, it.owner.0, (range, kind), now)
         });
@@ -114,7 +114,7 @@ impl<'a> Compound<'a> {
         let stateid = self.resolved(it.stateid)?;
         let range = range(it.bytes)?;
         let stateid = self.service.nfs4.call(|locked, _| {
-            let file = locked.key(target.export.volume, target.id);
+            let file = locked.key(target.export.volume, target.state_file());
             locked.state.unlock(client, stateid, file, range)
         })?;
         self.stateids.set(stateid);

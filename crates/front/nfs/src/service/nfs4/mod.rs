@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `compound` | the loop, the order of operations, the size of replies |
 //! | `sessions` | EXCHANGE_ID to DESTROY_CLIENTID, SEQUENCE, RECLAIM_COMPLETE |
+//! | `other_access` | the effects of opens on calls without state, and of removals on opens |
 //! | `handles` | PUTFH to RESTOREFH, LOOKUP, LOOKUPP, SECINFO |
 //! | `attributes`, `names`, `listing`, `data` | the file system |
 //! | `lists` | the stable lists of clients |
@@ -22,6 +23,7 @@ mod lists;
 mod locks;
 mod names;
 mod opens;
+mod other_access;
 mod sessions;
 
 use super::Failure;
@@ -108,6 +110,7 @@ impl Default for Nfs4Options {
 pub(crate) struct Nfs4 {
     inner: Mutex<LockedState>,
     lists: Arc<ClientLists>,
+    summary: other_access::StateSummary,
     identities: Arc<dyn Identities>,
     clock: Clock,
     /// The name of this server. Clients that find one name at two addresses use both for one session,
@@ -180,6 +183,7 @@ impl Nfs4 {
                 lists: Arc::clone(&lists),
             }),
             lists,
+            summary: other_access::StateSummary::default(),
             identities: Arc::clone(&options.identities),
             clock: Arc::clone(&options.clock),
             server_name: format!("pagemesh {server}"),
@@ -196,6 +200,7 @@ impl Nfs4 {
         let mut locked = poison::lock(&self.inner);
         let result = call(&mut locked, now);
         locked.handle_events();
+        self.summary.update(&locked.state);
         let unused = std::mem::take(&mut locked.unused);
         drop(locked);
         for held in unused {

@@ -1,6 +1,6 @@
 //! CREATE, LINK, REMOVE, RENAME and READLINK.
 
-use super::attributes::{change_before, change_number, fs_changes};
+use super::attributes::{change_before, change_number, creation};
 use super::handles::{changed, checked_name};
 use super::{Compound, Done};
 use crate::nfs3::attributes::DeviceNumber;
@@ -8,6 +8,7 @@ use crate::nfs3::names::FileName;
 use crate::nfs4::arguments::{Create, CreateType, Rename};
 use crate::nfs4::attributes::{AttributeChange, SETTABLE};
 use crate::nfs4::status::Status;
+use crate::service::snapshots::View;
 use crate::service::{Target, convert};
 use crate::xdr::Writer;
 use pagemesh_fs::{FsError, InodeKind, Wcc};
@@ -30,7 +31,15 @@ impl<'a> Compound<'a> {
         target.check_new_name(name).map_err(Status::from)?;
         let identities = &*self.service.nfs4.identities;
         let change = AttributeChange::decode(&it.attributes, SETTABLE, identities)?;
-        let attrs = fs_changes(&change);
+        if change.acl.is_some() && matches!(it.kind, CreateType::Symlink(_)) {
+            return Err(Status::AttributeNotSupported.into());
+        }
+        let is_directory = matches!(it.kind, CreateType::Directory);
+        let (attrs, acls) = creation(
+            &change,
+            is_directory,
+            target.options.user(self.peer.credential),
+        )?;
         let (fs, caller) = (&target.export.fs, &target.caller);
         let reply = match it.kind {
             CreateType::Directory => fs.make_directory_at(target.id, name, &attrs, caller),
@@ -61,6 +70,9 @@ impl<'a> Compound<'a> {
         };
         let attr = reply.result.map_err(|error| target.report(&error))?;
         let created = target.with(&attr);
+        if let Some(acls) = acls {
+            created.set_acls(acls)?;
+        }
         encode_change(&reply.wcc, out);
         out.value(&it.attributes.attributes);
         self.current = Some(super::handles::CurrentFile::File(created));
@@ -103,7 +115,7 @@ impl<'a> Compound<'a> {
             reply = fs.remove_directory_at(target.id, name, caller);
         }
         let removed = reply.result.map_err(|error| target.report(&error))?;
-        target.export.pins.forget(removed);
+        target.name_removed(removed);
         encode_change(&reply.wcc, out);
         Ok(())
     }
@@ -128,7 +140,7 @@ impl<'a> Compound<'a> {
             Err(error) => return Err(from.report(&error).into()),
         };
         if let Some(replaced) = replaced {
-            from.export.pins.forget(replaced);
+            to.name_removed(replaced);
         }
         encode_change(&reply.from, out);
         encode_change(&reply.to, out);
@@ -137,7 +149,10 @@ impl<'a> Compound<'a> {
 
     pub(super) fn read_symlink(&self, out: &mut Writer) -> Done {
         let target = self.file_or(Status::WrongType)?;
-        let reply = target.export.fs.read_link_at(target.id);
+        if target.view == View::Directory {
+            return Err(Status::WrongType.into());
+        }
+        let reply = target.fs.read_link_at(target.id);
         match reply.result {
             Ok(path) => {
                 out.opaque(&path);

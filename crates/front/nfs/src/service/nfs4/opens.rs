@@ -4,12 +4,11 @@
 //! share reservation. The pin of the file is taken before, and kept while an open exists. A size of 0 in an
 //! unchecked create truncates an existing file only after its reservation is granted.
 
-use super::attributes::fs_changes;
+use super::attributes::creation;
 use super::compound::Compound;
 use super::handles::{CurrentFile, checked_name};
 use super::names::encode_change;
 use super::{Done, Fault, HeldPin, encode_state_id};
-use crate::export_table::ServedExport;
 use crate::nfs3::names::FileName;
 use crate::nfs4::arguments::WireStateid;
 use crate::nfs4::arguments::open::{Claim, Close, OpenArguments, OpenDowngrade, OpenHow};
@@ -18,8 +17,9 @@ use crate::nfs4::bitmap::Bitmap;
 use crate::nfs4::state::{ClientId, FileKey, IoAccess, OpenArgs, OpenGrant, ShareBits, StateId};
 use crate::nfs4::status::Status;
 use crate::service::Target;
+use crate::service::snapshots::View;
 use crate::xdr::Writer;
-use pagemesh_fs::{AccessMask, Attr, CreateMode, FsError, InodeKind, SetAttributes, Wcc};
+use pagemesh_fs::{AccessMask, CreateMode, FsError, InodeKind, SetAttributes, Wcc};
 use rustix::io::Errno;
 use std::sync::Arc;
 
@@ -46,7 +46,7 @@ const CREATE_ATTEMPTS: u32 = 8;
 /// The file of an OPEN.
 struct OpenedFile<'a> {
     target: Target<'a>,
-    attr: Attr,
+    kind: InodeKind,
     /// The attributes of the directory.
     directory: Option<Wcc>,
     /// Whether this request has made it.
@@ -79,7 +79,7 @@ impl<'a> Compound<'a> {
     pub(super) fn check_io(&self, target: &Target<'_>, id: WireStateid, access: IoAccess) -> Done {
         let (client, stateid) = (self.client_id()?, self.resolved(id)?);
         self.service.nfs4.call(|locked, now| {
-            let file = locked.key(target.export.volume, target.id);
+            let file = locked.key(target.export.volume, target.state_file());
             locked.state.check_io(client, stateid, file, access, now)
         })?;
         // An expired client may have lost its state to this access.
@@ -97,8 +97,8 @@ impl<'a> Compound<'a> {
             self.check_open(place, client, is_reclaim)?;
         }
         let opened = self.opened_file(it)?;
-        if opened.attr.kind != InodeKind::File {
-            return Err(match opened.attr.kind {
+        if opened.kind != InodeKind::File {
+            return Err(match opened.kind {
                 InodeKind::Directory => Status::IsDirectory.into(),
                 InodeKind::Symlink => Status::Symlink.into(),
                 _ => Status::WrongType.into(),
@@ -145,32 +145,28 @@ impl<'a> Compound<'a> {
             (Claim::Name(name), how) => self.created_file(name, how),
             (Claim::Handle | Claim::Previous { .. }, OpenHow::NoCreate) => {
                 let target = self.file_or(Status::IsDirectory)?.clone();
-                let attr = target.attr()?;
-                Ok(OpenedFile::existing(target, attr, None))
+                let kind = target.kind()?;
+                Ok(OpenedFile::existing(target, kind, None))
             }
             (Claim::Handle | Claim::Previous { .. }, _) => Err(Status::Invalid.into()),
         }
     }
 
     fn found_file(&self, name: FileName<'_>) -> Result<OpenedFile<'a>, Fault> {
-        let name = checked_name(name)?;
         let directory = match self.place()? {
             CurrentFile::File(directory) => directory,
-            CurrentFile::Root => {
-                let is_name = |it: &&Arc<ServedExport>| it.path.file_system.as_bytes() == name;
-                return Err(match self.exports().find(is_name) {
-                    Some(_) => Status::IsDirectory.into(),
-                    None => Status::NoEntry.into(),
-                });
+            CurrentFile::Pseudo(_) => {
+                return Err(self
+                    .found(name)
+                    .map_or_else(|fault| fault, |_| Status::IsDirectory.into()));
             }
         };
-        let (target, attr) = directory.child(name)?;
-        let reply = directory.export.fs.attr_of(directory.id);
+        let (target, kind) = directory.child(checked_name(name)?)?;
         let wcc = Wcc {
             before: None,
-            after: reply.ok(),
+            after: directory.fs.attr_of(directory.id).ok(),
         };
-        Ok(OpenedFile::existing(target, attr, Some(wcc)))
+        Ok(OpenedFile::existing(target, kind, Some(wcc)))
     }
 
     fn created_file(&self, name: FileName<'_>, how: &OpenHow<'_>) -> Result<OpenedFile<'a>, Fault> {
@@ -195,12 +191,18 @@ impl<'a> Compound<'a> {
                 (mode, change, attributes.attributes)
             }
         };
-        let attrs = fs_changes(&change);
+        let (attrs, acls) = creation(&change, false, directory.options.user(self.peer.credential))?;
         let is_unchecked = matches!(how, OpenHow::Unchecked(_));
         for _ in 0..CREATE_ATTEMPTS {
             match directory.made(name, mode, &attrs, set) {
                 Err(Fault::Status(Status::Exists)) if is_unchecked => {}
-                other => return other,
+                Err(fault) => return Err(fault),
+                Ok(made) => {
+                    if let Some(acls) = acls {
+                        made.target.set_acls(acls)?;
+                    }
+                    return Ok(made);
+                }
             }
             match self.found_file(FileName(name)) {
                 Err(Fault::Status(Status::NoEntry)) => {}
@@ -217,7 +219,6 @@ impl<'a> Compound<'a> {
         Err(Status::Delay.into())
     }
 
-    /// Asks for the share reservation, and keeps the pin of the file.
     /// Closes an open that its client never heard of. An earlier open of the same owner stays.
     fn withdraw(&self, opened: &OpenedFile<'_>, stateid: StateId) {
         let Ok(client) = self.client_id() else {
@@ -225,7 +226,7 @@ impl<'a> Compound<'a> {
         };
         let target = &opened.target;
         self.service.nfs4.call(|locked, _| {
-            let file = locked.key(target.export.volume, target.id);
+            let file = locked.key(target.export.volume, target.state_file());
             if stateid.seqid == FIRST_SEQUENCE {
                 // It fails only if the client has ended meanwhile.
                 let _ = locked.state.close(client, stateid, file);
@@ -234,6 +235,7 @@ impl<'a> Compound<'a> {
         });
     }
 
+    /// Asks for the share reservation, and keeps the pin of the file. A snapshot keeps its files anyway.
     fn reserve(
         &self,
         opened: &OpenedFile<'_>,
@@ -243,9 +245,12 @@ impl<'a> Compound<'a> {
     ) -> Result<OpenGrant, Fault> {
         let client = self.client_id()?;
         let target = &opened.target;
-        let pin = target.pin()?;
+        let pin = match target.view {
+            View::Live => Some(target.pin()?),
+            View::Directory | View::Snapshot(_) => None,
+        };
         let grant = self.service.nfs4.call(|locked, now| {
-            let file: FileKey = locked.key(target.export.volume, target.id);
+            let file: FileKey = locked.key(target.export.volume, target.state_file());
             let args = OpenArgs {
                 client,
                 owner: it.owner.0,
@@ -258,10 +263,12 @@ impl<'a> Compound<'a> {
             // The last open of the same file may have ended in this call, before the new one.
             locked.handle_events();
             let export = Arc::clone(&target.export);
-            let held = HeldPin { pin, export };
-            match grant.is_ok() && !locked.pins.contains_key(&file) {
-                true => drop(locked.pins.insert(file, held)),
-                false => locked.unused.push(held),
+            let held = pin.map(|pin| HeldPin { pin, export });
+            match held {
+                Some(held) if grant.is_ok() && !locked.pins.contains_key(&file) => {
+                    locked.pins.insert(file, held);
+                }
+                held => locked.unused.extend(held),
             }
             grant
         })?;
@@ -273,7 +280,7 @@ impl<'a> Compound<'a> {
         let target = self.file_or(Status::IsDirectory)?;
         let stateid = self.resolved(it.stateid)?;
         self.service.nfs4.call(|locked, _| {
-            let file = locked.key(target.export.volume, target.id);
+            let file = locked.key(target.export.volume, target.state_file());
             locked.state.close(client, stateid, file)
         })?;
         target.export.drop_unused_pins();
@@ -289,7 +296,7 @@ impl<'a> Compound<'a> {
         let stateid = self.resolved(it.stateid)?;
         let (access, deny) = share_bits(it.access, it.deny)?;
         let stateid = self.service.nfs4.call(|locked, _| {
-            let file = locked.key(target.export.volume, target.id);
+            let file = locked.key(target.export.volume, target.state_file());
             let state = &mut locked.state;
             state.open_downgrade(client, stateid, file, access, deny)
         })?;
@@ -313,7 +320,7 @@ impl<'a> Target<'a> {
         match reply.result {
             Ok(created) => Ok(OpenedFile {
                 target: self.with(&created.attr),
-                attr: created.attr,
+                kind: created.attr.kind,
                 directory: Some(reply.wcc),
                 is_new: created.is_new,
                 set,
@@ -333,10 +340,10 @@ impl<'a> Target<'a> {
 }
 
 impl<'a> OpenedFile<'a> {
-    fn existing(target: Target<'a>, attr: Attr, directory: Option<Wcc>) -> Self {
+    fn existing(target: Target<'a>, kind: InodeKind, directory: Option<Wcc>) -> Self {
         Self {
             target,
-            attr,
+            kind,
             directory,
             is_new: false,
             set: Bitmap::default(),
@@ -348,7 +355,7 @@ impl<'a> OpenedFile<'a> {
     fn check_access(&self, access: ShareBits) -> Done {
         let target = &self.target;
         let is_write = access.contains(ShareBits::WRITE);
-        if is_write && target.options.is_read_only {
+        if is_write && target.is_read_only() {
             return Err(Status::ReadOnly.into());
         }
         if self.is_new {
@@ -361,7 +368,7 @@ impl<'a> OpenedFile<'a> {
         if is_write {
             wanted |= AccessMask::MODIFY.0;
         }
-        let fs = &target.export.fs;
+        let fs = &target.fs;
         // A program that may be executed may be read, as READ allows it.
         let asked = AccessMask(wanted | AccessMask::EXECUTE.0);
         let mask = fs.access_mask(target.id, &target.caller, asked);

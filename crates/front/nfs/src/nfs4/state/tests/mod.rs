@@ -1,5 +1,6 @@
 //! Tests of the state machine as the service calls it.
 
+mod bounds;
 mod exchange_id;
 mod grace;
 mod histories;
