@@ -26,7 +26,7 @@ use std::collections::HashMap;
 use std::hash::Hasher;
 use std::net::IpAddr;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use uuid::Uuid;
 
@@ -50,6 +50,8 @@ pub struct Exports(Arc<ExportsState>);
 struct ExportsState {
     file_systems: Box<[Arc<ServedFs>]>,
     table: RwLock<Arc<ExportTable>>,
+    /// The number of tables so far.
+    version: AtomicU64,
     groups: GroupCache,
 }
 
@@ -74,6 +76,7 @@ impl Exports {
         Ok(Self(Arc::new(ExportsState {
             file_systems: file_systems.into(),
             table: RwLock::new(Arc::new(ExportTable::new(exports))),
+            version: AtomicU64::new(0),
             groups: GroupCache::new(lookup),
         })))
     }
@@ -109,6 +112,7 @@ impl Exports {
         }
         let table = ExportTable::new(served);
         *poison::recover(self.0.table.write()) = Arc::new(table);
+        self.0.version.fetch_add(1, Ordering::Release);
         Ok(())
     }
 
@@ -131,6 +135,18 @@ impl Exports {
         })
     }
 
+    /// Another host has the volume of this file system. From now on its calls are refused, also if their answers are in memory.
+    pub(crate) fn fence(&self, name: &str) {
+        for fs in self.file_systems().filter(|fs| fs.name == name) {
+            if fs.set_fenced() {
+                tracing::error!(
+                    export = name,
+                    "another client has the volume; its NFS calls are refused from now on"
+                );
+            }
+        }
+    }
+
     /// The file systems, also those without an export.
     pub(crate) fn file_systems(&self) -> impl Iterator<Item = &Arc<ServedFs>> {
         self.0.file_systems.iter()
@@ -140,6 +156,16 @@ impl Exports {
     pub(crate) fn table(&self) -> Arc<ExportTable> {
         let table = poison::recover(self.0.table.read());
         Arc::clone(&table)
+    }
+
+    /// A number that changes after each change of the rules.
+    pub(crate) fn version(&self) -> u64 {
+        self.0.version.load(Ordering::Acquire)
+    }
+
+    /// Whether a host has access to any export.
+    pub(crate) fn has_rule(&self, client: IpAddr) -> bool {
+        self.table().iter().any(|it| it.rule(client).is_some())
     }
 
     /// The groups of users.
