@@ -125,12 +125,13 @@ impl GroupCache {
             };
             answers.by_user.insert(uid, answer);
         }
-        if let Some(answer) = answers.by_user.get_mut(&uid) {
-            if !answer.is_running && answer.refresh_at <= now {
-                answer.is_running = true;
-                answers.queue.push_back(uid);
-                self.start_thread(&mut answers);
-            }
+        if let Some(answer) = answers.by_user.get_mut(&uid)
+            && !answer.is_running
+            && answer.refresh_at <= now
+        {
+            answer.is_running = true;
+            answers.queue.push_back(uid);
+            self.start_thread(&mut answers);
         }
         self.wait(answers, uid, now)
     }

@@ -241,12 +241,8 @@ impl Target<'_> {
         add: &impl Fn(&mut Listing, &Entry<'_>, Option<&Attr>) -> Room,
     ) -> Result<bool, Failure> {
         let snapshots = self.export.snapshots().ok_or(Status::Stale)?;
-        // A listing that goes on takes the list of its begin, if that is recent.
-        let listed = match it.cookie {
-            0 => snapshots.open.list(LIMIT),
-            _ => snapshots.open.recent_list(LIMIT),
-        };
-        let mut listed = listed.map_err(failure)?.to_vec();
+        let listed = snapshots.open.list(LIMIT).map_err(failure)?;
+        let mut listed = listed.to_vec();
         listed.sort_unstable_by_key(|it| it.id);
         let number = |view: View| view.file_number(self.id.ino);
         let dots = [
