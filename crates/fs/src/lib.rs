@@ -78,8 +78,8 @@ pub use names::rename::RenameMode;
 pub use names::set_attributes::{SetAttributes, SetTime};
 pub use names::xattrs::SetXattrMode;
 pub use snapshots::{
-    OPEN_SNAPSHOTS_MAX, OpenSnapshots, SNAPSHOT_DIR, SNAPSHOT_IDLE_MAX, SnapshotEntry,
-    SnapshotSource,
+    OPEN_SNAPSHOTS_MAX, OpenSnapshots, SNAPSHOT_CALLS_MAX, SNAPSHOT_DIR, SNAPSHOT_IDLE_MAX,
+    SNAPSHOT_LIST_AGE, SNAPSHOT_LIST_AGE_MAX, SnapshotEntry, SnapshotSource,
 };
 pub use tree::new_inode::{CreateKind, Credentials, NewMode};
 pub use txn::deferred_commit::{CommitHook, UncommittedChanges};

@@ -139,7 +139,7 @@ impl SnapshotViews {
     /// The file system of a slot, opened if it is not.
     fn fs(&self, slot: usize) -> Result<Arc<Fs>> {
         let id = poison::lock(&self.slots).ids.get(slot).copied();
-        Ok(self.snapshots.fs(id.ok_or(Errno::STALE)?)?)
+        Ok(self.snapshots.fs(id.ok_or(Errno::STALE)?, None)?)
     }
 
     /// Answers a request about a node of a view.
@@ -189,7 +189,7 @@ impl SnapshotViews {
     /// The live directory as it was in a snapshot.
     fn lookup_snapshot(&self, directory: Ino, live: &Fs, name: &[u8]) -> Result<FuseReply> {
         let name = std::str::from_utf8(name).map_err(|_| Errno::NOENT)?;
-        let slot = self.slot(self.snapshots.find(name)?)?;
+        let slot = self.slot(self.snapshots.find(name, None)?)?;
         let fs = self.fs(slot)?;
         let generation = live.attr(directory)?.generation;
         // It may be younger than the snapshot.
@@ -218,10 +218,12 @@ impl SnapshotViews {
         span: ReadRange,
         has_attributes: bool,
     ) -> Result<FuseReply> {
-        let found = self.snapshots.list()?;
+        let found = self.snapshots.list(None)?;
         let dots = [(b".".to_vec(), own.ino.0), (b"..".to_vec(), directory.0)];
         // A name gets its number when it is looked up.
-        let names = found.into_iter().map(|it| (it.name.into_bytes(), u64::MAX));
+        let names = found
+            .iter()
+            .map(|it| (it.name.clone().into_bytes(), u64::MAX));
         let kind = dirent_type(InodeKind::Directory);
         let mut listing = Listing::new(span.size);
         for (cookie, (name, node)) in (1..).zip(dots.into_iter().chain(names)) {

@@ -8,34 +8,25 @@
 mod memory;
 #[path = "../../../brick/tests/support/skip.rs"]
 mod skip;
+#[path = "support/mount.rs"]
+mod support_mount;
 #[path = "support/switch.rs"]
 mod switch;
 
 use memory::MemorySpace;
-use pagemesh_fs::{Credentials, Fs, MkfsOptions, mkfs};
-use pagemesh_fuse::{Caching, MountOptions, Transport, Unmounter, mount, now};
+use pagemesh_fuse::Transport;
 use rustix::io::Errno;
-use rustix::mount::UnmountFlags;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::Arc;
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use support_mount::{TestMount, new_memory_fs};
 
 /// A user and group without a name.
 const USER: u32 = 4321;
 const OTHER_USER: u32 = 4322;
-/// For how long a program that has ended may keep the mount busy.
-const BUSY_LIMIT: Duration = Duration::from_secs(60);
 
-/// A mount; dropping it unmounts.
-struct AclMount {
-    dir: tempfile::TempDir,
-    unmounter: Unmounter,
-    serve_thread: Option<JoinHandle<()>>,
-    _switch: Option<switch::UringOnGuard>,
-}
+/// A mount with programs for lists.
+struct AclMount(TestMount);
 
 impl AclMount {
     /// None, with a message, if the test cannot run here.
@@ -44,57 +35,11 @@ impl AclMount {
             skip::skip("needs root, setfacl, getfacl and setpriv");
             return None;
         }
-        let switch = match transport {
-            Transport::IoUring => {
-                let on = switch::turn_on();
-                if on.is_none() {
-                    skip::skip("needs FUSE over io_uring");
-                    return None;
-                }
-                on
-            }
-            _ => None,
-        };
-        let fs = Fs::mount(memory.shared(), memory::wait, now).unwrap();
-        let dir = tempfile::tempdir().unwrap();
-        let options = MountOptions {
-            source: "pagemesh:acls".into(),
-            threads: 2,
-            allow_other: true,
-            read_only: false,
-            transport,
-            may_keep_cpus_awake: false,
-            caching: Caching::PageCache,
-            shows_snapshots: false,
-            is_shared: false,
-        };
-        let on_error = Box::new(|error: &_| panic!("memory fails nothing: {error}"));
-        let mounted = mount(
-            Arc::new(fs),
-            dir.path(),
-            &options,
-            on_error,
-            Box::new(|| None),
-        );
-        let mounted = match mounted {
-            Ok(mounted) => mounted,
-            Err(cause) => {
-                skip::skip(&format!("needs to mount with /dev/fuse: {cause}"));
-                return None;
-            }
-        };
-        let unmounter = mounted.unmounter();
-        let serving = std::thread::spawn(move || mounted.serve().unwrap());
-        Some(AclMount {
-            dir,
-            unmounter,
-            serve_thread: Some(serving),
-            _switch: switch,
-        })
+        TestMount::new(memory, transport).map(AclMount)
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
+        self.0.path(name)
     }
 
     /// The list of a file as getfacl prints it, with ids, entries apart by spaces.
@@ -126,25 +71,8 @@ impl AclMount {
         let out = run(Command::new("setpriv")
             .args([format!("--reuid={user}"), format!("--regid={user}")])
             .args(["--clear-groups", "sh", "-c", command])
-            .current_dir(self.dir.path()));
+            .current_dir(self.0.dir.path()));
         out.status.success()
-    }
-}
-
-impl Drop for AclMount {
-    fn drop(&mut self) {
-        let began = Instant::now();
-        let mut unmounted = self.unmounter.unmount();
-        while unmounted.is_err() && !std::thread::panicking() && began.elapsed() < BUSY_LIMIT {
-            std::thread::sleep(Duration::from_millis(5));
-            unmounted = self.unmounter.unmount();
-        }
-        if unmounted.is_err() {
-            let flags = UnmountFlags::FORCE | UnmountFlags::DETACH;
-            rustix::mount::unmount(self.dir.path(), flags).unwrap();
-        }
-        let served = self.serve_thread.take().unwrap().join();
-        assert!(served.is_ok() || std::thread::panicking());
     }
 }
 
@@ -158,19 +86,6 @@ fn has_programs() -> bool {
         let path = std::env::var_os("PATH").unwrap_or_default();
         std::env::split_paths(&path).any(|dir| dir.join(program).exists())
     })
-}
-
-fn new_memory_fs() -> MemorySpace {
-    let memory = MemorySpace::new(1 << 40);
-    let options = MkfsOptions {
-        uuid: uuid::Uuid::from_u128(1),
-        hash_key: [2, 3],
-        limit_bytes: 64 << 20,
-        owner: Credentials { uid: 0, gid: 0 },
-        mode: 0o777,
-    };
-    mkfs(&memory.shared(), memory::wait, now, options).unwrap();
-    memory
 }
 
 fn write(path: &Path) {
@@ -279,7 +194,7 @@ fn copies_keep_lists(transport: Transport) {
     mount.set_acl(&["-d", "-m", "g:4400:rx"], "from");
     let out = run(Command::new("cp")
         .args(["-a", "from", "to"])
-        .current_dir(mount.dir.path()));
+        .current_dir(mount.0.dir.path()));
     assert!(out.status.success(), "{out:?}");
     assert_eq!(mount.acl("to"), mount.acl("from"));
     assert_eq!(mount.acl("to/file"), mount.acl("from/file"));

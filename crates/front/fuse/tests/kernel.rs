@@ -7,15 +7,16 @@
 mod memory;
 #[path = "../../../brick/tests/support/skip.rs"]
 mod skip;
+#[path = "support/mount.rs"]
+mod support_mount;
 #[path = "support/switch.rs"]
 mod switch;
 
 use bytes::Bytes;
-use memory::MemorySpace;
 use pagemesh_base::event_fd::EventFd;
 use pagemesh_base::space::{Channel, Completion, Request, Space, SpaceError, Token};
-use pagemesh_fs::{Credentials, Fs, Ino, MkfsOptions, Wait, mkfs};
-use pagemesh_fuse::{Caching, MountOptions, Transport, Unmounter, mount, mount_null, now};
+use pagemesh_fs::{Credentials, Fs, Ino, Wait};
+use pagemesh_fuse::{Caching, MountOptions, Transport, mount_null, now};
 use rustix::fs::{FallocateFlags, Mode, OFlags, RenameFlags, SeekFrom, XattrFlags};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
@@ -26,17 +27,11 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{
     FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink,
 };
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-
-const LIMIT: u64 = 64 << 20;
-/// Serving threads of each mount.
-const THREADS: usize = 3;
-/// For how long a mount that is to be unmounted may be busy.
-const BUSY_LIMIT: Duration = Duration::from_secs(60);
+use support_mount::{LIMIT, THREADS, TestMount, new_memory_fs, options};
 
 /// Each of these tests runs with both transports.
 macro_rules! by_both {
@@ -72,112 +67,19 @@ by_both! {
     crash_leftovers_are_freed_in_the_background
 }
 
-/// A mount; dropping it unmounts.
-struct TestMount {
-    dir: tempfile::TempDir,
-    unmounter: Unmounter,
-    serve_thread: Option<JoinHandle<()>>,
-    _switch: Option<switch::UringOnGuard>,
-}
-
-impl TestMount {
-    /// None, with a message, if this user cannot mount, or not with this transport.
-    fn new(memory: &MemorySpace, transport: Transport) -> Option<TestMount> {
-        let caching = Caching::PageCache;
-        TestMount::with_space(memory.shared(), memory::wait, transport, caching)
-    }
-
-    fn with_space(
-        space: Arc<dyn Space>,
-        wait: Wait,
-        transport: Transport,
-        caching: Caching,
-    ) -> Option<TestMount> {
-        let switch = match transport {
-            Transport::IoUring => {
-                let on = switch::turn_on();
-                if on.is_none() {
-                    skip::skip("needs FUSE over io_uring, and root to switch it on");
-                    return None;
-                }
-                on
-            }
-            _ => None,
-        };
-        let fs = Fs::mount(space, wait, now).unwrap();
-        let dir = tempfile::tempdir().unwrap();
-        let options = MountOptions {
-            source: "pagemesh:test".into(),
-            threads: THREADS,
-            allow_other: true,
-            read_only: false,
-            transport,
-            may_keep_cpus_awake: false,
-            caching,
-            shows_snapshots: false,
-            is_shared: false,
-        };
-        let trouble = |error: &_| panic!("memory fails nothing: {error}");
-        let mounted = mount(
-            Arc::new(fs),
-            dir.path(),
-            &options,
-            Box::new(trouble),
-            Box::new(|| None),
-        );
-        let mounted = match mounted {
-            Ok(mounted) => mounted,
-            Err(cause) => {
-                skip::skip(&format!("needs to mount with /dev/fuse: {cause}"));
-                return None;
-            }
-        };
-        assert_eq!(mounted.transport(), transport);
-        let unmounter = mounted.unmounter();
-        let serving = std::thread::spawn(move || mounted.serve().unwrap());
-        Some(TestMount {
-            dir,
-            unmounter,
-            serve_thread: Some(serving),
-            _switch: switch,
-        })
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-}
-
-impl Drop for TestMount {
-    fn drop(&mut self) {
-        let began = Instant::now();
-        let mut unmounted = self.unmounter.unmount();
-        // A program ran on the mount. Another process that reads its entry in /proc keeps the mount in use for a moment.
-        while unmounted.is_err() && !std::thread::panicking() && began.elapsed() < BUSY_LIMIT {
-            std::thread::sleep(Duration::from_millis(5));
-            unmounted = self.unmounter.unmount();
-        }
-        if unmounted.is_err() {
-            // A test that panicked has files open.
-            let flags = UnmountFlags::FORCE | UnmountFlags::DETACH;
-            rustix::mount::unmount(self.dir.path(), flags).unwrap();
-        }
-        let served = self.serve_thread.take().unwrap().join();
-        assert!(served.is_ok() || std::thread::panicking());
-    }
-}
-
-fn new_memory_fs() -> MemorySpace {
-    let memory = MemorySpace::new(1 << 40);
-    let options = MkfsOptions {
-        uuid: uuid::Uuid::from_u128(1),
-        hash_key: [2, 3],
-        limit_bytes: LIMIT,
-        owner: Credentials { uid: 0, gid: 0 },
-        mode: 0o777,
+/// A mount of another space; none, with a message, if it cannot be here.
+fn mount_space(
+    space: Arc<dyn Space>,
+    wait: Wait,
+    transport: Transport,
+    caching: Caching,
+) -> Option<TestMount> {
+    let fs = Fs::mount(space, wait, now).unwrap();
+    let options = MountOptions {
+        caching,
+        ..options(transport)
     };
-    mkfs(&memory.shared(), memory::wait, now, options).unwrap();
-    memory
+    TestMount::of(Arc::new(fs), &options)
 }
 
 fn assert_refused<T: std::fmt::Debug>(result: std::io::Result<T>, errno: Errno) {
@@ -600,7 +502,7 @@ fn writes_go_on_while_others_begin(transport: Transport) {
         pending_max: Arc::clone(&most),
     });
     // The kernel sends one cached write of a file at a time.
-    let Some(mount) = TestMount::with_space(space, poll_again, transport, Caching::Bypassed) else {
+    let Some(mount) = mount_space(space, poll_again, transport, Caching::Bypassed) else {
         return;
     };
     let shared = mount.path("shared");
@@ -778,7 +680,7 @@ fn waiting_writer_thread_is_woken_by_next_request(transport: Transport) {
         barrier: Arc::clone(&meeting),
     });
     let caching = Caching::Bypassed;
-    let Some(mount) = TestMount::with_space(space, pagemesh_fuse::wait, transport, caching) else {
+    let Some(mount) = mount_space(space, pagemesh_fuse::wait, transport, caching) else {
         return;
     };
     let path = mount.path("file");

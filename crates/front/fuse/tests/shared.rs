@@ -8,25 +8,22 @@
 mod memory;
 #[path = "../../../brick/tests/support/skip.rs"]
 mod skip;
+#[path = "support/mount.rs"]
+mod support_mount;
+#[path = "support/switch.rs"]
+mod switch;
 
 use bytes::Bytes;
-use memory::MemorySpace;
-use pagemesh_fs::{
-    Caller, CreateMode, Credentials, FileId, Fs, Ino, IoChannel, MkfsOptions, SetAttributes, mkfs,
-};
-use pagemesh_fuse::{Caching, MountOptions, Transport, Unmounter, mount, now};
+use pagemesh_fs::{Caller, CreateMode, FileId, Fs, Ino, IoChannel, SetAttributes};
+use pagemesh_fuse::{MountOptions, Transport, now};
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
-
-const LIMIT: u64 = 64 << 20;
-/// For how long a mount that is to be unmounted may be busy.
-const BUSY_LIMIT: Duration = Duration::from_secs(60);
+use std::time::Instant;
+use support_mount::{BUSY_LIMIT, TestMount, new_memory_fs, options};
 
 /// The other front.
 struct Server {
@@ -37,15 +34,7 @@ struct Server {
 
 impl Server {
     fn new() -> Server {
-        let memory = MemorySpace::new(1 << 40);
-        let options = MkfsOptions {
-            uuid: uuid::Uuid::from_u128(1),
-            hash_key: [2, 3],
-            limit_bytes: LIMIT,
-            owner: Credentials { uid: 0, gid: 0 },
-            mode: 0o777,
-        };
-        mkfs(&memory.shared(), memory::wait, now, options).unwrap();
+        let memory = new_memory_fs();
         let fs = Arc::new(Fs::mount(memory.shared(), memory::wait, now).unwrap());
         Server {
             channel: fs.open_channel().unwrap(),
@@ -123,80 +112,18 @@ impl Server {
 
     /// None, with a message, if this user cannot mount.
     fn mount(&self) -> Option<TestMount> {
-        let dir = tempfile::tempdir().unwrap();
         let options = MountOptions {
-            source: "pagemesh:test".into(),
-            threads: 3,
-            allow_other: true,
-            read_only: false,
-            transport: Transport::Classic,
-            may_keep_cpus_awake: false,
-            caching: Caching::PageCache,
-            shows_snapshots: false,
             is_shared: true,
+            ..options(Transport::Classic)
         };
-        let on_error = |error: &_| panic!("memory fails nothing: {error}");
-        let fs = Arc::clone(&self.fs);
-        let mounted = mount(
-            fs,
-            dir.path(),
-            &options,
-            Box::new(on_error),
-            Box::new(|| None),
-        );
-        let mounted = match mounted {
-            Ok(mounted) => mounted,
-            Err(cause) => {
-                skip::skip(&format!("needs to mount with /dev/fuse: {cause}"));
-                return None;
-            }
-        };
-        let unmounter = mounted.unmounter();
-        let serving = std::thread::spawn(move || mounted.serve().unwrap());
-        Some(TestMount {
-            dir,
-            unmounter,
-            serve_thread: Some(serving),
-        })
+        TestMount::of(Arc::clone(&self.fs), &options)
     }
 }
 
-/// A mount; dropping it unmounts.
-struct TestMount {
-    dir: tempfile::TempDir,
-    unmounter: Unmounter,
-    serve_thread: Option<JoinHandle<()>>,
-}
-
-impl TestMount {
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    fn open(&self, name: &str) -> File {
-        let mut options = OpenOptions::new();
-        options
-            .read(true)
-            .write(true)
-            .open(self.path(name))
-            .unwrap()
-    }
-}
-
-impl Drop for TestMount {
-    fn drop(&mut self) {
-        let began = Instant::now();
-        let mut unmounted = self.unmounter.unmount();
-        while unmounted.is_err() && !std::thread::panicking() && began.elapsed() < BUSY_LIMIT {
-            std::thread::sleep(Duration::from_millis(5));
-            unmounted = self.unmounter.unmount();
-        }
-        if unmounted.is_err() {
-            self.unmounter.abort().unwrap();
-        }
-        let served = self.serve_thread.take().unwrap().join();
-        assert!(served.is_ok() || std::thread::panicking());
-    }
+fn open(mount: &TestMount, name: &str) -> File {
+    let mut options = OpenOptions::new();
+    let path = mount.path(name);
+    options.read(true).write(true).open(path).unwrap()
 }
 
 /// Waits for an effect of another thread.
@@ -217,7 +144,7 @@ fn bytes_of(file: &File) -> Vec<u8> {
 
 #[test]
 fn writes_of_either_front_are_seen_by_the_other_at_once() {
-    check_writes(&|mount, name| mount.open(name));
+    check_writes(&open);
 }
 
 /// Only a file that is open for writes can have dirty pages, so its pages are dropped also before each write.
@@ -253,7 +180,7 @@ fn check_writes(open: &dyn Fn(&TestMount, &str) -> File) {
             );
             assert_eq!(fs::read(mount.path(&name)).unwrap(), expected);
         }
-        mount.open(&name).write_all_at(b"back", 0).unwrap();
+        open(&mount, &name).write_all_at(b"back", 0).unwrap();
         expected[..4].copy_from_slice(b"back");
         assert_eq!(server.read(&name), expected);
     }
@@ -289,7 +216,7 @@ fn truncation_by_other_front_cuts_cached_file() {
     let Some(mount) = server.mount() else { return };
     let mut expected = vec![7; 20_000];
     fs::write(mount.path("file"), &expected).unwrap();
-    let file = mount.open("file");
+    let file = open(&mount, "file");
     assert_eq!(bytes_of(&file), expected);
     for size in [5000, 30_000, 4096, 4097, 0, 10] {
         server.resize("file", size);
@@ -345,7 +272,7 @@ fn file_removed_by_other_front_frees_its_pages() {
         fs::write(mount.path(name), vec![1; 8 << 20]).unwrap();
         assert_eq!(fs::read(mount.path(name)).unwrap().len(), 8 << 20);
     }
-    let open = mount.open("two");
+    let open = open(&mount, "two");
     server.remove("one");
     wait_until("the pages of one are free", || {
         server.used() < before + (12 << 20)
@@ -463,7 +390,7 @@ fn mount_ends_and_another_follows_while_other_front_serves() {
     let before = server.used();
     fs::write(mount.path("file"), b"first").unwrap();
     fs::write(mount.path("gone"), vec![1; 8 << 20]).unwrap();
-    let open = mount.open("gone");
+    let open = open(&mount, "gone");
     let listed = fs::read_dir(mount.dir.path()).unwrap();
     fs::remove_file(mount.path("gone")).unwrap();
     // The kernel sends no further request about the open files.

@@ -417,3 +417,50 @@ pub(crate) fn prepare(socket: &TcpStream) -> io::Result<()> {
     let _ = rustix::net::sockopt::set_socket_keepalive(socket, true);
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::counters::CounterCells;
+    use crate::export_table::Exports;
+    use bytes::Bytes;
+    use std::net::TcpListener;
+
+    /// A connection with a call that has no room, and that no queue knows. The value after it keeps the client.
+    fn paused() -> (Arc<Connections>, Arc<Connection>, TcpStream) {
+        let counters = Arc::<CounterCells>::default();
+        let exports = Exports::new(Vec::new()).expect("no exports");
+        let connections = Connections::new(Limits::default(), counters, exports);
+        let connections = Arc::new(connections.expect("connections"));
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
+        let address = listener.local_addr().expect("an address");
+        let client = TcpStream::connect(address).expect("connected");
+        let accepted = listener.accept().expect("a client");
+        let connection = Connection::new(1, accepted, Arc::clone(&connections));
+        connection.start().expect("started");
+        let mut input = connection.begin_turn(EventFlags::IN).expect("the input");
+        input.park(Bytes::from_static(b"a call"), &[]);
+        connection.end_turn(input);
+        (connections, Arc::new(connection), client)
+    }
+
+    #[test]
+    fn paused_connection_is_read_again_at_a_sweep() {
+        let (connections, connection, _client) = paused();
+        assert!(
+            connection.begin_turn(EventFlags::IN).is_none(),
+            "it is paused"
+        );
+        connection.check_deadlines(Instant::now(), &connections.limits);
+        let mut events = Vec::with_capacity(1);
+        let buffer = rustix::buffer::spare_capacity(&mut events);
+        let limit = rustix::event::Timespec {
+            tv_sec: 30,
+            tv_nsec: 0,
+        };
+        epoll::wait(&connections.epoll, buffer, Some(&limit)).expect("an event");
+        let event: &epoll::Event = events.first().expect("an event of the connection");
+        let mut input = connection.begin_turn(event.flags).expect("the input");
+        assert_eq!(input.take_parked().as_deref(), Some(&b"a call"[..]));
+    }
+}

@@ -3,9 +3,13 @@
 //! A connection without a call is half-open. It is cheap, and the oldest one makes room for a new
 //! one. Connections with a call are bounded in total and for each address; beyond, a connection ends
 //! at its first call.
+//!
+//! A host without a rule of any export gets refusals only. Such hosts have a small bound of their own, and the
+//! oldest of their connections makes room also for a host with a rule.
 
 use crate::connection::{Connection, ConnectionId, EndReason};
 use crate::counters::{CounterCells, count};
+use crate::export_table::Exports;
 use crate::limits::{Limits, UNSENT_BYTES_MAX};
 use pagemesh_base::poison;
 use rustix::event::epoll;
@@ -36,6 +40,7 @@ pub(crate) struct Connections {
     pub(crate) epoll: OwnedFd,
     pub(crate) limits: Limits,
     counters: Arc<CounterCells>,
+    exports: Exports,
     table: Mutex<ConnectionTable>,
     removed: Condvar,
     /// Bytes of incomplete records and of replies that clients have not taken.
@@ -50,16 +55,25 @@ struct ConnectionTable {
     half_open: BTreeMap<ConnectionId, ()>,
     /// Connections with a call.
     established: usize,
+    /// Those among them of hosts without a rule, the oldest first.
+    without_rule: BTreeMap<ConnectionId, ()>,
+    /// The version of the rules that decided about them.
+    rules: u64,
     by_address: HashMap<IpAddr, usize>,
     is_stopping: bool,
 }
 
 impl Connections {
-    pub(crate) fn new(limits: Limits, counters: Arc<CounterCells>) -> io::Result<Self> {
+    pub(crate) fn new(
+        limits: Limits,
+        counters: Arc<CounterCells>,
+        exports: Exports,
+    ) -> io::Result<Self> {
         Ok(Self {
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             limits,
             counters,
+            exports,
             table: Mutex::default(),
             removed: Condvar::new(),
             held: AtomicUsize::new(0),
@@ -120,10 +134,7 @@ impl Connections {
             false => None,
         };
         drop(table);
-        if let Some(oldest) = oldest {
-            count(&self.counters.refused);
-            oldest.close(EndReason::TooMany);
-        }
+        self.close_for_room(oldest);
         let started = added.start();
         if let Err(error) = &started {
             let error = io::Error::from(error.kind());
@@ -135,23 +146,28 @@ impl Connections {
     /// Closes the oldest half-open connection: the process has no descriptor for another one.
     pub(crate) fn make_room(&self) {
         let oldest = poison::lock(&self.table).oldest_half_open();
-        if let Some(oldest) = oldest {
-            count(&self.counters.refused);
-            oldest.close(EndReason::TooMany);
-        }
+        self.close_for_room(oldest);
     }
 
     /// See [`Connection::establish`].
     pub(crate) fn establish(&self, connection: &Connection) -> Result<(), EndReason> {
         let address = connection.client();
+        let has_rule = self.exports.has_rule(address);
         let mut table = poison::lock(&self.table);
         if table.half_open.remove(&connection.id).is_none() {
             // It was closed meanwhile.
             return Ok(());
         }
         let of_address = table.by_address.get(&address).copied().unwrap_or(0);
+        let is_address_full = of_address >= self.limits.address_connections_max;
         let is_full = table.established >= self.limits.connections_max;
-        if is_full || of_address >= self.limits.address_connections_max {
+        let without_rule_max = self.limits.without_rule_max;
+        let needs_room = is_full || (!has_rule && table.without_rule.len() >= without_rule_max);
+        let oldest = match needs_room && !is_address_full {
+            true => table.take_oldest_without_rule(),
+            false => None,
+        };
+        if is_address_full || (needs_room && oldest.is_none()) {
             // It is half-open until its end.
             table.half_open.insert(connection.id, ());
             drop(table);
@@ -160,7 +176,45 @@ impl Connections {
         }
         table.established += 1;
         table.by_address.insert(address, of_address + 1);
+        if !has_rule {
+            table.without_rule.insert(connection.id, ());
+        }
+        drop(table);
+        self.close_for_room(oldest);
         Ok(())
+    }
+
+    fn close_for_room(&self, closed: impl IntoIterator<Item = Arc<Connection>>) {
+        for connection in closed {
+            count(&self.counters.refused);
+            connection.close(EndReason::TooMany);
+        }
+    }
+
+    /// Finds the hosts without a rule again after the rules have changed.
+    fn note_rules(&self) {
+        let rules = self.exports.version();
+        if poison::lock(&self.table).rules == rules {
+            return;
+        }
+        let all = self.all();
+        let established = all.iter().filter(|it| it.is_established());
+        let without_rule = established.filter(|it| !self.exports.has_rule(it.client()));
+        let without_rule: Vec<_> = without_rule.map(|it| it.id).collect();
+        let mut table = poison::lock(&self.table);
+        table.rules = rules;
+        table.without_rule.clear();
+        for id in without_rule {
+            if table.all.contains_key(&id) {
+                table.without_rule.insert(id, ());
+            }
+        }
+        let mut closed = Vec::new();
+        while table.without_rule.len() > self.limits.without_rule_max {
+            closed.extend(table.take_oldest_without_rule());
+        }
+        drop(table);
+        self.close_for_room(closed);
     }
 
     /// Removes a connection that is closed.
@@ -170,6 +224,7 @@ impl Connections {
         if table.all.remove(&connection.id).is_none() {
             return;
         }
+        table.without_rule.remove(&connection.id);
         if table.half_open.remove(&connection.id).is_none() {
             table.established -= 1;
             let address = connection.client();
@@ -214,6 +269,7 @@ impl Connections {
 
     /// Ends connections that are beyond a deadline.
     pub(crate) fn check_deadlines(&self, now: Instant) {
+        self.note_rules();
         for connection in self.all() {
             connection.check_deadlines(now, &self.limits);
         }
@@ -251,6 +307,11 @@ impl Connections {
 }
 
 impl ConnectionTable {
+    fn take_oldest_without_rule(&mut self) -> Option<Arc<Connection>> {
+        let (id, ()) = self.without_rule.pop_first()?;
+        self.all.get(&id).cloned()
+    }
+
     fn oldest_half_open(&self) -> Option<Arc<Connection>> {
         let (id, ()) = self.half_open.first_key_value()?;
         self.all.get(id).cloned()

@@ -271,8 +271,12 @@ impl Dispatcher {
     }
 
     pub(crate) fn figures(&self) -> Figures {
+        let fenced = self.service.exports.file_systems().map(|fs| fs.is_fenced());
+        let workers = self.exports.iter().zip(fenced.chain([false]));
         Figures {
-            exports: self.exports.iter().map(ExportWorkers::figures).collect(),
+            exports: workers
+                .map(|(it, is_fenced)| it.figures(is_fenced))
+                .collect(),
             connections: self.connections.count(),
             half_open: self.connections.half_open(),
             held_bytes: self.connections.held(),

@@ -28,7 +28,7 @@ use std::collections::HashMap;
 use std::hash::Hasher;
 use std::net::IpAddr;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use uuid::Uuid;
 
@@ -52,6 +52,8 @@ pub struct Exports(Arc<ExportsState>);
 struct ExportsState {
     file_systems: Box<[Arc<ServedFs>]>,
     table: RwLock<Arc<ExportTable>>,
+    /// The number of tables so far.
+    version: AtomicU64,
     groups: GroupCache,
 }
 
@@ -76,6 +78,7 @@ impl Exports {
         Ok(Self(Arc::new(ExportsState {
             file_systems: file_systems.into(),
             table: RwLock::new(Arc::new(ExportTable::new(exports))),
+            version: AtomicU64::new(0),
             groups: GroupCache::new(lookup),
         })))
     }
@@ -124,6 +127,7 @@ impl Exports {
         let mut table = poison::recover(self.0.table.write());
         let earlier = table.pseudo.change();
         *table = Arc::new(ExportTable::after(earlier, served));
+        self.0.version.fetch_add(1, Ordering::Release);
         Ok(())
     }
 
@@ -146,6 +150,18 @@ impl Exports {
         })
     }
 
+    /// Another host has the volume of this file system. From now on its calls are refused, also if their answers are in memory.
+    pub(crate) fn fence(&self, name: &str) {
+        for fs in self.file_systems().filter(|fs| fs.name == name) {
+            if fs.set_fenced() {
+                tracing::error!(
+                    export = name,
+                    "another client has the volume; its NFS calls are refused from now on"
+                );
+            }
+        }
+    }
+
     /// The file systems, also those without an export.
     pub(crate) fn file_systems(&self) -> impl Iterator<Item = &Arc<ServedFs>> {
         self.0.file_systems.iter()
@@ -155,6 +171,16 @@ impl Exports {
     pub(crate) fn table(&self) -> Arc<ExportTable> {
         let table = poison::recover(self.0.table.read());
         Arc::clone(&table)
+    }
+
+    /// A number that changes after each change of the rules.
+    pub(crate) fn version(&self) -> u64 {
+        self.0.version.load(Ordering::Acquire)
+    }
+
+    /// Whether a host has access to any export.
+    pub(crate) fn has_rule(&self, client: IpAddr) -> bool {
+        self.table().iter().any(|it| it.rule(client).is_some())
     }
 
     /// The groups of users.

@@ -43,6 +43,7 @@ pub mod exports_file;
 mod groups;
 pub mod handle;
 pub mod limits;
+mod listener;
 pub mod mount3;
 mod mount_list;
 pub mod nfs3;
@@ -73,6 +74,7 @@ pub use export::{
 };
 pub use export_table::{ExportedPath, Exports};
 pub use groups::{GroupLookup, system_groups};
+pub use listener::BoundAddress;
 pub use server::{Server, ServerError, StopReport};
 pub use service::is_fenced;
 pub use service::nfs4::{Clock, ListStatus, Nfs4Options, Nfs4Status};

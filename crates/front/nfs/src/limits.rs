@@ -51,12 +51,28 @@ pub const MOUNTS_MAX: usize = 1024;
 pub const PARENT_STEPS_MAX: usize = 2048;
 /// Users with groups in memory. 1000 groups of each are 16 MiB.
 pub const GROUP_ANSWERS_MAX: usize = 4096;
-/// The time that the groups of a user are kept.
+/// The time after which the groups of a user are looked up again. The earlier groups serve calls
+/// meanwhile.
 pub const GROUP_ANSWER_LIMIT: Duration = Duration::from_secs(60);
-/// The time that a call waits for another call's lookup of its user's groups.
-pub const GROUP_LOOKUP_WAIT: Duration = Duration::from_secs(5);
+/// The time that groups serve calls while their name service fails or does not answer. A user that leaves
+/// a group keeps its rights for as long.
+pub const GROUP_ANSWER_AGE_MAX: Duration = Duration::from_secs(600);
+/// The pause after a lookup of groups that has failed.
+pub(crate) const GROUP_RETRY_PAUSE: Duration = Duration::from_secs(5);
+/// The time that a call waits for the first answer about its user. Then it gets NFS3ERR_JUKEBOX, and its
+/// worker is free. A name service in the network answers within milliseconds.
+pub const GROUP_LOOKUP_WAIT: Duration = Duration::from_millis(500);
+/// Calls that wait for such an answer. More get NFS3ERR_JUKEBOX at once, so that workers are left.
+pub(crate) const GROUP_WAITERS_MAX: usize = 8;
+/// Threads that look groups up. A name service that does not answer holds no more.
+pub(crate) const GROUP_THREADS_MAX: usize = 4;
+/// The time that a call waits for another one that lists or opens snapshots. Then it gets
+/// NFS3ERR_JUKEBOX, and its worker is free.
+pub(crate) const SNAPSHOT_WAIT: Duration = Duration::from_millis(500);
 /// The time for rpcbind to answer all calls of a registration.
 pub const RPCBIND_LIMIT: Duration = Duration::from_secs(1);
+/// The pause between two registrations with rpcbind: it forgets them when it restarts.
+pub const RPCBIND_PAUSE: Duration = Duration::from_secs(60);
 /// Pins of one export that the server keeps between requests: the files that its clients use at
 /// once. Each takes about 200 bytes, here and in the file system.
 pub const PINS_MAX: usize = 1024;
@@ -172,6 +188,8 @@ pub struct Limits {
     pub connections_max: usize,
     /// Those among them from one address.
     pub address_connections_max: usize,
+    /// Connections with a call of hosts without a rule of any export. One more closes the oldest of them.
+    pub without_rule_max: usize,
     /// Connections without a call so far. One more closes the oldest of them.
     pub half_open_max: usize,
     /// The time without a call. Clients connect again by themselves; Linux closes after 5 minutes.
@@ -182,6 +200,9 @@ pub struct Limits {
     pub reply: Duration,
     /// The time for calls in progress, and their replies, when the server stops.
     pub drain: Duration,
+    /// The longest pause between two searches for connections that are beyond a deadline. It is shorter if
+    /// a deadline is.
+    pub sweep: Duration,
 }
 
 impl Default for Limits {
@@ -189,11 +210,13 @@ impl Default for Limits {
         Self {
             connections_max: 4096,
             address_connections_max: 2048,
+            without_rule_max: 64,
             half_open_max: 10_240,
             idle: Duration::from_secs(360),
             record: Duration::from_secs(60),
             reply: Duration::from_secs(60),
             drain: Duration::from_secs(10),
+            sweep: DEADLINE_PAUSE,
         }
     }
 }

@@ -6,8 +6,11 @@
 //!
 //! rpcbind accepts changes from this machine and from a port below 1024, which root may use. All
 //! calls of a registration together have [`RPCBIND_LIMIT`].
+//!
+//! An rpcbind that restarts forgets its entries. So [`RpcbindUpkeep`] registers again from time to time;
+//! rpcbind answers a repeated registration of the same address with success.
 
-use crate::limits::RPCBIND_LIMIT;
+use crate::limits::{RPCBIND_LIMIT, RPCBIND_PAUSE};
 use crate::record::MARK_BYTES;
 use crate::rpc::RPC_VERSION;
 use crate::xdr::{Reader, Writer, XdrError};
@@ -16,6 +19,8 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, ipproto, socket_with};
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// The address of rpcbind on this machine.
@@ -67,8 +72,9 @@ struct Entry {
 #[derive(Debug)]
 pub struct RpcbindRegistration {
     rpcbind: SocketAddr,
+    wanted: Vec<Entry>,
+    /// The entries that rpcbind has taken.
     entries: Vec<Entry>,
-    refused: usize,
 }
 
 impl RpcbindRegistration {
@@ -78,25 +84,38 @@ impl RpcbindRegistration {
     /// # Errors
     /// If no rpcbind answers, or it refuses.
     pub fn register(rpcbind: SocketAddr, addresses: &[SocketAddr]) -> Result<Self, RpcbindError> {
-        let mut client = Client::connect(rpcbind)?;
-        let mut registration = Self {
+        let mut registration = Self::new(rpcbind, addresses);
+        registration.renew()?;
+        Ok(registration)
+    }
+
+    /// No entry is registered yet.
+    fn new(rpcbind: SocketAddr, addresses: &[SocketAddr]) -> Self {
+        let wanted = addresses.iter().flat_map(|address| entries(*address));
+        Self {
             rpcbind,
+            wanted: wanted.collect(),
             entries: Vec::new(),
-            refused: 0,
-        };
-        for entry in addresses.iter().flat_map(|address| entries(*address)) {
-            match client.call(SET, &entry)? {
-                true => registration.entries.push(entry),
-                false => registration.refused += 1,
+        }
+    }
+
+    /// Registers all entries, also those that rpcbind has.
+    fn renew(&mut self) -> Result<(), RpcbindError> {
+        let mut client = Client::connect(self.rpcbind)?;
+        for entry in &self.wanted {
+            let is_taken = client.call(SET, entry)?;
+            self.entries.retain(|it| it != entry);
+            if is_taken {
+                self.entries.push(entry.clone());
             }
         }
-        Ok(registration)
+        Ok(())
     }
 
     /// The number of entries that rpcbind has not taken, because other servers have their places.
     #[must_use]
     pub fn refused(&self) -> usize {
-        self.refused
+        self.wanted.len() - self.entries.len()
     }
 }
 
@@ -113,9 +132,100 @@ impl Drop for RpcbindRegistration {
             }
             Ok(())
         };
-        if let Err(error) = remove() {
-            tracing::warn!(%error, "rpcbind still has entries of this server; rpcinfo -d removes them");
+        match remove() {
+            Ok(()) | Err(RpcbindError::Absent(..)) => {}
+            Err(error) => {
+                tracing::warn!(%error, "rpcbind still has entries of this server; rpcinfo -d removes them");
+            }
         }
+    }
+}
+
+/// A thread that keeps a server registered, also after rpcbind has started late or again. The drop ends it, and
+/// removes the entries.
+#[derive(Debug)]
+pub struct RpcbindUpkeep {
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl RpcbindUpkeep {
+    /// Registers at once, and then each [`RPCBIND_PAUSE`]. The result of the first registration is logged when this returns.
+    ///
+    /// # Errors
+    /// If the system has no thread.
+    pub fn start(rpcbind: SocketAddr, addresses: &[SocketAddr]) -> io::Result<Self> {
+        Self::start_with(rpcbind, addresses, RPCBIND_PAUSE)
+    }
+
+    fn start_with(
+        rpcbind: SocketAddr,
+        addresses: &[SocketAddr],
+        pause: Duration,
+    ) -> io::Result<Self> {
+        let mut registration = RpcbindRegistration::new(rpcbind, addresses);
+        let mut state = None;
+        let mut renew = move || {
+            let renewed = registration.renew();
+            log_change(&mut state, &registration, renewed);
+        };
+        renew();
+        let (stop, stopped) = mpsc::channel();
+        let run = move || {
+            while stopped.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+                renew();
+            }
+        };
+        let thread = std::thread::Builder::new().name("nfs-rpcbind".into());
+        Ok(Self {
+            thread: Some(thread.spawn(run)?),
+            stop: Some(stop),
+        })
+    }
+}
+
+impl Drop for RpcbindUpkeep {
+    fn drop(&mut self) {
+        self.stop = None;
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread was reported where it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The result of a registration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RegistrationState {
+    Registered { refused: usize },
+    Absent,
+    Failed,
+}
+
+/// Logs a result that differs from the one before.
+fn log_change(
+    state: &mut Option<RegistrationState>,
+    registration: &RpcbindRegistration,
+    renewed: Result<(), RpcbindError>,
+) {
+    let refused = registration.refused();
+    let now = match &renewed {
+        Ok(()) => RegistrationState::Registered { refused },
+        Err(RpcbindError::Absent(..)) => RegistrationState::Absent,
+        Err(_) => RegistrationState::Failed,
+    };
+    if state.replace(now) == Some(now) {
+        return;
+    }
+    match renewed {
+        Ok(()) if refused > 0 => tracing::warn!(
+            "rpcbind has NFS or MOUNT at the port of another server; clients must name the port with port= and mountport="
+        ),
+        Ok(()) => tracing::info!("the server is registered with rpcbind"),
+        Err(error @ RpcbindError::Absent(..)) => {
+            tracing::info!(%error, "the server is not registered with rpcbind");
+        }
+        Err(error) => tracing::warn!(%error, "the server is not registered with rpcbind"),
     }
 }
 
@@ -357,6 +467,33 @@ mod tests {
         listener.set_nonblocking(true).expect("set");
         let more = listener.accept().map(drop).map_err(|error| error.kind());
         assert_eq!(more, Err(io::ErrorKind::WouldBlock));
+    }
+
+    #[test]
+    fn restarted_rpcbind_gets_the_entries_again() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
+        let at = listener.local_addr().expect("an address");
+        let server = [address("127.0.0.1:2049")];
+        let wanted = |procedure| [(procedure, 100_003), (procedure, 100_005)];
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| serve_one(&listener, 1));
+            let pause = Duration::from_millis(1);
+            let upkeep = RpcbindUpkeep::start_with(at, &server, pause).expect("a thread");
+            assert_eq!(first.join().expect("a thread"), wanted(SET));
+            // Nothing is known of the first registration now.
+            assert_eq!(serve_one(&listener, 1), wanted(SET));
+            let rest = scope.spawn(|| {
+                // Registrations go on until the end.
+                loop {
+                    let calls = serve_one(&listener, 1);
+                    if calls != wanted(SET) {
+                        return calls;
+                    }
+                }
+            });
+            drop(upkeep);
+            assert_eq!(rest.join().expect("a thread"), wanted(UNSET));
+        });
     }
 
     #[test]

@@ -16,9 +16,8 @@ use crate::counters::{Counters, count};
 use crate::dispatcher::Dispatcher;
 use crate::export::ErrorHook;
 use crate::export_table::{ExportedPath, Exports};
-use crate::limits::{
-    ABANDON_LIMIT, ACCEPT_PAUSE, LISTEN_BACKLOG, Limits, POLLERS_MAX, POLLERS_MIN,
-};
+use crate::limits::{ABANDON_LIMIT, ACCEPT_PAUSE, Limits, POLLERS_MAX, POLLERS_MIN};
+use crate::listener::BoundAddress;
 use crate::poller::{END_EVENT, Poller};
 use crate::service::Service;
 use crate::service::nfs4::{Nfs4Options, Nfs4Status};
@@ -127,18 +126,35 @@ impl Server {
         limits: Limits,
         nfs4: &Nfs4Options,
     ) -> Result<Self, ServerError> {
-        if listen.is_empty() {
+        let bound = listen.iter().map(|address| BoundAddress::bind(*address));
+        let bound: Result<Vec<_>, _> = bound.collect();
+        Self::start_bound(bound?, exports, on_error, limits, nfs4)
+    }
+
+    /// As [`Server::start_nfs4`], at addresses that are bound already.
+    ///
+    /// # Errors
+    /// As [`Server::start`].
+    pub fn start_bound(
+        bound: Vec<BoundAddress>,
+        exports: Exports,
+        on_error: ErrorHook,
+        limits: Limits,
+        nfs4: &Nfs4Options,
+    ) -> Result<Self, ServerError> {
+        if bound.is_empty() {
             return Err(ServerError::NoAddress);
         }
-        let bound: Result<Vec<_>, _> = listen.iter().map(|address| bind(*address)).collect();
-        let (listeners, local_addrs): (Vec<_>, Vec<_>) = bound?.into_iter().unzip();
+        let local_addrs = bound.iter().map(BoundAddress::address).collect();
+        let listeners: Result<Vec<_>, _> = bound.into_iter().map(BoundAddress::open).collect();
+        let listeners = listeners?;
         if let Err(cause) = raise_fd_limit() {
             tracing::warn!(%cause, "cannot raise the limit of descriptors; few NFS clients can connect");
         }
         let pollers = (processors::count() + 2).clamp(POLLERS_MIN, POLLERS_MAX);
-        let service = Service::new(exports, on_error, nfs4);
+        let service = Service::new(exports.clone(), on_error, nfs4);
         let counters = Arc::clone(&service.counters);
-        let connections = Arc::new(Connections::new(limits, counters)?);
+        let connections = Arc::new(Connections::new(limits, counters, exports)?);
         let state = Arc::new(ServerState {
             dispatcher: Dispatcher::new(service, connections, pollers),
             limits,
@@ -205,6 +221,12 @@ impl Server {
         table.iter().map(|export| export.described()).collect()
     }
 
+    /// Another host has the volume of the file system with this name. Its calls get NFS3ERR_JUKEBOX from now on; no replies if no other
+    /// file system is served.
+    pub fn fence(&self, name: &str) {
+        self.state.dispatcher.service.exports.fence(name);
+    }
+
     /// Stops accepting, lets connections finish the calls in progress, ends them, joins all
     /// threads, and drops the pins of files. It takes little longer than the drain limit, unless
     /// the drop of a pin waits for its volume. Call it before the last sync of the file systems.
@@ -235,16 +257,6 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.stop();
     }
-}
-
-fn bind(address: SocketAddr) -> Result<(TcpListener, SocketAddr), ServerError> {
-    let failed = |cause| ServerError::Listen { address, cause };
-    let listener = TcpListener::bind(address).map_err(failed)?;
-    listener.set_nonblocking(true).map_err(failed)?;
-    let longer = rustix::net::listen(&listener, LISTEN_BACKLOG);
-    longer.map_err(|errno| failed(errno.into()))?;
-    let bound = listener.local_addr().map_err(failed)?;
-    Ok((listener, bound))
 }
 
 impl ServerState {

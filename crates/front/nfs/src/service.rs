@@ -16,6 +16,7 @@ use crate::acl3;
 use crate::counters::{CounterCells, count};
 use crate::export::{ErrorHook, ExportOptions};
 use crate::export_table::{Exports, ServedExport, ServedFs};
+use crate::groups::Pending;
 use crate::handle::{EncodedHandle, HandleBytes};
 use crate::mount_list::MountRegister;
 use crate::mount3::{self, MountCall};
@@ -34,7 +35,6 @@ use pagemesh_fs::{Caller, FileId, Fs, FsError, Ino};
 use snapshots::View;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Instant;
 
 pub(crate) use route::{CallRoute, Route};
 
@@ -50,7 +50,7 @@ pub fn is_fenced(error: &FsError) -> bool {
 /// Why a call gets no reply, and its connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoReply {
-    /// Another host has the volume. It answers when the client asks again.
+    /// Other hosts have the volumes of all file systems. They answer when the client asks again.
     Fenced,
     /// The record is no call.
     NotACall(CallError),
@@ -323,14 +323,18 @@ impl Service {
         peer: PeerCredential<'_>,
     ) -> Result<Target<'_>, Failure> {
         if export.is_fenced() {
-            return Err(Failure::Fenced);
+            return Err(self.fenced());
         }
         let options = export.rule(peer.address.ip()).ok_or(Status::Access)?;
         if !options.accepts_port(peer.address) {
             return Err(Status::Access.into());
         }
         let user = options.user_to_look_up(peer.credential);
-        let groups = user.and_then(|uid| self.exports.groups().groups(uid, Instant::now()));
+        let groups = match user.map(|uid| self.exports.groups().groups(uid)) {
+            Some(Err(Pending)) => return Err(Status::Jukebox.into()),
+            Some(Ok(groups)) => groups,
+            None => None,
+        };
         let caller = options.caller(peer.credential, groups.as_deref());
         Ok(Target {
             service: self,
@@ -357,6 +361,15 @@ impl Service {
         }
     }
 
+    /// The failure of a call to a fenced file system. A connection has calls for several file systems, so the call is refused
+    /// for now as long as this process serves another one. Nothing of a fenced file system is read.
+    fn fenced(&self) -> Failure {
+        match self.exports.file_systems().all(|fs| fs.is_fenced()) {
+            true => Failure::Fenced,
+            false => Status::Jukebox.into(),
+        }
+    }
+
     /// Reports an error of a file system, once for each call.
     fn report(&self, export: &ServedFs, error: &FsError) -> Failure {
         let name = export.name.as_str();
@@ -365,7 +378,7 @@ impl Service {
                 tracing::error!(export = name, %error, "the export gets no more replies");
             }
             (self.on_error)(name, error);
-            return Failure::Fenced;
+            return self.fenced();
         }
         if !matches!(error, FsError::Posix(_) | FsError::Snapshot) {
             tracing::warn!(export = name, %error, "an NFS call failed");

@@ -6,7 +6,7 @@
 //! connections at once.
 
 use crate::dispatcher::Dispatcher;
-use crate::limits::{DEADLINE_PAUSE, Limits, PIN_SWEEP_PAUSE, QUEUE_WAIT_LIMIT};
+use crate::limits::{Limits, PIN_SWEEP_PAUSE, QUEUE_WAIT_LIMIT};
 use crate::workers::sizing::SizingReason;
 use pagemesh_base::poison;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -153,5 +153,5 @@ impl Supervisor<'_> {
 /// Deadlines may be exceeded by this pause.
 fn sweep_pause(limits: &Limits) -> Duration {
     let shortest = limits.idle.min(limits.record).min(limits.reply);
-    DEADLINE_PAUSE.min(shortest).max(QUEUE_WAIT_LIMIT)
+    limits.sweep.min(shortest).max(QUEUE_WAIT_LIMIT)
 }

@@ -4,9 +4,10 @@
 
 mod support;
 
-use pagemesh_fs::{Caller, Ino, SetAttributes as FsAttributes};
+use pagemesh_fs::{Caller, FsError, Ino, SetAttributes as FsAttributes};
 use pagemesh_nfs::exports_file::{ExportsFile, ExportsFileCause};
 use pagemesh_nfs::handle::{HandleBytes, HandleKey};
+use pagemesh_nfs::limits::Limits;
 use pagemesh_nfs::nfs3::Nfs3Call;
 use pagemesh_nfs::nfs3::attributes::{AccessArguments, SetAttributes};
 use pagemesh_nfs::nfs3::listing::CookieVerifier;
@@ -17,6 +18,7 @@ use pagemesh_nfs::nfs3::status::Status;
 use pagemesh_nfs::{Export, ExportOptions, Exports, GroupLookup, Server, system_groups};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
 use support::client::Encoder;
 use support::decoder::Decoder;
 use support::session::{MOUNT, NFS, Session, at, check, mode};
@@ -40,6 +42,10 @@ impl RuledWorld {
     }
 
     fn with_groups(text: &str, lookup: GroupLookup) -> Self {
+        Self::with(text, lookup, Limits::default())
+    }
+
+    fn with(text: &str, lookup: GroupLookup, limits: Limits) -> Self {
         let world = ServedWorld::new();
         // Clients make files below the root, and `home` has a directory for all.
         let owner = Caller::trusted(OWNER.uid, OWNER.gid);
@@ -65,7 +71,8 @@ impl RuledWorld {
         let exports = Exports::with_groups(vec![export], lookup).unwrap();
         exports.apply(&file(text)).unwrap();
         let listen = ["127.0.0.1:0".parse().unwrap()];
-        let server = Server::start(&listen, exports.clone(), Box::new(|_, _| {}));
+        let hook = Box::new(|_: &str, _: &FsError| {});
+        let server = Server::start_with(&listen, exports.clone(), hook, limits);
         let world = ServedWorld {
             server: server.unwrap(),
             ..world
@@ -388,7 +395,7 @@ fn server_looks_up_groups_beyond_sixteen() {
     let counter = Arc::clone(&count);
     let lookup = move |uid| {
         counter.fetch_add(1, Ordering::SeqCst);
-        (uid == 7).then(|| (1000..1100).collect())
+        Ok((uid == 7).then(|| (1000..1100).collect()))
     };
     let text = "/data *(rw,insecure,manage_gids)";
     let world = RuledWorld::with_groups(text, Box::new(lookup));
@@ -429,7 +436,7 @@ fn server_looks_up_groups_beyond_sixteen() {
 }
 
 #[test]
-fn slow_group_lookup_blocks_only_its_user() {
+fn slow_group_lookup_delays_only_its_user() {
     let (begun, wait_begun) = mpsc::channel();
     let (end, wait_end) = mpsc::channel::<()>();
     let wait_end = std::sync::Mutex::new(wait_end);
@@ -438,21 +445,90 @@ fn slow_group_lookup_blocks_only_its_user() {
             begun.send(()).unwrap();
             wait_end.lock().unwrap().recv().unwrap();
         }
-        None
+        Ok(None)
     };
     let text = "/data *(rw,insecure,manage_gids)";
     let world = RuledWorld::with_groups(text, Box::new(lookup));
     let root = world.at(HOST).root();
-    std::thread::scope(|scope| {
-        let slow = scope.spawn(|| {
-            let mut slow = world.user_at(HOST, Some((7, 7, vec![])));
-            slow.lookup(&root, "home").is_ok()
-        });
-        wait_begun.recv().unwrap();
-        assert!(world.at(HOST).lookup(&root, "home").is_ok());
-        end.send(()).unwrap();
-        assert!(slow.join().unwrap());
+    let mut slow = world.user_at(HOST, Some((7, 7, vec![])));
+    let found = slow.lookup(&root, "home").map(drop);
+    assert_eq!(found, Err(Status::Jukebox), "the worker is free again");
+    wait_begun.recv().unwrap();
+    assert!(world.at(HOST).lookup(&root, "home").is_ok());
+    end.send(()).unwrap();
+    let until = Instant::now() + Duration::from_secs(30);
+    while slow.lookup(&root, "home").is_err() {
+        assert!(Instant::now() < until, "the answer is there");
+    }
+    assert!(wait_begun.try_recv().is_err(), "one lookup");
+}
+
+/// A server of `/data` for one host, with few connections, and the requests of hosts without a rule.
+fn crowded(limits: Limits) -> (RuledWorld, Vec<Session>) {
+    let text = format!("/data {HOST}(rw,insecure)");
+    let world = RuledWorld::with(&text, Box::new(system_groups), limits);
+    let others = (3..6).map(|host| {
+        let mut other = world.at(&format!("127.0.0.{host}"));
+        assert_eq!(other.mount("/data"), Err(NO_ACCESS));
+        other
     });
+    let others = others.collect();
+    (world, others)
+}
+
+#[test]
+fn hosts_without_a_rule_have_few_connections() {
+    let (world, mut others) = crowded(Limits {
+        without_rule_max: 2,
+        ..Limits::default()
+    });
+    assert_eq!(others[0].receive(), None, "the oldest one is closed");
+    assert_eq!(others[2].mount("/data"), Err(NO_ACCESS));
+    let mut client = world.at(HOST);
+    assert!(client.mount("/data").is_ok());
+    assert_eq!(others[1].mount("/data"), Err(NO_ACCESS));
+}
+
+#[test]
+fn hosts_without_a_rule_make_room_for_one_with_a_rule() {
+    let (world, mut others) = crowded(Limits {
+        connections_max: 3,
+        ..Limits::default()
+    });
+    let mut clients: Vec<_> = (0..3).map(|_| world.at(HOST)).collect();
+    for (client, other) in clients.iter_mut().zip(&mut others) {
+        assert!(client.mount("/data").is_ok());
+        assert_eq!(other.receive(), None);
+    }
+    let mut late = world.at("127.0.0.7");
+    assert!(
+        late.exchange((NFS, 3), 0, &[]).is_none(),
+        "there is no room"
+    );
+    assert!(clients[0].mount("/data").is_ok());
+}
+
+#[test]
+fn connections_that_lose_their_rule_make_room() {
+    let (world, _) = crowded(Limits {
+        connections_max: 4,
+        sweep: Duration::from_millis(1),
+        ..Limits::default()
+    });
+    let mut client = world.at(HOST);
+    assert!(client.mount("/data").is_ok());
+    world.apply("/data 127.0.0.8(rw,insecure)");
+    let until = Instant::now() + Duration::from_secs(30);
+    // The server notices the new rules at a sweep.
+    let mut news: Vec<Session> = Vec::new();
+    while news.len() < 4 {
+        let mut new = world.at("127.0.0.8");
+        if new.exchange((NFS, 3), 0, &[]).is_some() {
+            news.push(new);
+        }
+        assert!(Instant::now() < until, "{} connections", news.len());
+    }
+    assert_eq!(client.receive(), None);
 }
 
 /// The strings of a list of EXPORT.

@@ -4,7 +4,9 @@
 
 mod support;
 
-use pagemesh_fs::{Fs, OPEN_SNAPSHOTS_MAX, OpenSnapshots, SnapshotEntry, SnapshotSource};
+use pagemesh_fs::{
+    Fs, OPEN_SNAPSHOTS_MAX, OpenSnapshots, SNAPSHOT_LIST_AGE, SnapshotEntry, SnapshotSource,
+};
 use pagemesh_nfs::ExportOptions;
 use pagemesh_nfs::handle::HandleBytes;
 use pagemesh_nfs::limits::Limits;
@@ -17,6 +19,7 @@ use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
 use support::memory::{MemorySpace, wait};
 use support::session::{Listed, Session, at, mode};
 use support::world::{ServedWorld, VOLUME, clock};
@@ -28,6 +31,9 @@ struct Copies {
     taken: Arc<Mutex<BTreeMap<u32, (String, MemorySpace)>>>,
     opened: Arc<Mutex<Vec<Weak<Fs>>>>,
     opens: Arc<AtomicUsize>,
+    lists: Arc<AtomicUsize>,
+    /// An open takes it once it is counted.
+    gate: Arc<Mutex<()>>,
 }
 
 impl Copies {
@@ -49,6 +55,7 @@ impl Copies {
 
 impl SnapshotSource for Copies {
     fn list(&self) -> Result<Vec<SnapshotEntry>, Errno> {
+        self.lists.fetch_add(1, Ordering::SeqCst);
         let taken = self.taken.lock().unwrap();
         let entry = |(id, (name, _)): (&u32, &(String, _))| SnapshotEntry {
             name: name.clone(),
@@ -64,12 +71,13 @@ impl SnapshotSource for Copies {
     }
 
     fn open(&self, id: u32) -> Result<Arc<Fs>, Errno> {
+        self.opens.fetch_add(1, Ordering::SeqCst);
+        drop(self.gate.lock().unwrap());
         let taken = self.taken.lock().unwrap();
         let (_, memory) = taken.get(&id).ok_or(Errno::STALE)?;
         let fs = Fs::mount_snapshot(memory.shared(), wait, clock);
         let fs = Arc::new(fs.map_err(|_| Errno::IO)?);
         self.opened.lock().unwrap().push(Arc::downgrade(&fs));
-        self.opens.fetch_add(1, Ordering::SeqCst);
         Ok(fs)
     }
 }
@@ -83,6 +91,8 @@ fn world(are_listed: bool) -> (ServedWorld, Copies) {
             taken: Arc::default(),
             opened: Arc::default(),
             opens: Arc::default(),
+            lists: Arc::default(),
+            gate: Arc::default(),
         });
         let open = Arc::new(OpenSnapshots::new(Box::new(copies.clone())));
         exports.with_snapshots(VOLUME, &open, are_listed)
@@ -162,15 +172,15 @@ fn directory_of_snapshots_lists_them_by_epoch() {
     for epoch in 1..=40 {
         copies.take(&format!("number-{epoch}"), epoch);
     }
+    let first = client.list(&empty.handle, (0, CookieVerifier::default()), 600, false);
+    let first = first.unwrap();
+    assert!(!first.is_end);
     let own = client.lookup(&root, ".snapshot").unwrap();
     assert_eq!(own.handle, empty.handle);
     assert_ne!(
         own.attributes.modified, empty.attributes.modified,
         "clients list again"
     );
-    let first = client.list(&own.handle, (0, CookieVerifier::default()), 600, false);
-    let first = first.unwrap();
-    assert!(!first.is_end);
     // A deletion between two parts moves no entry.
     copies.delete(1);
     copies.take("last", 50);
@@ -260,4 +270,71 @@ fn handle_outlives_closed_snapshot_and_not_deleted_one() {
     assert_eq!(client.attributes(&files[1].1).unwrap_err(), Status::Stale);
     assert_eq!(client.read(&files[1].1, 0, 1).unwrap_err(), Status::Stale);
     assert_eq!(view(&mut client, &root, "s2").unwrap_err(), Status::NoEntry);
+}
+
+#[test]
+fn attributes_of_views_list_the_snapshots_once() {
+    let (world, copies) = world(false);
+    let mut client = Session::new(&world);
+    let root = client.root();
+    copies.take("one", 5);
+    let own = client.lookup(&root, ".snapshot").unwrap().handle;
+    let (begin, before) = (Instant::now(), copies.lists.load(Ordering::SeqCst));
+    for _ in 0..200 {
+        client.attributes(&own).unwrap();
+    }
+    let lists = copies.lists.load(Ordering::SeqCst) - before;
+    let periods = begin.elapsed().as_secs() / SNAPSHOT_LIST_AGE.as_secs();
+    assert!(lists as u64 <= periods + 1, "{lists} lists");
+}
+
+#[test]
+fn new_and_deleted_snapshots_are_seen_at_once() {
+    let (world, copies) = world(false);
+    let mut client = Session::new(&world);
+    let root = client.root();
+    copies.take("one", 5);
+    let own = client.lookup(&root, ".snapshot").unwrap().handle;
+    let before = client.attributes(&own).unwrap();
+    copies.take("two", 6);
+    assert_eq!(
+        names(&list(&mut client, &own, false)),
+        [".", "..", "one", "two"]
+    );
+    let after = client.attributes(&own).unwrap();
+    assert_ne!(before.modified, after.modified);
+    copies.take("three", 7);
+    client.lookup(&own, "three").unwrap();
+    let named = client.attributes(&own).unwrap();
+    assert_ne!(after.modified, named.modified);
+    copies.delete(7);
+    let gone = client.lookup(&own, "three").map(drop);
+    assert_eq!(gone, Err(Status::NoEntry));
+    assert_eq!(client.attributes(&own).unwrap().modified, after.modified);
+}
+
+#[test]
+fn slow_open_of_a_snapshot_is_made_once_and_holds_one_worker() {
+    let (world, copies) = world(false);
+    let mut client = Session::new(&world);
+    let root = client.root();
+    copies.take("one", 5);
+    let held = copies.gate.lock().unwrap();
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| view(&mut Session::new(&world), &root, "one").map(drop));
+        let until = Instant::now() + Duration::from_secs(20);
+        while copies.opens.load(Ordering::SeqCst) == 0 {
+            assert!(Instant::now() < until, "the first open begins");
+            std::thread::yield_now();
+        }
+        for _ in 0..3 {
+            let other = view(&mut client, &root, "one").map(drop);
+            assert_eq!(other, Err(Status::Jukebox));
+        }
+        assert!(client.attributes(&root).is_ok());
+        drop(held);
+        assert_eq!(first.join().unwrap(), Ok(()));
+    });
+    view(&mut client, &root, "one").unwrap();
+    assert_eq!(copies.opens.load(Ordering::SeqCst), 1);
 }

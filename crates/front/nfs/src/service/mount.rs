@@ -90,7 +90,7 @@ impl Service {
     /// The root of an export.
     pub(super) fn root_of(&self, export: &ServedExport) -> Result<FileId, Failure> {
         if export.is_fenced() {
-            return Err(Failure::Fenced);
+            return Err(self.fenced());
         }
         if let Some(directory) = export.directory {
             return Ok(directory);

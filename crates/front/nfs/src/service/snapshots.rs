@@ -14,11 +14,13 @@
 //! Invariant: nothing in a view is changed, and no handle of a view reaches the live file system.
 
 use super::{Failed, Failure, Outcome, Target, convert};
+use crate::limits::SNAPSHOT_WAIT;
 use crate::nfs3::attributes::{Attributes, FileType, Time};
 use crate::nfs3::listing::{Entry, ListArguments, Listing, Room};
 use crate::nfs3::status::Status;
-use pagemesh_fs::{Attr, FileId, FsError, Ino, InodeKind, SNAPSHOT_DIR};
+use pagemesh_fs::{Attr, FileId, FsError, Ino, InodeKind, SNAPSHOT_DIR, SnapshotEntry};
 use rustix::io::Errno;
+use std::time::Duration;
 
 /// The epoch in handles of the live file system.
 const LIVE_EPOCH: u32 = 0;
@@ -34,6 +36,8 @@ pub(super) const SHOWN_COOKIE: u64 = u64::MAX >> 1;
 const DOT_COOKIE: u64 = 1;
 pub(super) const DOT_DOT_COOKIE: u64 = 2;
 const NANOSECONDS: u64 = 1_000_000_000;
+/// The wait for another call that lists or opens snapshots.
+const LIMIT: Option<Duration> = Some(SNAPSHOT_WAIT);
 
 /// The file system that a handle is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,7 +97,7 @@ impl<'a> Target<'a> {
         if view != View::Live {
             let snapshots = self.export.snapshots().ok_or(Status::Stale)?;
             if let View::Snapshot(epoch) = view {
-                self.fs = snapshots.open.fs(epoch).map_err(failure)?;
+                self.fs = snapshots.open.fs(epoch, LIMIT).map_err(failure)?;
             }
         }
         self.view = view;
@@ -124,7 +128,7 @@ impl Target<'_> {
             return failure(*errno);
         }
         let snapshots = self.export.snapshots();
-        if snapshots.is_none_or(|it| it.open.close_deleted(epoch)) {
+        if snapshots.is_none_or(|it| it.open.close_deleted(epoch, LIMIT)) {
             return Status::Stale.into();
         }
         tracing::warn!(export = self.export.name.as_str(), epoch, %error, "a read of a snapshot failed");
@@ -173,13 +177,21 @@ impl Target<'_> {
         }
     }
 
+    /// The snapshots of now, by their epochs.
+    pub(super) fn listed_snapshots(&self) -> Result<Vec<SnapshotEntry>, Failure> {
+        let snapshots = self.export.snapshots().ok_or(Status::Stale)?;
+        let mut listed = snapshots.open.list(LIMIT).map_err(failure)?.to_vec();
+        listed.sort_unstable_by_key(|it| it.id);
+        Ok(listed)
+    }
+
     /// Attributes of the `.snapshot` of this live directory. Its times follow from the snapshots: clients then notice each change of the list,
     /// and after a restart or takeover they are the same.
     pub(super) fn snapshot_directory(&self) -> Result<Attributes, Failure> {
         let live = self.export.fs.attr_of(self.id);
         let live = live.map_err(|error| self.report(&error))?;
         let snapshots = self.export.snapshots().ok_or(Status::Stale)?;
-        let listed = snapshots.open.list().unwrap_or_default();
+        let listed = snapshots.open.recent_list(LIMIT).unwrap_or_default();
         let newest = listed.iter().map(|it| it.id).max().unwrap_or(0);
         let fold = listed.iter().fold(listed.len() as u64, |fold, it| {
             fold.wrapping_mul(31).wrapping_add(it.id.into())
@@ -217,8 +229,8 @@ impl Target<'_> {
         }
         let snapshots = self.export.snapshots().ok_or(Status::Stale)?;
         let name = std::str::from_utf8(name).map_err(|_| Status::NoEntry)?;
-        let epoch = snapshots.open.find(name).map_err(failure)?;
-        let fs = snapshots.open.fs(epoch).map_err(failure)?;
+        let epoch = snapshots.open.find(name, LIMIT).map_err(failure)?;
+        let fs = snapshots.open.fs(epoch, LIMIT).map_err(failure)?;
         match fs.attr_of(self.id) {
             Ok(attr) if attr.kind == InodeKind::Directory => {
                 Ok(self.found(View::Snapshot(epoch), &attr))
@@ -236,9 +248,7 @@ impl Target<'_> {
         listing: &mut Listing,
         add: &impl Fn(&mut Listing, &Entry<'_>, Option<&Attr>) -> Room,
     ) -> Result<bool, Failure> {
-        let snapshots = self.export.snapshots().ok_or(Status::Stale)?;
-        let mut listed = snapshots.open.list().map_err(failure)?;
-        listed.sort_unstable_by_key(|it| it.id);
+        let listed = self.listed_snapshots()?;
         let number = |view: View| view.file_number(self.id.ino);
         let dots = [
             (DOT_COOKIE, number(View::Directory), &b"."[..]),

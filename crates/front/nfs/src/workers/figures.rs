@@ -38,6 +38,8 @@ pub struct ExportFigures {
     pub refused: u64,
     /// Whether calls run, and none has ended for a second.
     pub is_stalled: bool,
+    /// Whether another host has the volume.
+    pub is_fenced: bool,
 }
 
 /// The figures of a server.
@@ -56,7 +58,7 @@ pub struct Figures {
 }
 
 impl ExportWorkers {
-    pub(crate) fn figures(&self) -> ExportFigures {
+    pub(crate) fn figures(&self, is_fenced: bool) -> ExportFigures {
         let mut procedures = [CallFigures::default(); PROCEDURES];
         for cells in self.cells.iter().filter_map(|cells| cells.get()) {
             cells.add_to(&mut procedures);
@@ -78,9 +80,10 @@ impl ExportWorkers {
             inline: state.inline,
             queued: state.queue.queued(),
             queued_most: state.most_queued,
-            waiting_connections: state.waiting.len(),
+            waiting_connections: state.waiting.len() + state.parked.len(),
             refused: state.refused,
             is_stalled: state.is_stalled(now),
+            is_fenced,
         }
     }
 }

@@ -11,8 +11,8 @@ use crate::nfs4::attributes::{SharedAttributes, check_readable, encode_attribute
 use crate::nfs4::bitmap::{Bitmap, attribute};
 use crate::nfs4::status::Status;
 use crate::pseudo_fs::PseudoNo;
+use crate::service::Target;
 use crate::service::snapshots::{DOT_DOT_COOKIE, SHOWN_COOKIE, View};
-use crate::service::{Target, convert};
 use crate::xdr::{UNIT_BYTES, Writer};
 use pagemesh_fs::{Acls, Attr, DirEntry, InodeKind, SNAPSHOT_DIR};
 use std::sync::Arc;
@@ -343,12 +343,7 @@ impl Compound<'_> {
         it: &ReadDirectory,
         mut entries: Entries<'_>,
     ) -> Done {
-        let snapshots = target.export.snapshots().ok_or(Status::Stale)?;
-        let listed = snapshots.open.list();
-        let mut listed = listed
-            .map_err(|error| convert::status(&error.into()))
-            .map_err(Status::from)?;
-        listed.sort_unstable_by_key(|it| it.id);
+        let listed = target.listed_snapshots()?;
         let wanted = it.attributes.and(OF_LISTED_SNAPSHOT);
         let own = target.snapshot_directory()?;
         let shared = self.service.shared_attributes(wanted, None);

@@ -1,0 +1,140 @@
+//! Requests of NFSv4.1 to a stalled file system. No reply refuses them, so they wait in their connection.
+
+mod support;
+
+use pagemesh_nfs::limits::Limits;
+use std::io::Write;
+use std::time::{Duration, Instant};
+use support::client::Encoder;
+use support::decoder::Decoder;
+use support::session::Session;
+use support::world::ServedWorld;
+
+const NFS4: (u32, u32) = (100_003, 4);
+const PUT_HANDLE: u32 = 22;
+const READ: u32 = 25;
+const EXCHANGE_ID: u32 = 42;
+const CREATE_SESSION: u32 = 43;
+const SEQUENCE: u32 = 53;
+const RECLAIM_COMPLETE: u32 = 58;
+/// Slots of the session.
+const SLOTS: u32 = 16;
+/// Bytes of a READ: seven fit into the share of a connection, which is 8 MiB.
+const READ_BYTES: u32 = 1_000_000;
+const READS_IN_SHARE: usize = 7;
+
+fn operation(number: u32, fields: &[u32]) -> Encoder {
+    let mut out = Encoder::default();
+    out.word(number);
+    fields.iter().for_each(|field| {
+        out.word(*field);
+    });
+    out
+}
+
+fn arguments(operations: &[Encoder]) -> Vec<u8> {
+    let mut out = Encoder::default();
+    out.opaque(b"").word(1).word(operations.len() as u32);
+    for operation in operations {
+        out.0.extend(&operation.0);
+    }
+    out.0
+}
+
+/// The results of a request that succeeds, after its status and its tag.
+fn request(session: &mut Session, operations: &[Encoder]) -> Vec<u8> {
+    let reply = session.exchange(NFS4, 1, &arguments(operations));
+    let reply = reply.expect("a reply");
+    let mut decoder = Decoder(&reply);
+    let header: [u32; 6] = std::array::from_fn(|_| decoder.word());
+    assert_eq!(header, [0; 6], "accepted, done, and without a tag");
+    decoder.0.to_vec()
+}
+
+/// A session of NFSv4.1 on a connection.
+fn open_session(session: &mut Session) -> [u32; 4] {
+    let mut exchange = operation(EXCHANGE_ID, &[1, 2]);
+    exchange.opaque(b"client").word(0).word(0).word(0);
+    let results = request(session, &[exchange]);
+    let mut decoder = Decoder(&results);
+    let [_, _, _, upper, lower, sequence]: [u32; 6] = std::array::from_fn(|_| decoder.word());
+    let channel = [0, 1 << 20, 1 << 20, 4096, 16, SLOTS, 0];
+    let fields = [
+        &[upper, lower, sequence, 0][..],
+        &channel,
+        &channel,
+        &[0, 0],
+    ]
+    .concat();
+    let results = request(session, &[operation(CREATE_SESSION, &fields)]);
+    let mut decoder = Decoder(&results);
+    let [_, _, _, id @ ..]: [u32; 7] = std::array::from_fn(|_| decoder.word());
+    let complete = operation(RECLAIM_COMPLETE, &[0]);
+    request(session, &[sequence_of(id, 0), complete]);
+    id
+}
+
+/// SEQUENCE of the next request of a slot.
+fn sequence_of(id: [u32; 4], slot: u32) -> Encoder {
+    operation(SEQUENCE, &[&id[..], &[1, slot, SLOTS - 1, 0]].concat())
+}
+
+/// The bytes of a READ on the stream.
+fn read_of(session: &mut Session, id: [u32; 4], slot: u32, file: &[u8]) -> Vec<u8> {
+    let mut put = operation(PUT_HANDLE, &[]);
+    put.opaque(file);
+    // The anonymous stateid, and the offset.
+    let read = operation(READ, &[0, 0, 0, 0, 0, 0, READ_BYTES]);
+    let all = arguments(&[sequence_of(id, slot), put, read]);
+    session.framed(NFS4, 1, &all)
+}
+
+#[track_caller]
+fn wait_for(world: &ServedWorld, is_met: impl Fn(&pagemesh_nfs::ExportFigures) -> bool) {
+    let until = Instant::now() + Duration::from_secs(30);
+    loop {
+        let exports = world.server.figures().exports;
+        let named = exports
+            .iter()
+            .find(|it| it.export.as_deref() == Some("other"));
+        let now = named.expect("an export");
+        if is_met(now) {
+            return;
+        }
+        assert!(Instant::now() < until, "{now:?}");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn session_with_a_full_share_goes_on_after_a_stall() {
+    let limits = Limits {
+        // No sweep helps the connection.
+        sweep: Duration::from_secs(3600),
+        ..Limits::default()
+    };
+    let (world, other) = ServedWorld::pair(limits);
+    let mut session = Session::new(&world);
+    let root = session.mount("/other").expect("mounted");
+    let made = session.create(&root, "file", 0o644).expect("made");
+    let data = vec![7; READ_BYTES as usize];
+    session.write(&made.handle, 0, &data).expect("written");
+    let id = open_session(&mut session);
+    let reads = 1..=READS_IN_SHARE as u32;
+    let reads: Vec<_> = reads
+        .map(|slot| read_of(&mut session, id, slot, &made.handle))
+        .collect();
+    let last = read_of(&mut session, id, SLOTS - 1, &made.handle);
+    other.memory.while_stalled(|_| {
+        session.stream.write_all(&reads.concat()).expect("sent");
+        wait_for(&world, |now| {
+            now.is_stalled && now.running + now.queued == READS_IN_SHARE
+        });
+        session.stream.write_all(&last).expect("sent");
+        wait_for(&world, |now| now.waiting_connections == 1);
+    });
+    for _ in 0..=READS_IN_SHARE {
+        let reply = session.receive().expect("a reply");
+        assert!(reply.len() > READ_BYTES as usize, "{} bytes", reply.len());
+    }
+}
