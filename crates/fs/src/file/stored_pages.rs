@@ -132,11 +132,16 @@ fn read_extents(
     {
         return channel.read_hinted(*place, len as u32, hint);
     }
-    let mut bytes = vec![0; len as usize];
-    for &(at, place, len) in runs {
-        let first = (at - range.start) as usize;
-        let part = channel.read_hinted(place, len as u32, hint)?;
-        bytes[first..first + part.len()].copy_from_slice(&part);
+    // All runs at once.
+    let parts = channel.read_all_hinted(
+        runs.iter().map(|&(_, place, len)| (place, len as u32)),
+        hint,
+    )?;
+    let mut bytes = Vec::with_capacity(len as usize);
+    for (&(at, ..), part) in runs.iter().zip(parts) {
+        bytes.resize((at - range.start) as usize, 0);
+        bytes.extend_from_slice(&part);
     }
+    bytes.resize(len as usize, 0);
     Ok(bytes)
 }

@@ -38,6 +38,7 @@ use crate::txn::cache::Cache;
 use crate::txn::tx::Tx;
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::space::{Request, SpaceError};
+use pagemesh_base::tier_hint::TierHint;
 use pagemesh_base::units::PAGE_BYTES;
 use rustix::io::Errno;
 use std::collections::BTreeSet;
@@ -144,6 +145,27 @@ impl Core {
         let read: Arc<Page> = self.channel.read_page(page)?.into();
         self.cache.put(page, read.clone());
         Ok(read)
+    }
+
+    /// Reads pages that are not in memory into the cache, all at once.
+    pub(crate) fn read_pages(&mut self, pages: impl IntoIterator<Item = u64>) -> Result<()> {
+        let mut missing: Vec<u64> = pages.into_iter().collect();
+        missing.retain(|&page| self.pending_page(page).is_none() && self.cache.get(page).is_none());
+        if missing.len() < 2 {
+            // The first use reads it.
+            return Ok(());
+        }
+        let size = PAGE_BYTES as u32;
+        let ranges = missing.iter().map(|&page| (page * u64::from(size), size));
+        let read = self.channel.read_all_hinted(ranges, TierHint::None)?;
+        for (page, bytes) in missing.into_iter().zip(read) {
+            let bytes: Box<Page> = bytes
+                .into_boxed_slice()
+                .try_into()
+                .expect("as long as a page");
+            self.cache.put(page, bytes.into());
+        }
+        Ok(())
     }
 
     /// A page of a file, with its current content.
