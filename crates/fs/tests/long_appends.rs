@@ -277,15 +277,45 @@ fn unstable_appends_are_stored_together_by_a_commit() {
 }
 
 #[test]
-fn unstable_append_is_read_and_waits_for_its_batch_then() {
-    let mut server = CachedServer::new();
-    server.write(0, 10_000, false);
+fn unstable_append_is_read_before_its_batch_is_sent() {
+    let server = CachedServer::new();
+    server.write(0, 5_000, true);
+    server.write(5_000, 9_000, false);
+    server.space.take_change_counts();
     let pin = server.fs.pin(server.id).unwrap();
-    let read = server.fs.read_at(&pin, 0, 20_000, &owner()).result.unwrap();
-    assert!(read.bytes == pattern(0, 10_000));
-    assert_eq!(server.space.take_change_counts().0, 1);
-    server.check_cuts(&[0, 10_000], &[10_000]);
+    for (at, len) in [
+        (0, 20_000),
+        (100, 4_200),
+        (4_999, 2),
+        (5_000, 9_000),
+        (13_999, 1),
+    ] {
+        let read = server.fs.read_at(&pin, at, len, &owner()).result.unwrap();
+        let end = (at as usize + len as usize).min(14_000);
+        assert!(
+            read.bytes == pattern(at as usize, end - at as usize),
+            "at {at}"
+        );
+        assert_eq!(read.is_eof, end == 14_000);
+    }
+    assert_eq!(server.space.take_change_counts(), (0, 0));
+}
+
+#[test]
+fn overwrite_of_unstable_bytes_comes_after_them() {
+    let mut server = CachedServer::new();
+    server.write(0, 9_000, false);
+    let pin = server.fs.pin(server.id).unwrap();
+    let data = Bytes::from_static(b"new");
+    let reply = server.fs.write_at(&pin, 100, &data, false, &owner());
+    assert_eq!(reply.result.unwrap(), 3);
+    let mut expected = pattern(0, 9_000);
+    expected[100..103].copy_from_slice(b"new");
+    let read = server.fs.read_at(&pin, 0, 9_000, &owner()).result.unwrap();
+    assert!(read.bytes == expected);
     server.commit();
+    let read = server.fs.read_at(&pin, 0, 9_000, &owner()).result.unwrap();
+    assert!(read.bytes == expected);
 }
 
 #[test]

@@ -25,6 +25,16 @@ pub(crate) enum PageChange {
     Cleared,
 }
 
+impl PageChange {
+    /// The page after the change.
+    pub(super) fn bytes(&self) -> Arc<Page> {
+        match self {
+            PageChange::Metadata(bytes) | PageChange::Data(bytes) => Arc::clone(bytes),
+            PageChange::Cleared => Arc::new([0; PAGE_BYTES]),
+        }
+    }
+}
+
 pub(crate) type PageChanges = BTreeMap<u64, PageChange>;
 
 /// The result of a batch.

@@ -186,15 +186,19 @@ impl Core {
 
     fn pending_page(&self, page: u64) -> Option<Arc<Page>> {
         let on_its_way = self.in_flight.as_ref();
-        let change = self
-            .batch
-            .changes
-            .get(&page)
-            .or_else(|| on_its_way?.changes.get(&page))?;
-        Some(match change {
-            PageChange::Metadata(bytes) | PageChange::Data(bytes) => bytes.clone(),
-            PageChange::Cleared => Arc::new([0; PAGE_BYTES]),
-        })
+        let change = self.batch.changes.get(&page);
+        let change = change.or_else(|| on_its_way?.changes.get(&page));
+        change.map(PageChange::bytes)
+    }
+
+    /// Pages of a range that are in flight, and then those of the batch, which are newer.
+    pub(crate) fn pending_pages(&self, pages: Range<u64>) -> Vec<(u64, Arc<Page>)> {
+        let in_flight = self.in_flight.as_ref().map(|sent| &sent.changes);
+        let of_both = in_flight.into_iter().chain([&self.batch.changes]);
+        let found = of_both.flat_map(|changes| changes.range(pages.clone()));
+        found
+            .map(|(&page, change)| (page, change.bytes()))
+            .collect()
     }
 
     /// An inode in use, with the times that are not in it yet.

@@ -11,8 +11,8 @@
 //!
 //! Invariants:
 //! - a thread that reads, writes or discards pages of a file in the space, outside of a batch, has committed the acknowledged
-//!   changes of the file before ([`TxManager::settle`]), with the file locked. So no page is read that is still in a
-//!   batch, and no page is discarded while a crash may undo its removal;
+//!   changes of the file before ([`TxManager::settle`]), with the file locked, or takes the pages of the batch in place of those that it read.
+//!   So no page is read that a batch changes, and no page is discarded while a crash may undo its removal;
 //! - a call returns early only if the reserve can hold this batch and the next one, and only if the space has a write cache: without one, waiting
 //!   costs little;
 //! - if acknowledged changes cannot be stored, the file system takes no more changes, and each sync fails.
