@@ -174,6 +174,9 @@ fn maintenance_loop(fs: &Weak<Fs>, wait: Wait, mut each_second: impl FnMut(&Fs),
                     if let Err(cause) = fs.flush_old_mmap_dirty() {
                         tracing::warn!(%cause, "cannot write dirty pages of mappings to their files yet");
                     }
+                    if let Err(cause) = fs.commit_due(Instant::now()) {
+                        tracing::warn!(%cause, "unstable writes of files cannot be stored");
+                    }
                     due = Instant::now() + MAINTENANCE_INTERVAL;
                 }
                 fs.poll_idle_channels(Instant::now(), &mut awaited)

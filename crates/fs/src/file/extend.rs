@@ -1,4 +1,4 @@
-//! Writes that extend a file: each piece is one transaction with the inode.
+//! Writes that extend a file: each piece is one transaction with the inode. Long ones go by [`crate::file::extend_bulk`].
 //!
 //! There is a fast path for plain files, with one look at the core. Most files are written so:
 //! created, written once, and closed.
@@ -9,6 +9,7 @@
 //! the slow path of [`crate::Fs::write`].
 
 use crate::error::Result;
+use crate::file::extend_bulk::extend_bulk_locked;
 use crate::file::extents;
 use crate::file::extents::{PIECE_PAGES_MAX, file_extents, write_pages};
 use crate::file::write_hook::WriteHook;
@@ -117,7 +118,7 @@ pub(crate) fn extend_dense(
     let tail = core.tail_pages.take(&lock);
     let when = match durable {
         true => Acknowledge::Committed,
-        false => Acknowledge::Deferrable,
+        false => hook.acknowledge(),
     };
     let last = txs.change_from(core, when, |tx| {
         tx.set_tail_page(tail.clone());
@@ -142,6 +143,9 @@ pub(crate) fn extend_locked(
     durable: bool,
     hook: &mut impl WriteHook,
 ) -> Result<Range<u64>> {
+    if let Some(written) = extend_bulk_locked(txs, channel, ino, offset, data, durable, hook)? {
+        return Ok(written);
+    }
     let end = offset + data.len() as u64;
     let mut at = offset;
     while at < end {

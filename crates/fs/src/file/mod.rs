@@ -8,6 +8,7 @@ pub(crate) mod copy;
 pub(crate) mod creation;
 pub(crate) mod deferred_free;
 pub(crate) mod extend;
+pub(crate) mod extend_bulk;
 pub(crate) mod extents;
 pub(crate) mod forget;
 pub(crate) mod free;

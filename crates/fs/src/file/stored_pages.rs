@@ -4,12 +4,14 @@ use crate::direct::append;
 use crate::error::Result;
 use crate::file::extents::{FileExtents, file_extents};
 use crate::format::inode::{Ino, Inode, Time};
+use crate::format::{PAGE, Page, page_count};
 use crate::io::channel::IoChannel;
 use crate::live::file_lock::FileLock;
 use crate::txn::core::Core;
 use crate::txn::manager::TxManager;
 use pagemesh_base::tier_hint::TierHint;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// The bytes that a read returns, their location, and the hint of the requests for them.
 type PlannedRead = (Range<u64>, FileExtents, TierHint);
@@ -91,8 +93,25 @@ pub(crate) fn look_and_read<T>(
     Ok(Some((bytes, seen)))
 }
 
+/// Bytes of a page that is in a batch: their range in the page, the byte of the file at which they begin, and the page.
+type PendingPart = (Range<usize>, u64, Arc<Page>);
+
+/// The parts of these runs that are in a batch, which the space may not have yet. Later ones count.
+fn pending_pages(core: &Core, runs: &FileExtents) -> Vec<PendingPart> {
+    let mut parts = Vec::new();
+    for &(at, place, len) in runs {
+        for (page, bytes) in core.pending_pages(place / PAGE..page_count(place + len)) {
+            let (first, end) = (page * PAGE, (page + 1) * PAGE);
+            let (from, to) = (first.max(place), end.min(place + len));
+            let within = (from - first) as usize..(to - first) as usize;
+            parts.push((within, at + from - place, bytes));
+        }
+    }
+    parts
+}
+
 /// Reads with one look at the core. `None` unless the file's lock is free, the file has no
-/// shared map, no mmap-dirty pages and no uncommitted changes, and no redo log must be applied.
+/// shared map and no mmap-dirty pages, and no redo log must be applied.
 pub(crate) fn read_unlocked<T>(
     txs: &TxManager,
     channel: &mut IoChannel,
@@ -103,20 +122,29 @@ pub(crate) fn read_unlocked<T>(
 ) -> Result<Option<(Vec<u8>, T)>> {
     let now = txs.now();
     let found = txs.inspect(|core| {
-        if core.has_uncommitted(ino) {
-            return Ok(None);
-        }
         let live = core.live_inodes.get(&ino);
         let Some(shared) = live.and_then(|live| live.file_lock.try_read()) else {
             return Ok(None);
         };
-        let found = plan_read(core, ino, offset, len, now, look)?;
-        Ok(found.map(|found| (shared, found)))
+        let Some(found) = plan_read(core, ino, offset, len, now, look)? else {
+            return Ok(None);
+        };
+        // Unstable writes, for example, are read without a wait for their batch.
+        let pending = match core.has_uncommitted(ino) {
+            true => pending_pages(core, &found.0.1),
+            false => Vec::new(),
+        };
+        Ok(Some((shared, found, pending)))
     })?;
-    let Some((_shared, ((range, runs, hint), seen))) = found else {
+    let Some((_shared, ((range, runs, hint), seen), pending)) = found else {
         return Ok(None);
     };
-    let bytes = read_extents(channel, range, &runs, hint)?;
+    let first = range.start;
+    let mut bytes = read_extents(channel, range, &runs, hint)?;
+    for (part, at, page) in pending {
+        let to = (at - first) as usize;
+        bytes[to..to + part.len()].copy_from_slice(&page[part]);
+    }
     Ok(Some((bytes, seen)))
 }
 
@@ -132,11 +160,16 @@ fn read_extents(
     {
         return channel.read_hinted(*place, len as u32, hint);
     }
-    let mut bytes = vec![0; len as usize];
-    for &(at, place, len) in runs {
-        let first = (at - range.start) as usize;
-        let part = channel.read_hinted(place, len as u32, hint)?;
-        bytes[first..first + part.len()].copy_from_slice(&part);
+    // All runs at once.
+    let parts = channel.read_all_hinted(
+        runs.iter().map(|&(_, place, len)| (place, len as u32)),
+        hint,
+    )?;
+    let mut bytes = Vec::with_capacity(len as usize);
+    for (&(at, ..), part) in runs.iter().zip(parts) {
+        bytes.resize((at - range.start) as usize, 0);
+        bytes.extend_from_slice(&part);
     }
+    bytes.resize(len as usize, 0);
     Ok(bytes)
 }

@@ -106,7 +106,8 @@ fn flush_all(txs: &TxManager, channel: &mut IoChannel) -> Result<u64> {
     txs.commit_acknowledged()?;
     // The transactions of names and sizes were flushed, each with all changes before it.
     if txs.channels.space().needs_flush() {
-        channel.flush(txs.channels.space())?;
+        let space = txs.channels.space();
+        txs.flushes.flush(|| channel.flush(space))?;
     }
     // Read after the flush: losses from before it are counted by now.
     Ok(txs.channels.space().lost_writes())

@@ -20,6 +20,7 @@
 //! from step 1; its caller then calls [`write()`], which waits for the volume.
 
 use crate::error::{Corruption, Result};
+use crate::file::extend_bulk::extend_bulk;
 use crate::file::extents::file_extents;
 use crate::file::write_hook::WriteHook;
 use crate::file::{deferred_free, extend, privileges, redo_log, share};
@@ -131,7 +132,11 @@ fn write_unsynced(
     (durable, path): (bool, WritePath),
     hook: &mut impl WriteHook,
 ) -> Result<Range<u64>> {
-    if let Some(written) = extend::extend_dense(txs, ino, offset, data, (durable, path), hook)? {
+    let how = (durable, path);
+    if let Some(written) = extend::extend_dense(txs, ino, offset, data, how, hook)? {
+        return Ok(written);
+    }
+    if let Some(written) = extend_bulk(txs, channel, ino, offset, data, how, hook)? {
         return Ok(written);
     }
     let all = |offset: u64| offset..offset + data.len() as u64;

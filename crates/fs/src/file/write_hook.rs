@@ -7,6 +7,7 @@ use crate::file::wcc::{Wcc, WccAttr};
 use crate::format::file_id::FileId;
 use crate::format::inode::{Ino, Inode};
 use crate::txn::core::Core;
+use crate::txn::deferred_commit::Acknowledge;
 use crate::txn::tx::Tx;
 use rustix::io::Errno;
 
@@ -23,6 +24,11 @@ pub(crate) trait WriteHook {
 
     /// The part is complete.
     fn complete(&mut self);
+
+    /// When a write that need not be durable returns.
+    fn acknowledge(&self) -> Acknowledge {
+        Acknowledge::Deferrable
+    }
 }
 
 /// The kernel has checked the caller, and gets no attributes from a write.
@@ -109,6 +115,10 @@ impl WriteHook for CheckedWrite<'_> {
 
     fn complete(&mut self) {
         self.completed = self.ended.take();
+    }
+
+    fn acknowledge(&self) -> Acknowledge {
+        Acknowledge::Unstable
     }
 }
 

@@ -138,6 +138,21 @@ impl Fs {
         list::list_with_attributes(&self.txs, directory, after, caller, visit)
     }
 
+    /// Lists entries behind a cookie, as [`Fs::list_with_attributes`] does, and reads no inode of an entry. Ends after 4096 entries at
+    /// most.
+    ///
+    /// # Errors
+    /// As [`Fs::list_with_attributes`].
+    pub fn list_at(
+        &self,
+        directory: FileId,
+        after: u64,
+        caller: &Caller,
+        visit: impl FnMut(&DirEntry) -> bool,
+    ) -> WccReply<bool> {
+        list::list_at(&self.txs, directory, after, caller, visit)
+    }
+
     /// Reads at most [`IO_BYTES_MAX`](crate::IO_BYTES_MAX) bytes of a file; fewer at its end. The attributes and the end belong to the lock
     /// that planned the read. The owner may read always, and every caller that may execute the file. Stores of this machine's programs
     /// into mappings of the range are written back before.

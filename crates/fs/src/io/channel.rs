@@ -140,10 +140,19 @@ impl IoChannel {
     }
 
     pub(crate) fn read_hinted(&mut self, offset: u64, len: u32, hint: TierHint) -> Result<Vec<u8>> {
-        match self.call_hinted(Request::Read { offset, len }, hint)? {
-            Reply::Data(bytes) if bytes.len() == len as usize => Ok(bytes),
-            other => Err(unexpected_reply(&other)),
-        }
+        data_of(self.call_hinted(Request::Read { offset, len }, hint)?, len)
+    }
+
+    /// Reads several ranges concurrently: first byte and length of each.
+    pub(crate) fn read_all_hinted(
+        &mut self,
+        ranges: impl IntoIterator<Item = (u64, u32)> + Clone,
+        hint: TierHint,
+    ) -> Result<Vec<Vec<u8>>> {
+        let read = |(offset, len)| Request::Read { offset, len };
+        let replies = self.call_all_hinted(ranges.clone().into_iter().map(read), hint)?;
+        let pairs = replies.into_iter().zip(ranges);
+        pairs.map(|(reply, (_, len))| data_of(reply, len)).collect()
     }
 
     pub(crate) fn read_page(&mut self, page: u64) -> Result<Box<Page>> {
@@ -187,6 +196,15 @@ impl IoChannel {
         Ok(count)
     }
 }
+
+/// The bytes of the reply to a read.
+fn data_of(reply: Reply, len: u32) -> Result<Vec<u8>> {
+    match reply {
+        Reply::Data(bytes) if bytes.len() == len as usize => Ok(bytes),
+        other => Err(unexpected_reply(&other)),
+    }
+}
+
 pub(crate) fn unexpected_reply(reply: &Reply) -> FsError {
     let what = match reply {
         Reply::Done => "nothing",

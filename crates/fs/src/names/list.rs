@@ -12,6 +12,7 @@ use crate::tree::directory::{Tree, check_directory, directory};
 use crate::txn::core::Core;
 use crate::txn::manager::TxManager;
 use crate::txn::tx::Tx;
+use std::collections::BTreeSet;
 
 /// An entry of a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +32,8 @@ pub struct DirEntry {
 const LISTED_ATTRS_MAX: usize = 256;
 /// Entries that such a listing reads before it reads their inodes.
 const LIST_STEP: usize = 64;
+/// Most entries of one listing without attributes.
+const LISTED_NAMES_MAX: usize = 4096;
 
 /// See [`crate::Fs::list`].
 pub(crate) fn list(
@@ -56,23 +59,18 @@ pub(crate) fn list_with_attributes(
     caller: &Caller,
     mut visit: impl FnMut(&DirEntry, Option<&Attr>) -> bool,
 ) -> WccReply<bool> {
-    let now = txs.now();
-    let mut wcc = Wcc::default();
-    let result = txs.inspect(|core| {
-        let mut inode = core.inode_of(id)?;
-        wcc = Wcc::unchanged(core, id, &inode)?;
-        check_directory(&inode)?;
-        let of = (id.ino, &inode);
-        access::check(&mut core.begin(), of, caller, Rights::READ)?;
-        let may_look = access::may(&mut core.begin(), of, caller, Rights::EXECUTE)?;
-        core.record_read_time(id.ino, &inode, now);
+    list_checked(txs, id, caller, |core, inode| {
+        let may_look = access::may(&mut core.begin(), (id.ino, inode), caller, Rights::EXECUTE)?;
         let mut after = after;
         for _ in 0..LISTED_ATTRS_MAX / LIST_STEP {
             let mut step = Vec::new();
-            visit_entries(&mut core.begin(), id.ino, &mut inode, after, |entry| {
+            visit_entries(&mut core.begin(), id.ino, inode, after, |entry| {
                 step.push(entry);
                 step.len() < LIST_STEP
             })?;
+            if may_look {
+                read_inode_pages(core, &step);
+            }
             for entry in &step {
                 let attr = match may_look {
                     true => entry_attr(core, id.ino, entry)?,
@@ -88,8 +86,60 @@ pub(crate) fn list_with_attributes(
             }
         }
         Ok(false)
+    })
+}
+
+/// See [`crate::Fs::list_at`].
+pub(crate) fn list_at(
+    txs: &TxManager,
+    id: FileId,
+    after: u64,
+    caller: &Caller,
+    mut visit: impl FnMut(&DirEntry) -> bool,
+) -> WccReply<bool> {
+    list_checked(txs, id, caller, |core, inode| {
+        let mut count = 0;
+        let mut is_end = true;
+        visit_entries(&mut core.begin(), id.ino, inode, after, |entry| {
+            count += 1;
+            is_end = count <= LISTED_NAMES_MAX && visit(&entry);
+            is_end
+        })?;
+        Ok(is_end)
+    })
+}
+
+/// Lists a directory by `run`, if the caller may.
+fn list_checked<T>(
+    txs: &TxManager,
+    id: FileId,
+    caller: &Caller,
+    run: impl FnOnce(&mut Core, &mut Inode) -> Result<T>,
+) -> WccReply<T> {
+    let now = txs.now();
+    let mut wcc = Wcc::default();
+    let result = txs.inspect(|core| {
+        let mut inode = core.inode_of(id)?;
+        wcc = Wcc::unchanged(core, id, &inode)?;
+        check_directory(&inode)?;
+        let of = (id.ino, &inode);
+        access::check(&mut core.begin(), of, caller, Rights::READ)?;
+        core.record_read_time(id.ino, &inode, now);
+        run(core, &mut inode)
     });
     WccReply { wcc, result }
+}
+
+/// Reads the pages of the inodes of these entries that are not in memory, each one once and all at once. The look at an inode
+/// meets its error again.
+fn read_inode_pages(core: &mut Core, entries: &[DirEntry]) {
+    let mut pages = BTreeSet::new();
+    for entry in entries {
+        if let Ok(Some((page, _))) = core.begin().locate_inode(entry.ino) {
+            pages.insert(page);
+        }
+    }
+    let _ = core.read_pages(pages);
 }
 
 /// Attributes of the inode that an entry names; `None` if they are damaged.

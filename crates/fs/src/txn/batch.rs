@@ -25,6 +25,16 @@ pub(crate) enum PageChange {
     Cleared,
 }
 
+impl PageChange {
+    /// The page after the change.
+    pub(super) fn bytes(&self) -> Arc<Page> {
+        match self {
+            PageChange::Metadata(bytes) | PageChange::Data(bytes) => Arc::clone(bytes),
+            PageChange::Cleared => Arc::new([0; PAGE_BYTES]),
+        }
+    }
+}
+
 pub(crate) type PageChanges = BTreeMap<u64, PageChange>;
 
 /// The result of a batch.
@@ -37,6 +47,8 @@ pub(crate) struct Batch {
     pub(super) effects: BatchEffects,
     pub(super) outcome: BatchOutcome,
     pub(super) durable: bool,
+    /// Pages that were written outside of a batch must be durable before its transaction is.
+    pub(super) flush_first: bool,
     /// The hint of the data of files. `TierHint::None` if files differ.
     pub(super) data_hint: Option<TierHint>,
     pub(super) acknowledged: AcknowledgedChanges,

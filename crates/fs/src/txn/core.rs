@@ -38,6 +38,7 @@ use crate::txn::cache::Cache;
 use crate::txn::tx::Tx;
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::space::{Request, SpaceError};
+use pagemesh_base::tier_hint::TierHint;
 use pagemesh_base::units::PAGE_BYTES;
 use rustix::io::Errno;
 use std::collections::BTreeSet;
@@ -146,6 +147,27 @@ impl Core {
         Ok(read)
     }
 
+    /// Reads pages that are not in memory into the cache, all at once.
+    pub(crate) fn read_pages(&mut self, pages: impl IntoIterator<Item = u64>) -> Result<()> {
+        let mut missing: Vec<u64> = pages.into_iter().collect();
+        missing.retain(|&page| self.pending_page(page).is_none() && self.cache.get(page).is_none());
+        if missing.len() < 2 {
+            // The first use reads it.
+            return Ok(());
+        }
+        let size = PAGE_BYTES as u32;
+        let ranges = missing.iter().map(|&page| (page * u64::from(size), size));
+        let read = self.channel.read_all_hinted(ranges, TierHint::None)?;
+        for (page, bytes) in missing.into_iter().zip(read) {
+            let bytes: Box<Page> = bytes
+                .into_boxed_slice()
+                .try_into()
+                .expect("as long as a page");
+            self.cache.put(page, bytes.into());
+        }
+        Ok(())
+    }
+
     /// A page of a file, with its current content.
     pub(crate) fn data_page(&mut self, page: u64) -> Result<Arc<Page>> {
         match self.pending_page(page) {
@@ -164,15 +186,19 @@ impl Core {
 
     fn pending_page(&self, page: u64) -> Option<Arc<Page>> {
         let on_its_way = self.in_flight.as_ref();
-        let change = self
-            .batch
-            .changes
-            .get(&page)
-            .or_else(|| on_its_way?.changes.get(&page))?;
-        Some(match change {
-            PageChange::Metadata(bytes) | PageChange::Data(bytes) => bytes.clone(),
-            PageChange::Cleared => Arc::new([0; PAGE_BYTES]),
-        })
+        let change = self.batch.changes.get(&page);
+        let change = change.or_else(|| on_its_way?.changes.get(&page));
+        change.map(PageChange::bytes)
+    }
+
+    /// Pages of a range that are in flight, and then those of the batch, which are newer.
+    pub(crate) fn pending_pages(&self, pages: Range<u64>) -> Vec<(u64, Arc<Page>)> {
+        let in_flight = self.in_flight.as_ref().map(|sent| &sent.changes);
+        let of_both = in_flight.into_iter().chain([&self.batch.changes]);
+        let found = of_both.flat_map(|changes| changes.range(pages.clone()));
+        found
+            .map(|(&page, change)| (page, change.bytes()))
+            .collect()
     }
 
     /// An inode in use, with the times that are not in it yet.

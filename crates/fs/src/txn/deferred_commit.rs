@@ -1,15 +1,18 @@
 //! Deferred commits: calls that change names, attributes or sizes return before their batch is committed.
 //!
-//! The default is that each such call waits for its batch. With a commit interval ([`TxManager::set_commit_interval`]) the
+//! The default is that each other call waits for its batch. With a commit interval ([`TxManager::set_commit_interval`]) the
 //! changes wait in the current batch instead, in the memory of this process, as in the running transaction of a journaling
 //! file system. The batch is sent when it is half full, after the interval, and before a sync returns. Batches are atomic and
 //! durable, and the next one is sent only after the one before was committed. So a crash leaves the state after some
 //! prefix of the batches, and each batch is a prefix of the changes since the one before.
 //!
+//! An UNSTABLE write of NFS that extends a file waits in the same way, also without a commit interval: a COMMIT, or any call that waits for its
+//! batch, sends it.
+//!
 //! Invariants:
 //! - a thread that reads, writes or discards pages of a file in the space, outside of a batch, has committed the acknowledged
-//!   changes of the file before ([`TxManager::settle`]), with the file locked. So no page is read that is still in a
-//!   batch, and no page is discarded while a crash may undo its removal;
+//!   changes of the file before ([`TxManager::settle`]), with the file locked, or takes the pages of the batch in place of those that it read.
+//!   So no page is read that a batch changes, and no page is discarded while a crash may undo its removal;
 //! - a call returns early only if the reserve can hold this batch and the next one, and only if the space has a write cache: without one, waiting
 //!   costs little;
 //! - if acknowledged changes cannot be stored, the file system takes no more changes, and each sync fails.
@@ -25,6 +28,7 @@ use crate::txn::tx::Tx;
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::space::{Reply, Request, SpaceError, TRANSACTION_PAGES_MAX};
 use pagemesh_base::tier_hint::TierHint;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{MutexGuard, OnceLock, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -33,9 +37,11 @@ const SEND_PAGES_MIN: usize = TRANSACTION_PAGES_MAX as usize / 2;
 /// Pages that the reserve must have, so that a batch and the next one can be stored on a full pool: their pages, and as many
 /// pages of the volume's own tables.
 const RESERVE_PAGES_MIN: u64 = 4 * TRANSACTION_PAGES_MAX;
+/// How long unstable changes may wait without a commit interval: as the pages of files wait for the kernel's writeback.
+const UNSTABLE_AGE_MAX: Duration = Duration::from_secs(5);
 
 /// When a call returns.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Acknowledge {
     /// When its change is committed.
     Committed,
@@ -43,6 +49,9 @@ pub(crate) enum Acknowledge {
     Deferrable,
     /// As `Committed`. Without a change: when the changes that it has read are committed.
     ReadCommitted,
+    /// When its change is in the batch: until a sync the caller expects to lose it, as an UNSTABLE write of NFS (RFC 1813,
+    /// section 3.3.7).
+    Unstable,
 }
 
 /// Called when a batch should be sent soon. It must not wait.
@@ -53,6 +62,8 @@ pub type CommitHook = Box<dyn Fn() + Send + Sync>;
 pub(crate) struct CommitPolicy {
     interval: OnceLock<Duration>,
     hook: OnceLock<CommitHook>,
+    /// Whether a call has ever returned early. Without one, no sync looks for acknowledged changes.
+    has_deferred: AtomicBool,
 }
 
 /// Acknowledged changes that are not committed.
@@ -113,23 +124,44 @@ impl TxManager {
         self.change_from(self.lock_core(), Acknowledge::Deferrable, run)
     }
 
-    /// Whether calls may return before their changes are committed, on a space with a write cache.
-    pub(super) fn may_defer_commit(&self, core: &Core) -> bool {
-        self.commit_policy.interval.get().is_some() && core.reserved_pages >= RESERVE_PAGES_MIN
+    /// Whether a call may return before its change is committed, on a space with a write cache.
+    pub(super) fn may_defer_commit(&self, core: &Core, when: Acknowledge) -> bool {
+        let is_allowed = match when {
+            Acknowledge::Committed | Acknowledge::ReadCommitted => false,
+            Acknowledge::Deferrable => self.commit_policy.interval.get().is_some(),
+            Acknowledge::Unstable => true,
+        };
+        let may_return = is_allowed && core.reserved_pages >= RESERVE_PAGES_MIN;
+        if may_return {
+            // The file's lock or the core's lock orders this with each look at it.
+            self.commit_policy
+                .has_deferred
+                .store(true, Ordering::Release);
+        }
+        may_return
     }
 
-    /// Calls the hook if the batch should be sent.
-    pub(super) fn request_commit(&self, core: MutexGuard<'_, Core>) {
-        let is_wanted = core.batch.changes.len() >= SEND_PAGES_MIN && !core.has_batch_in_flight();
-        drop(core);
-        if let Some(hook) = self.commit_policy.hook.get().filter(|_| is_wanted) {
-            hook();
+    /// Has the batch sent if it is half full: by the thread with the hook, or else by the caller.
+    pub(super) fn request_commit(&self, core: MutexGuard<'_, Core>) -> Result<()> {
+        if core.batch.changes.len() < SEND_PAGES_MIN || core.has_batch_in_flight() {
+            return Ok(());
         }
+        let Some(hook) = self.commit_policy.hook.get() else {
+            return self.commit(core);
+        };
+        drop(core);
+        hook();
+        Ok(())
+    }
+
+    /// Whether there may be acknowledged changes.
+    fn may_have_acknowledged(&self) -> bool {
+        self.commit_policy.has_deferred.load(Ordering::Acquire)
     }
 
     /// Commits the acknowledged changes of an inode. The caller has the file locked, so no more follow that change its pages.
     pub(crate) fn settle(&self, ino: Ino) -> Result<()> {
-        if self.commit_policy.interval.get().is_none() {
+        if !self.may_have_acknowledged() {
             return Ok(());
         }
         let core = self.lock_core();
@@ -166,10 +198,9 @@ impl TxManager {
     /// # Errors
     /// If one of them is lost, also at an earlier time.
     pub(crate) fn commit_acknowledged(&self) -> Result<()> {
-        match self.commit_policy.interval.get() {
-            Some(_) if defect::is(Defect::SyncSkipsAcknowledged) => Ok(()),
-            Some(_) => self.commit_acknowledged_from(self.lock_core()),
-            None => Ok(()),
+        match self.may_have_acknowledged() && !defect::is(Defect::SyncSkipsAcknowledged) {
+            true => self.commit_acknowledged_from(self.lock_core()),
+            false => Ok(()),
         }
     }
 
@@ -187,16 +218,18 @@ impl TxManager {
 
     /// See [`crate::Fs::commit_due`].
     pub(crate) fn commit_due(&self, now: Instant) -> Result<Option<Instant>> {
-        let Some(interval) = self.commit_policy.interval.get() else {
+        if !self.may_have_acknowledged() {
             return Ok(None);
-        };
+        }
+        let interval = self.commit_policy.interval.get();
+        let interval = interval.copied().unwrap_or(UNSTABLE_AGE_MAX);
         let core = self.lock_core();
-        let due = core.commit_deadline(*interval, now);
+        let due = core.commit_deadline(interval, now);
         if due.is_none_or(|due| due > now) {
             return Ok(due);
         }
         self.commit_acknowledged_from(core)?;
-        Ok(self.lock_core().commit_deadline(*interval, now))
+        Ok(self.lock_core().commit_deadline(interval, now))
     }
 
     /// See [`crate::Fs::uncommitted_changes`].

@@ -10,6 +10,7 @@ use crate::live::file_lock::FileLock;
 use crate::txn::batch::BatchOutcome;
 use crate::txn::core::Core;
 use crate::txn::deferred_commit::{Acknowledge, CommitPolicy};
+use crate::txn::flush_group::FlushGroup;
 use crate::txn::tx::Tx;
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::poison;
@@ -42,6 +43,8 @@ pub(crate) struct TxManager {
     pub(super) commit_policy: CommitPolicy,
     /// Batches are not sent again after an error.
     is_resend_stopped: AtomicBool,
+    /// Flushes of syncs.
+    pub(crate) flushes: FlushGroup,
     /// The last field: the channels above are dropped first, because the space waits for them.
     pub(crate) channels: ChannelPool,
 }
@@ -64,6 +67,7 @@ impl TxManager {
             reserved_pages: Mutex::new(reserved_pages),
             commit_policy: CommitPolicy::default(),
             is_resend_stopped: AtomicBool::new(false),
+            flushes: FlushGroup::default(),
             channels: ChannelPool::new(space, wait),
         })
     }
@@ -136,15 +140,13 @@ impl TxManager {
                     tx.make_durable();
                 }
                 // Only a change that makes its batch durable may be acknowledged before.
-                let may_return = has_write_cache
-                    && when == Acknowledge::Deferrable
-                    && self.may_defer_commit(tx.core);
+                let may_return = has_write_cache && self.may_defer_commit(tx.core, when);
                 if may_return {
                     tx.acknowledge(Instant::now());
                 }
                 tx.join_batch()?;
                 match may_return {
-                    true => self.request_commit(core),
+                    true => self.request_commit(core)?,
                     false => self.commit(core)?,
                 }
                 return Ok(value);
@@ -199,7 +201,14 @@ impl TxManager {
         let (batch, request) = core.take_batch();
         let hint = batch.hint();
         drop(core);
-        let (mut core, result) = self.send_acknowledged_batch(&request, hint);
+        let flushed = match batch.flush_first && self.channels.space().has_write_cache() {
+            true => self.flush_before_batch(),
+            false => Ok(()),
+        };
+        let (mut core, result) = match flushed {
+            Ok(()) => self.send_acknowledged_batch(&request, hint),
+            Err(cause) => (self.lock_core(), Err(cause)),
+        };
         core.finish_batch(batch, result.map(drop));
         // Each notification is a system call.
         if core.waiters > 0 {
@@ -215,10 +224,23 @@ impl TxManager {
         request: &Request,
         hint: TierHint,
     ) -> std::result::Result<Reply, SpaceError> {
+        self.send_until_known(|channel| channel.call_hinted(request.clone(), hint))
+    }
+
+    /// Makes the changes of all channels durable. A loss before it changes the losses of the space, which syncs report.
+    fn flush_before_batch(&self) -> std::result::Result<(), SpaceError> {
+        self.send_until_known(|channel| channel.flush(self.channels.space()))
+    }
+
+    /// Calls `send` until its outcome is known.
+    fn send_until_known<T>(
+        &self,
+        mut send: impl FnMut(&mut IoChannel) -> std::result::Result<T, SpaceError>,
+    ) -> std::result::Result<T, SpaceError> {
         let mut channel = self.lock_commit_channel();
         let mut pause = RESEND_PAUSE_MIN;
         loop {
-            let result = channel.call_hinted(request.clone(), hint);
+            let result = send(&mut channel);
             let Err(SpaceError::Unavailable(cause)) = &result else {
                 return result;
             };

@@ -16,6 +16,7 @@ pub(crate) mod batch;
 pub(crate) mod cache;
 pub(crate) mod core;
 pub(crate) mod deferred_commit;
+pub(crate) mod flush_group;
 pub(crate) mod manager;
 pub(crate) mod reserve;
 pub(crate) mod tx;

@@ -45,6 +45,7 @@ pub(crate) struct Tx<'c> {
     /// The last page of a file that was changed.
     last_data_page: Option<u64>,
     durable: bool,
+    flush_first: bool,
     /// The hint of the data of files. None if files differ.
     data_hint: Option<TierHint>,
     /// Inodes stored so far.
@@ -74,6 +75,7 @@ impl<'c> Tx<'c> {
             tail_page: None,
             last_data_page: None,
             durable: false,
+            flush_first: false,
             data_hint: None,
             stored_inos: Vec::new(),
             acknowledged_at: None,
@@ -131,15 +133,22 @@ impl Tx<'_> {
         part: &[u8],
         is_new: bool,
     ) -> Result<()> {
+        self.last_data_page = Some(page);
+        // A whole page is copied once, and nothing is zeroed before.
+        if part.len() == PAGE_BYTES
+            && let Ok(whole) = Arc::<[u8]>::from(part).try_into()
+        {
+            self.changes.insert(page, PageDraft::Data(whole));
+            return Ok(());
+        }
         let mut bytes = match self.changes.remove(&page) {
             Some(PageDraft::Data(bytes)) => bytes,
-            _ if is_new || part.len() == PAGE_BYTES => Arc::new([0; PAGE_BYTES]),
+            _ if is_new => Arc::new([0; PAGE_BYTES]),
             _ => match self.tail_page.take_if(|(tail, _)| *tail == page) {
                 Some((_, bytes)) => bytes,
                 None => self.core.data_page(page)?,
             },
         };
-        self.last_data_page = Some(page);
         Arc::make_mut(&mut bytes)[within..within + part.len()].copy_from_slice(part);
         self.changes.insert(page, PageDraft::Data(bytes));
         Ok(())
@@ -181,6 +190,11 @@ impl Tx<'_> {
     /// Makes the transaction complete only when it survives as the pool's class promises.
     pub(crate) fn make_durable(&mut self) {
         self.durable = true;
+    }
+
+    /// Makes all changes that have completed durable before the transaction is sent, on a space with a write cache.
+    pub(crate) fn flush_first(&mut self) {
+        self.flush_first = true;
     }
 
     /// The call returns before the transaction is committed.
@@ -373,6 +387,7 @@ impl Tx<'_> {
         }
         batch.effects.add(std::mem::take(&mut self.effects));
         batch.durable |= self.durable;
+        batch.flush_first |= self.flush_first;
         if let Some(hint) = self.data_hint {
             batch.data_hint = Some(join_hints(batch.data_hint, hint));
         }

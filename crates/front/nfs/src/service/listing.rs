@@ -14,15 +14,23 @@ use pagemesh_fs::{Attr, DirEntry};
 /// The result of a listing.
 type Listed = Outcome<ListedEntries, Option<Attributes>>;
 
+/// The parts of entries that a listing has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    Names,
+    /// The inode of each entry is read.
+    Attributes,
+}
+
 impl Service {
     pub(super) fn list(&self, peer: PeerCredential<'_>, it: &ListArguments<'_>) -> Listed {
         let target = self.target(peer, it.directory)?;
-        target.list(it, |listing, entry, _| listing.add(entry))
+        target.list(it, Wanted::Names, |listing, entry, _| listing.add(entry))
     }
 
     pub(super) fn list_plus(&self, peer: PeerCredential<'_>, it: &ListPlusArguments<'_>) -> Listed {
         let target = self.target(peer, it.0.directory)?;
-        target.list(&it.0, |listing, entry, attr| {
+        target.list(&it.0, Wanted::Attributes, |listing, entry, attr| {
             let file = EntryFile {
                 attributes: attr.map(|attr| target.attributes(attr)),
                 handle: attr.map(|attr| target.handle(attr.file_id())),
@@ -37,6 +45,7 @@ impl Target<'_> {
     fn list(
         &self,
         it: &ListArguments<'_>,
+        wanted: Wanted,
         add: impl Fn(&mut Listing, &Entry<'_>, Option<&Attr>) -> Room,
     ) -> Listed {
         let verifier = self.export.cookie_verifier();
@@ -56,7 +65,7 @@ impl Target<'_> {
             let listed = listing.finish(Some(self.own_attributes()?), verifier, true);
             return listed.map_err(Failed::from);
         }
-        let visit = |entry: &DirEntry, attr: Option<&Attr>| {
+        let mut visit = |entry: &DirEntry, attr: Option<&Attr>| {
             // No attributes or handle leads out of the export of a directory.
             let root = self.export.directory.filter(|_| entry.name == b"..");
             let ino = match root == Some(self.id) {
@@ -72,7 +81,11 @@ impl Target<'_> {
             add(&mut listing, &encoded, attr) == Room::Left
         };
         let fs = &self.fs;
-        let reply = fs.list_with_attributes(self.id, it.cookie, &self.caller, visit);
+        let (id, after, caller) = (self.id, it.cookie, &self.caller);
+        let reply = match wanted {
+            Wanted::Names => fs.list_at(id, after, caller, |entry| visit(entry, None)),
+            Wanted::Attributes => fs.list_with_attributes(id, after, caller, visit),
+        };
         let directory = self.after(&reply.wcc);
         let failed = |failure| Failed::new(failure, directory);
         let is_end = match reply.result {
