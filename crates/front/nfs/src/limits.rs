@@ -164,6 +164,8 @@ pub struct Limits {
     pub reply: Duration,
     /// The time for calls in progress, and their replies, when the server stops.
     pub drain: Duration,
+    /// A fixed number of workers of each export, for measurements; none: by the load.
+    pub fixed_workers: Option<usize>,
 }
 
 impl Default for Limits {
@@ -176,6 +178,7 @@ impl Default for Limits {
             record: Duration::from_secs(60),
             reply: Duration::from_secs(60),
             drain: Duration::from_secs(10),
+            fixed_workers: None,
         }
     }
 }

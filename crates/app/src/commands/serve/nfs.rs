@@ -33,6 +33,7 @@ use pagemesh_fs::{Fs, FsError, OpenSnapshots, UpkeepThread};
 use pagemesh_manage::ManagerClient;
 use pagemesh_nfs::exports_file::ExportsFile;
 use pagemesh_nfs::handle::HandleKey;
+use pagemesh_nfs::limits::{EXPORT_WORKERS_MAX, Limits};
 use pagemesh_nfs::{ErrorHook, Export, ExportOptions, Exports, FreeSpaceFn, Server, Squash};
 use pagemesh_volume::Volume;
 use std::net::{SocketAddr, TcpListener};
@@ -87,6 +88,9 @@ pub struct NfsArgs {
     /// Look up the supplementary groups of callers on this machine. Calls have at most 16.
     #[arg(long)]
     pub manage_gids: bool,
+    /// A fixed number of workers of each export, for measurements alone.
+    #[arg(long, hide = true, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=EXPORT_WORKERS_MAX as u64))]
+    pub workers: Option<usize>,
     /// Do not register with rpcbind.
     #[arg(long)]
     pub no_rpcbind: bool,
@@ -227,7 +231,12 @@ impl Serving<'_> {
             fs.signs.set_end(move || is_stopped.load(Ordering::Acquire));
         }
         let exports = self.exports()?;
-        let server = Server::start(&[self.listen], exports.clone(), self.error_hook())?;
+        let limits = Limits {
+            fixed_workers: self.args.workers,
+            ..Limits::default()
+        };
+        let hook = self.error_hook();
+        let server = Server::start_with(&[self.listen], exports.clone(), hook, limits)?;
         let server = Arc::new(server);
         // The one server of this process.
         let _ = shown.set(Arc::downgrade(&server));
