@@ -19,6 +19,8 @@ const COLOURS: [&str; 7] = [
 ];
 /// Most positions on the x axis with a label each.
 const LABELLED_MAX: usize = 16;
+/// The least distance of two labels on the x axis.
+const LABEL_WIDTH: f64 = 30.0;
 
 /// The kind of chart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -275,7 +277,8 @@ impl Plot {
             .collect();
         places.sort_by(f64::total_cmp);
         places.dedup();
-        if places.len() > LABELLED_MAX {
+        let are_close = |pair: &[f64]| x.pixel_of(pair[1]) - x.pixel_of(pair[0]) < LABEL_WIDTH;
+        if places.len() > LABELLED_MAX || places.windows(2).any(are_close) {
             places = x.ticks();
         }
         for place in places {
@@ -389,6 +392,20 @@ mod tests {
         assert!(svg.contains(">facts</text>"));
         // A logarithmic axis has no place for zero.
         assert_eq!(line_plot(true).svg("").matches("<circle").count(), 2);
+    }
+
+    #[test]
+    fn close_positions_have_labels_at_round_numbers() {
+        let labels = |points: Vec<(f64, f64)>| {
+            let mut plot = line_plot(false);
+            plot.x = PlotAxis::linear("rate");
+            plot.series[0].points = points;
+            plot.svg("facts")
+        };
+        let svg = labels(vec![(997.0, 1.0), (1003.0, 1.0), (2001.0, 1.0)]);
+        assert!(!svg.contains(">997<") && svg.contains(">1.2k<"), "{svg}");
+        let svg = labels(vec![(997.0, 1.0), (2001.0, 1.0)]);
+        assert!(svg.contains(">997<"), "{svg}");
     }
 
     #[test]

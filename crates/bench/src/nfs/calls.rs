@@ -45,10 +45,14 @@ pub(crate) fn encode(
             file: at,
             offset,
             count,
+            is_synchronous,
         } => call.record(&Write {
             file: file(at),
             offset: offset.into(),
-            stable: StableHow::Unstable,
+            stable: match is_synchronous {
+                true => StableHow::FileSync,
+                false => StableHow::Unstable,
+            },
             data: &payload[..count as usize],
         }),
         Request::GetAttr { file: at } => call.record(&GetAttributes { file: file(at) }),

@@ -1,33 +1,33 @@
-//! Comparisons of NFS servers in alternating rounds: the rate that each holds at a mean latency, and latencies at fixed rates.
+//! Comparisons of NFS servers in alternating rounds: servers with their file sets, and latencies at fixed rates.
 //!
 //! Invariants:
 //! - All servers of a comparison have equal file sets, and at one rate equal schedules and calls. In each round the first
 //!   server moves on by one.
-//! - A void point is a row with its reason. It is no figure of a median, and no answer of a search but "not held".
+//! - A void point is a row with its reason. It is no figure of a median.
 //! - An answer with an unexpected status ends the run.
 
+use super::bar::{Bar, add_bars};
 use super::connections::LoadConnections;
 use super::file_set::{FileSet, FileSetScale};
-use super::generator::{LoadOptions, run_load};
+use super::generator::{LoadKind, LoadOptions, run_load};
 use super::mix::OperationMix;
 use super::point::PointFigures;
+use super::progress;
+use super::rows::{COLUMNS, add_notes, latency_plot, middle_point, operation_rows, row};
 use super::schedule::Arrivals;
-use super::search::RateSearch;
 use super::setup::{NfsTarget, SetupClient};
 use crate::error::BenchError;
-use crate::plot::{Plot, PlotAxis, PlotKind, PlotSeries};
-use crate::report::{Report, ReportCell};
+use crate::plot::PlotSeries;
+use crate::report::Report;
 use crate::session::check_rounds;
-use crate::stats::{median, median_ratio};
+use crate::stats::median_ratio;
 use serde_json::json;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// The mean latency of the search, in ms.
-pub const MEAN_MS_MAX: f64 = 6.0;
-/// Factors between rates of the first round and of later ones, which start at the result of the round before.
-const FACTORS: [f64; 2] = [1.5, 1.15];
-/// The precision of a search.
-const PRECISION: f64 = 0.05;
+/// Limit of the time that makes the file set of one server, over a whole run. The set stays smaller then.
+const SETUP_LIMIT: Duration = Duration::from_secs(180);
+/// The most that the mean latency with snapshots may be, as a multiple of that without.
+const SNAPSHOTS_RATIO_MAX: f64 = 1.1;
 
 /// A server of a comparison.
 pub struct Candidate<'c> {
@@ -71,11 +71,29 @@ pub struct CompareOptions {
     pub seed: u64,
 }
 
+impl CompareOptions {
+    fn load(&self, kind: LoadKind, rate_per_s: f64, round: usize) -> LoadOptions {
+        LoadOptions {
+            kind,
+            rate_per_s,
+            arrivals: self.arrivals,
+            mix: self.mix,
+            seed: self.seed + round as u64,
+            warmup: self.warmup,
+            runtime: self.runtime,
+            timeout: self.timeout,
+        }
+    }
+}
+
 /// A server with its file set and connections.
 pub struct LoadedServer<'c> {
     candidate: Candidate<'c>,
     set: FileSet,
     connections: LoadConnections,
+    setup_left: Duration,
+    /// The size at which the time for the setup was over.
+    files_limit: Option<u32>,
 }
 
 impl<'c> LoadedServer<'c> {
@@ -93,7 +111,19 @@ impl<'c> LoadedServer<'c> {
             candidate,
             set,
             connections,
+            setup_left: SETUP_LIMIT,
+            files_limit: None,
         })
+    }
+
+    /// Connects to another server of the same export, which has the same files.
+    ///
+    /// # Errors
+    /// If the server refuses.
+    pub fn move_to(&mut self, target: NfsTarget) -> Result<(), BenchError> {
+        self.connections.reopen_at(target.server)?;
+        self.candidate.target = target;
+        Ok(())
     }
 
     /// The server.
@@ -102,18 +132,31 @@ impl<'c> LoadedServer<'c> {
         &self.candidate.target
     }
 
-    /// Makes the missing files for a rate, and flushes them.
+    /// Makes the missing files for a rate, and flushes them. The set stays smaller if that takes too long.
     ///
     /// # Errors
     /// If a call fails.
     pub fn grow(&mut self, files: u32) -> Result<(), BenchError> {
         let before = self.set.files.len();
-        if files as usize <= before {
+        if files as usize <= before || self.files_limit.is_some() {
             return Ok(());
         }
+        progress(&format!("{}: making {files} files", self.target().name));
+        let began = Instant::now();
         let mut client = SetupClient::connect(&self.candidate.target)?;
-        client.grow(&mut self.set, files)?;
-        client.commit(&self.set, before)
+        let until = began + self.setup_left;
+        if !client.grow(&mut self.set, files, until)? {
+            self.files_limit = Some(self.set.files.len() as u32);
+        }
+        client.commit(&self.set, before)?;
+        self.setup_left = self.setup_left.saturating_sub(began.elapsed());
+        Ok(())
+    }
+
+    /// The number of files beyond which the set does not grow, since that took too long.
+    #[must_use]
+    pub fn files_limit(&self) -> Option<u32> {
+        self.files_limit
     }
 
     /// Measures a point, with all answers.
@@ -127,18 +170,36 @@ impl<'c> LoadedServer<'c> {
         options: &CompareOptions,
     ) -> Result<PointFigures, BenchError> {
         self.grow(options.scale.files_at(rate_per_s))?;
+        self.measure_load(LoadKind::Scheduled, rate_per_s, round, options)
+    }
+
+    /// Measures a load of any kind with the present file set.
+    ///
+    /// # Errors
+    /// If the server ends a connection.
+    pub fn measure_load(
+        &mut self,
+        kind: LoadKind,
+        rate_per_s: f64,
+        round: usize,
+        options: &CompareOptions,
+    ) -> Result<PointFigures, BenchError> {
         (self.candidate.prepare)()?;
-        let load = LoadOptions {
-            rate_per_s,
-            arrivals: options.arrivals,
-            mix: options.mix,
-            seed: options.seed + round as u64,
-            warmup: options.warmup,
-            runtime: options.runtime,
-            timeout: options.timeout,
-        };
+        let load = options.load(kind, rate_per_s, round);
         let pids = &self.candidate.target.pids;
         run_load(&mut self.connections, &mut self.set, &load, pids)
+    }
+
+    /// A load of [`LoadKind::Beside`] for another thread, without the work before a point.
+    pub fn load_beside(
+        &mut self,
+        rate_per_s: f64,
+        round: usize,
+        options: &CompareOptions,
+    ) -> impl FnOnce() -> Result<PointFigures, BenchError> + Send {
+        let load = options.load(LoadKind::Beside, rate_per_s, round);
+        let (connections, set) = (&mut self.connections, &mut self.set);
+        move || run_load(connections, set, &load, &[])
     }
 
     /// The same, but unexpected answers are an error.
@@ -152,8 +213,17 @@ impl<'c> LoadedServer<'c> {
         options: &CompareOptions,
     ) -> Result<PointFigures, BenchError> {
         let figures = self.measure(rate_per_s, round, options)?;
+        self.check_answers(&figures)?;
+        Ok(figures)
+    }
+
+    /// Makes an unexpected answer an error.
+    ///
+    /// # Errors
+    /// If there is one.
+    pub fn check_answers(&self, figures: &PointFigures) -> Result<(), BenchError> {
         match figures.failed.first() {
-            None => Ok(figures),
+            None => Ok(()),
             Some(first) => Err(BenchError::Nfs {
                 during: format!("{} of {}", first.operation, self.target().name),
                 cause: format!("{} calls have the status {}", first.count, first.status).into(),
@@ -162,238 +232,16 @@ impl<'c> LoadedServer<'c> {
     }
 }
 
-fn check(servers: &[LoadedServer<'_>], options: &CompareOptions) -> Result<(), BenchError> {
+pub(super) fn check_servers(
+    servers: &[LoadedServer<'_>],
+    options: &CompareOptions,
+) -> Result<(), BenchError> {
     check_rounds(options.rounds)?;
     match servers.is_empty() {
         false => Ok(()),
         true => Err(BenchError::Option(
             "there is no server to measure; name at least one".into(),
         )),
-    }
-}
-
-const COLUMNS: [(&str, &str); 14] = [
-    ("server", ""),
-    ("operation", ""),
-    ("offered", "1/s"),
-    ("achieved", "1/s"),
-    ("to the last", "×"),
-    ("mean", "ms"),
-    ("p50", "ms"),
-    ("p90", "ms"),
-    ("p99", "ms"),
-    ("p99.9", "ms"),
-    ("timeouts", ""),
-    ("generator CPU", "% of a core"),
-    ("server CPU", "% of a core"),
-    ("void rounds", ""),
-];
-
-/// The latencies of a row in ms, from figures of several rounds.
-fn latency_cells(summaries: &[crate::stats::LatencySummary]) -> Vec<ReportCell> {
-    let of = |pick: fn(&crate::stats::LatencySummary) -> f64| -> ReportCell {
-        let values: Vec<f64> = summaries.iter().map(pick).collect();
-        median(&values).map(|ns| ns / 1e6).into()
-    };
-    vec![
-        of(|it| it.mean_ns),
-        of(|it| it.p50_ns as f64),
-        of(|it| it.p90_ns as f64),
-        of(|it| it.p99_ns as f64),
-        of(|it| it.p999_ns as f64),
-    ]
-}
-
-/// A row of all operations. Void rounds count in the last column only, unless all are void.
-fn row(server: &str, rounds: &[&PointFigures], ratio: Option<f64>) -> Vec<ReportCell> {
-    let valid: Vec<&PointFigures> = rounds
-        .iter()
-        .copied()
-        .filter(|it| it.void.is_none())
-        .collect();
-    let shown = if valid.is_empty() { rounds } else { &valid };
-    let middle =
-        |of: fn(&PointFigures) -> f64| median(&shown.iter().map(|it| of(it)).collect::<Vec<f64>>());
-    let server_cpu: Vec<f64> = shown
-        .iter()
-        .filter_map(|it| it.server_cpu_percent)
-        .collect();
-    let latencies: Vec<_> = shown.iter().map(|it| it.latencies).collect();
-    let mut cells: Vec<ReportCell> = vec![
-        server.into(),
-        "all".into(),
-        middle(|it| it.offered_per_s).into(),
-        middle(|it| it.achieved_per_s).into(),
-        ratio.into(),
-    ];
-    cells.extend(latency_cells(&latencies));
-    cells.extend([
-        rounds.iter().map(|it| it.timeouts).sum::<u64>().into(),
-        middle(|it| it.generator_cpu_percent).into(),
-        median(&server_cpu).into(),
-        void_cell(rounds),
-    ]);
-    cells
-}
-
-/// The number of void rounds, and the reason of the first one.
-fn void_cell(rounds: &[&PointFigures]) -> ReportCell {
-    let mut reasons = rounds.iter().filter_map(|it| it.void);
-    match reasons.next() {
-        None => "0".into(),
-        Some(first) => {
-            let count = 1 + reasons.count();
-            format!("{count} of {}, {first}", rounds.len())
-                .as_str()
-                .into()
-        }
-    }
-}
-
-/// A row of one operation.
-fn operation_rows(server: &str, rounds: &[&PointFigures]) -> Vec<Vec<ReportCell>> {
-    let Some(first) = rounds.first() else {
-        return Vec::new();
-    };
-    let of = |name: &str| -> Vec<ReportCell> {
-        let all = rounds.iter().flat_map(|it| &it.operations);
-        let found: Vec<_> = all
-            .filter(|it| it.operation == name)
-            .map(|it| it.latencies)
-            .collect();
-        let mut cells = vec![server.into(), name.into()];
-        cells.extend([
-            ReportCell::Missing,
-            ReportCell::Missing,
-            ReportCell::Missing,
-        ]);
-        cells.extend(latency_cells(&found));
-        cells.resize(COLUMNS.len(), ReportCell::Missing);
-        cells
-    };
-    let names = first.operations.iter().map(|it| it.operation.as_str());
-    names.map(of).collect()
-}
-
-fn add_notes(report: &mut Report, options: &CompareOptions) {
-    report.add_note(format!(
-        "medians of {} alternating rounds of {:.1} s after {:.1} s; schedule {:?} with seeds from {}, fixed in advance; \
-         latencies count from the time at which each call was due",
-        options.rounds,
-        options.runtime.as_secs_f64(),
-        options.warmup.as_secs_f64(),
-        options.arrivals,
-        options.seed
-    ));
-    report.add_note(format!(
-        "mix {}, {} connections, {} files for each operation per second (SFS97: 10 MB, about 380 files), at least {} and at most \
-         {}; a hot tenth takes 99 % of the accesses; WRITEs are UNSTABLE",
-        options.mix.name,
-        options.connections,
-        options.scale.files_per_op,
-        options.scale.files_min,
-        options.scale.files_max
-    ));
-    report.add_note(
-        "a round is void below 99 % of the offered rate, or if the generator itself was more than 1 ms late at its p99",
-    );
-}
-
-/// Searches the highest rate at which each server keeps a mean latency of `mean_ms_max`. Ratios are to the last server.
-///
-/// # Errors
-/// If an option is invalid, or a server refuses a call.
-pub fn run_rates(
-    servers: &mut [LoadedServer<'_>],
-    start_rate: f64,
-    mean_ms_max: f64,
-    options: &CompareOptions,
-) -> Result<Report, BenchError> {
-    check(servers, options)?;
-    let mut points: Vec<Vec<Vec<PointFigures>>> = vec![Vec::new(); servers.len()];
-    let mut best: Vec<Vec<Option<PointFigures>>> = vec![Vec::new(); servers.len()];
-    for round in 0..options.rounds {
-        for turn in 0..servers.len() {
-            let at = (turn + round) % servers.len();
-            let before = best[at].iter().rev().flatten().next();
-            let start = before.map_or(start_rate, |it| it.rate_per_s);
-            let factor = FACTORS[usize::from(before.is_some())];
-            let mut search = RateSearch::new(start, factor, PRECISION);
-            let mut measured = Vec::new();
-            while let Some(rate) = search.next_rate() {
-                let figures = servers[at].measure_strictly(rate, round, options)?;
-                let is_held = figures.void.is_none() && figures.mean_ms() <= mean_ms_max;
-                search.record(rate, is_held);
-                measured.push(figures);
-            }
-            let found = measured
-                .iter()
-                .find(|it| Some(it.rate_per_s) == search.best());
-            best[at].push(found.cloned());
-            points[at].push(measured);
-        }
-    }
-    let targets: Vec<NfsTarget> = servers.iter().map(|it| it.target().clone()).collect();
-    Ok(rates_report(&targets, &points, &best, mean_ms_max, options))
-}
-
-fn rates_report(
-    targets: &[NfsTarget],
-    points: &[Vec<Vec<PointFigures>>],
-    best: &[Vec<Option<PointFigures>>],
-    mean_ms_max: f64,
-    options: &CompareOptions,
-) -> Report {
-    let title = format!("NFS operations held at a mean latency of at most {mean_ms_max} ms");
-    let mut report = Report::new("nfs-rate", &title, &targets[0].class, &COLUMNS);
-    // A round without any held rate counts as 0.
-    let rates = |of: &[Option<PointFigures>]| -> Vec<f64> {
-        let rate = |it: &Option<PointFigures>| it.as_ref().map_or(0.0, |it| it.achieved_per_s);
-        of.iter().map(rate).collect()
-    };
-    let last = best.last().map(|it| rates(it)).unwrap_or_default();
-    for (target, of) in targets.iter().zip(best) {
-        let held: Vec<&PointFigures> = of.iter().flatten().collect();
-        let name = format!("{} ({})", target.name, target.class);
-        report.add_row(row(&name, &held, median_ratio(&rates(of), &last)));
-    }
-    for (target, of) in targets.iter().zip(best) {
-        let held: Vec<&PointFigures> = of.iter().flatten().collect();
-        for cells in operation_rows(&target.name, &held) {
-            report.add_row(cells);
-        }
-    }
-    add_notes(&mut report, options);
-    report.add_note("points of the chart are all of all rounds that are not void");
-    let series = targets.iter().zip(points).map(|(target, rounds)| {
-        let valid = rounds.iter().flatten().filter(|it| it.void.is_none());
-        PlotSeries {
-            name: target.name.clone(),
-            points: valid.map(|it| (it.achieved_per_s, it.mean_ms())).collect(),
-        }
-    });
-    report.plots.push(latency_plot(
-        "Mean latency over NFS operations",
-        series.collect(),
-    ));
-    report.raw = json!({
-        "servers": targets.iter().map(|it| &it.name).collect::<Vec<_>>(),
-        "classes": targets.iter().map(|it| &it.class).collect::<Vec<_>>(),
-        "points_by_server_round": points,
-        "best_by_server_round": best,
-    });
-    report
-}
-
-/// The figure of source measurements: latency over throughput.
-fn latency_plot(title: &str, series: Vec<PlotSeries>) -> Plot {
-    Plot {
-        title: title.to_owned(),
-        kind: PlotKind::Lines,
-        x: PlotAxis::linear("operations per second, achieved"),
-        y: PlotAxis::log("mean latency in ms"),
-        categories: Vec::new(),
-        series,
     }
 }
 
@@ -407,7 +255,7 @@ pub fn run_ladder(
     rates: &[f64],
     options: &CompareOptions,
 ) -> Result<Report, BenchError> {
-    check(servers, options)?;
+    check_servers(servers, options)?;
     if rates.is_empty() {
         let text = "there is no rate to measure; name at least one".to_owned();
         return Err(BenchError::Option(text));
@@ -419,12 +267,28 @@ pub fn run_ladder(
             for turn in 0..servers.len() {
                 let at = (turn + round) % servers.len();
                 let figures = servers[at].measure_strictly(*rate, round, options)?;
+                print_point(servers[at].target(), round, &figures);
                 points[at][number].push(figures);
             }
         }
     }
     let targets: Vec<NfsTarget> = servers.iter().map(|it| it.target().clone()).collect();
     Ok(ladder_report((name, title), &targets, &points, options))
+}
+
+/// A line about a measured point.
+pub(super) fn print_point(target: &NfsTarget, round: usize, figures: &PointFigures) {
+    let void = figures.void.map(|it| format!(", {it}"));
+    progress(&format!(
+        "{}: round {}, {:.0} calls/s offered, {:.0} achieved, mean {:.2} ms, generator late by {:.0} µs at its p99{}",
+        target.name,
+        round + 1,
+        figures.offered_per_s,
+        figures.achieved_per_s,
+        figures.mean_ms(),
+        figures.lateness.p99_ns as f64 / 1e3,
+        void.unwrap_or_default()
+    ));
 }
 
 fn ladder_report(
@@ -458,7 +322,7 @@ fn ladder_report(
         }
         report.add_note("rows of operations are of the highest rate without a void round");
     }
-    add_notes(&mut report, options);
+    add_notes(&mut report, options, points.iter().flatten().flatten());
     let series = targets.iter().zip(points).map(|(target, of)| PlotSeries {
         name: target.name.clone(),
         points: of.iter().filter_map(|it| middle_point(it)).collect(),
@@ -469,7 +333,29 @@ fn ladder_report(
         "classes": targets.iter().map(|it| &it.class).collect::<Vec<_>>(),
         "points_by_server_rate_round": points,
     });
+    let bars = (0..rates).flat_map(|at| snapshot_bars(targets, points, at));
+    add_bars(&mut report, &bars.collect::<Vec<_>>());
     report
+}
+
+/// Latencies of the file systems of one process kind against the first of them; peers have another medium.
+fn snapshot_bars(
+    targets: &[NfsTarget],
+    points: &[Vec<Vec<PointFigures>>],
+    rate: usize,
+) -> Vec<Bar> {
+    let with_snapshots = targets.iter().zip(points).skip(1);
+    let same_class = with_snapshots.filter(|(target, _)| target.class == targets[0].class);
+    let bar = |(target, of): (&NfsTarget, &Vec<Vec<PointFigures>>)| {
+        let per_s = points[0][rate].first().map_or(0.0, |it| it.rate_per_s);
+        let name = format!(
+            "mean latency of {} to {} at {per_s:.0} calls/s",
+            target.name, targets[0].name
+        );
+        let ratio = mean_ratio(&of[rate], &points[0][rate]);
+        Bar::ratio_at_most(name, SNAPSHOTS_RATIO_MAX, ratio)
+    };
+    same_class.map(bar).collect()
 }
 
 /// The median of the ratios of means, of rounds that are valid in both.
@@ -482,20 +368,13 @@ fn mean_ratio(values: &[PointFigures], base: &[PointFigures]) -> Option<f64> {
     median_ratio(&values, &base)
 }
 
-/// The place of a point in the chart: medians of its valid rounds.
-fn middle_point(rounds: &[PointFigures]) -> Option<(f64, f64)> {
-    let valid = || rounds.iter().filter(|it| it.void.is_none());
-    let rate = median(&valid().map(|it| it.achieved_per_s).collect::<Vec<_>>())?;
-    let mean = median(&valid().map(PointFigures::mean_ms).collect::<Vec<_>>())?;
-    Some((rate, mean))
-}
-
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::nfs::point::VoidReason;
+    use crate::report::ReportCell;
 
-    fn options() -> CompareOptions {
+    pub(in crate::nfs) fn options() -> CompareOptions {
         CompareOptions {
             rounds: 5,
             runtime: Duration::from_secs(1),
@@ -509,7 +388,7 @@ mod tests {
         }
     }
 
-    fn target(name: &str) -> NfsTarget {
+    pub(in crate::nfs) fn target(name: &str) -> NfsTarget {
         let server = std::net::SocketAddr::from(([127, 0, 0, 1], 1));
         NfsTarget {
             name: name.into(),
@@ -521,7 +400,7 @@ mod tests {
         }
     }
 
-    fn point(rate: f64, mean_ms: f64, void: Option<VoidReason>) -> PointFigures {
+    pub(in crate::nfs) fn point(rate: f64, mean_ms: f64, void: Option<VoidReason>) -> PointFigures {
         PointFigures {
             rate_per_s: rate,
             offered_per_s: rate,
@@ -549,31 +428,7 @@ mod tests {
         let ratio = report.cell("other (process)", "mean to the first");
         assert_eq!(ratio, Some(&ReportCell::Number(1.2)));
         assert_eq!(report.plots[0].series[1].points, [(100.0, 1.2)]);
-    }
-
-    #[test]
-    fn held_rates_are_compared_with_the_last_server() {
-        let best = [
-            vec![Some(point(300.0, 5.0, None)), Some(point(330.0, 5.0, None))],
-            vec![Some(point(100.0, 5.0, None)), Some(point(110.0, 5.0, None))],
-        ];
-        let points = [
-            vec![vec![point(300.0, 5.0, None)], vec![]],
-            vec![vec![point(100.0, 5.0, None)], vec![]],
-        ];
-        let targets = [target("ours"), target("peer")];
-        let report = rates_report(&targets, &points, &best, 6.0, &options());
-        let ratio = report.cell("ours (process)", "to the last");
-        assert_eq!(ratio, Some(&ReportCell::Number(3.0)));
-    }
-
-    #[test]
-    fn server_that_holds_no_rate_has_a_ratio_of_zero() {
-        let best = [vec![None], vec![Some(point(100.0, 5.0, None))]];
-        let points = [vec![vec![]], vec![vec![]]];
-        let targets = [target("ours"), target("peer")];
-        let report = rates_report(&targets, &points, &best, 6.0, &options());
-        let ratio = report.cell("ours (process)", "to the last");
-        assert_eq!(ratio, Some(&ReportCell::Number(0.0)));
+        let bar = "bar: missed: mean latency of other to one at 100 calls/s is 1.200 ×";
+        assert!(text.contains(bar), "{text}");
     }
 }

@@ -2,7 +2,8 @@
 
 use super::record_scanner::{RecordScanner, ScannedReply};
 use crate::error::BenchError;
-use rustix::event::{Timespec, epoll};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use rustix::io::Errno;
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::mem::MaybeUninit;
 use std::net::{SocketAddr, TcpStream};
@@ -84,7 +85,12 @@ impl LoadConnections {
 
     /// Closes all connections, and opens as many new ones.
     pub(super) fn reopen(&mut self) -> Result<(), BenchError> {
-        let (server, count) = (self.server, self.all.len());
+        self.reopen_at(self.server)
+    }
+
+    /// Closes all connections, and opens as many to another server.
+    pub(super) fn reopen_at(&mut self, server: SocketAddr) -> Result<(), BenchError> {
+        let count = self.all.len();
         self.all.clear();
         *self = LoadConnections::open(server, count)?;
         Ok(())
@@ -94,16 +100,31 @@ impl LoadConnections {
         cannot(&format!("speak with the NFS server at {}", self.server))
     }
 
-    /// Waits for answers or room, at most until this time after `start`.
+    /// Waits for answers or room, at most for this time. The limit is precise to nanoseconds, as that of ppoll(2): the limit of
+    /// epoll_wait(2) is in milliseconds, rounded up.
     pub(super) fn wait(&self, limit: Duration) -> Result<Vec<(usize, bool)>, BenchError> {
         let limit = Timespec {
             tv_sec: limit.as_secs() as i64,
             tv_nsec: i64::from(limit.subsec_nanos()),
         };
-        let mut events = [MaybeUninit::uninit(); EVENTS_MAX];
-        let (ready, _) = match epoll::wait(&self.epoll, &mut events, Some(&limit)) {
+        let mut fds = [PollFd::new(&self.epoll, PollFlags::IN)];
+        match poll(&mut fds, Some(&limit)) {
             // A signal has ended the wait early.
-            Err(rustix::io::Errno::INTR) => return Ok(Vec::new()),
+            Ok(0) | Err(Errno::INTR) => Ok(Vec::new()),
+            Ok(_) => self.ready(),
+            Err(errno) => Err(cannot("wait for answers")(errno.into())),
+        }
+    }
+
+    /// Connections with answers or room now.
+    pub(super) fn ready(&self) -> Result<Vec<(usize, bool)>, BenchError> {
+        let mut events = [MaybeUninit::uninit(); EVENTS_MAX];
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let (ready, _) = match epoll::wait(&self.epoll, &mut events, Some(&now)) {
+            Err(Errno::INTR) => return Ok(Vec::new()),
             ready => ready.map_err(|errno| cannot("wait for answers")(errno.into()))?,
         };
         let of = |event: &epoll::Event| {
@@ -200,5 +221,27 @@ impl LoadConnection {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+    use std::time::Instant;
+
+    #[test]
+    fn short_wait_is_no_whole_millisecond() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let server = listener.local_addr().expect("bound");
+        let connections = LoadConnections::open(server, 1).expect("connected");
+        let waits = (0..100).map(|_| {
+            let start = Instant::now();
+            let ready = connections.wait(Duration::from_micros(100));
+            assert!(ready.expect("it waits").is_empty());
+            start.elapsed()
+        });
+        let shortest = waits.min().expect("waits");
+        assert!(shortest < Duration::from_micros(900), "{shortest:?}");
     }
 }

@@ -6,12 +6,14 @@
 //! - Memory is bounded: calls in flight, and one buffer for all replies.
 //! - A status that is not expected is counted and never becomes a latency.
 
-use super::call_table::{CallTable, PendingCall};
+use super::call_table::{CALLS_MAX, CallTable, PendingCall};
 use super::calls;
 use super::connections::LoadConnections;
 use super::file_set::FileSet;
 use super::mix::OperationMix;
+use super::pacing::Pacing;
 use super::point::{PointFigures, PointRecorder};
+use super::priority::GeneratorPriority;
 use super::schedule::{Arrivals, Schedule};
 use super::sizes::BLOCK_BYTES;
 use super::workload::{Request, Workload};
@@ -19,22 +21,31 @@ use crate::error::BenchError;
 use crate::load::{Rng, random_bytes, thread_cpu};
 use crate::process::process_cpu;
 use pagemesh_nfs_client::Credential;
-use rustix::process::{getpriority_process, setpriority_process};
-use rustix::thread::gettid;
 use std::iter::Peekable;
 use std::time::{Duration, Instant};
 
 /// From one look for calls without an answer to the next.
 const TIMEOUT_CHECK: Duration = Duration::from_millis(100);
-/// The priority of the generator, so that a busy server does not delay it.
-const NICE: i32 = -10;
-/// Time from the setup of a run to its first call.
-const LEAD: Duration = Duration::from_millis(20);
+/// The time from one look for calls that are due, to the next, of a generator that need not be precise.
+const IMPRECISE_PAUSE: Duration = Duration::from_millis(1);
+
+/// The times at which calls are sent.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum LoadKind {
+    /// By the schedule, by a precise thread of high priority.
+    Scheduled,
+    /// By the schedule, beside a measurement: without polls and without a higher priority.
+    Beside,
+    /// As many calls in flight all the time, without a schedule: what the server can do.
+    InFlight(usize),
+}
 
 /// A load at one rate.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
-    /// Calls per second.
+    /// The times of calls.
+    pub kind: LoadKind,
+    /// Calls per second of the schedule.
     pub rate_per_s: f64,
     /// The gaps.
     pub arrivals: Arrivals,
@@ -60,22 +71,26 @@ pub fn run_load(
     options: &LoadOptions,
     server_pids: &[u32],
 ) -> Result<PointFigures, BenchError> {
-    if !options.rate_per_s.is_finite() || options.rate_per_s <= 0.0 {
-        let text = format!("{} calls per second are no rate", options.rate_per_s);
-        return Err(BenchError::Option(text));
-    }
-    let _priority = Priority::raise();
+    check(options)?;
+    let priority = (options.kind != LoadKind::Beside).then(GeneratorPriority::raise);
     let server_cpu = || -> Option<Duration> { server_pids.iter().map(|it| process_cpu(*it)).sum() };
     let (cpu, before, began) = (thread_cpu(), server_cpu(), Instant::now());
     let files = set.files.len() as u64;
     let mut run = LoadRun::new(connections, set, options);
     run.run()?;
     let (sent_bytes, received_bytes) = (run.sent_bytes, run.received_bytes);
-    let has_timeouts = run.has_timeouts;
+    let (has_timeouts, polled) = (run.has_timeouts, run.pacing.polled_ns());
     let mut figures = run.recorder.figures(options.rate_per_s);
     let wall = began.elapsed().as_secs_f64();
     let percent = |used: Duration| used.as_secs_f64() / wall * 100.0;
-    figures.generator_cpu_percent = percent(thread_cpu().saturating_sub(cpu));
+    let used = thread_cpu().saturating_sub(cpu);
+    // Another thread may have had the processor during a poll.
+    let polled = Duration::from_nanos(polled).min(used);
+    figures.generator_cpu_percent = percent(used - polled);
+    figures.generator_polling_percent = percent(polled);
+    if let Some(priority) = &priority {
+        figures.generator_scheduling = priority.scheduling().name().to_owned();
+    }
     figures.server_cpu_percent = before
         .zip(server_cpu())
         .filter(|_| !server_pids.is_empty())
@@ -89,10 +104,24 @@ pub fn run_load(
     Ok(figures)
 }
 
+fn check(options: &LoadOptions) -> Result<(), BenchError> {
+    let text = match options.kind {
+        LoadKind::InFlight(calls) if (1..CALLS_MAX).contains(&calls) => return Ok(()),
+        LoadKind::InFlight(calls) => {
+            format!("{calls} calls in flight are not 1 to {}", CALLS_MAX - 1)
+        }
+        _ if options.rate_per_s.is_finite() && options.rate_per_s > 0.0 => return Ok(()),
+        _ => format!("{} calls per second are no rate", options.rate_per_s),
+    };
+    Err(BenchError::Option(text))
+}
+
 struct LoadRun<'r> {
     connections: &'r mut LoadConnections,
     set: &'r mut FileSet,
+    kind: LoadKind,
     schedule: Peekable<Schedule>,
+    pacing: Pacing,
     workload: Workload,
     recorder: PointRecorder,
     calls: CallTable,
@@ -121,11 +150,17 @@ impl<'r> LoadRun<'r> {
         let length = options.warmup + options.runtime;
         let mut rng = Rng::new(options.seed);
         let (schedule_seed, seed) = (rng.next_u64(), rng.next_u64());
-        let schedule = Schedule::new(options.arrivals, options.rate_per_s, length, schedule_seed);
+        let rate_per_s = match options.kind {
+            LoadKind::InFlight(_) => 0.0,
+            _ => options.rate_per_s,
+        };
+        let schedule = Schedule::new(options.arrivals, rate_per_s, length, schedule_seed);
         LoadRun {
             connections,
             set,
+            kind: options.kind,
             schedule: schedule.peekable(),
+            pacing: Pacing::new(),
             workload: Workload::new(options.mix, seed),
             recorder: PointRecorder::new(options.warmup, options.runtime),
             calls: CallTable::new(),
@@ -133,7 +168,7 @@ impl<'r> LoadRun<'r> {
             payload: random_bytes(&mut rng, 2 * BLOCK_BYTES as usize),
             timeout_ns: options.timeout.as_nanos() as u64,
             end_ns: length.as_nanos() as u64,
-            start: Instant::now() + LEAD,
+            start: Instant::now(),
             is_held: false,
             held_ns: 0,
             has_timeouts: false,
@@ -144,12 +179,11 @@ impl<'r> LoadRun<'r> {
     }
 
     fn now_ns(&self) -> u64 {
-        Instant::now()
-            .saturating_duration_since(self.start)
-            .as_nanos() as u64
+        self.start.elapsed().as_nanos() as u64
     }
 
     fn run(&mut self) -> Result<(), BenchError> {
+        self.start = Instant::now();
         let mut check_ns = TIMEOUT_CHECK.as_nanos() as u64;
         loop {
             let now_ns = self.send_due_calls()?;
@@ -157,7 +191,7 @@ impl<'r> LoadRun<'r> {
                 check_ns = now_ns + TIMEOUT_CHECK.as_nanos() as u64;
                 self.give_up_old_calls(now_ns);
             }
-            if self.schedule.peek().is_none() && self.calls.len() == 0 {
+            if self.is_sent(now_ns) && self.calls.len() == 0 {
                 return Ok(());
             }
             let next_ns = match self.is_held {
@@ -167,9 +201,7 @@ impl<'r> LoadRun<'r> {
                     .peek()
                     .map_or(check_ns, |due| check_ns.min(*due)),
             };
-            let since_start = self.start + Duration::from_nanos(next_ns);
-            let limit = since_start.saturating_duration_since(Instant::now());
-            for (at, has_room) in self.connections.wait(limit)? {
+            for (at, has_room) in self.wait(next_ns)? {
                 if has_room {
                     self.connections.flush(at)?;
                 }
@@ -178,13 +210,51 @@ impl<'r> LoadRun<'r> {
         }
     }
 
+    /// Whether all calls of the run are sent.
+    fn is_sent(&mut self, now_ns: u64) -> bool {
+        match self.kind {
+            LoadKind::InFlight(_) => now_ns >= self.end_ns,
+            _ => self.schedule.peek().is_none(),
+        }
+    }
+
+    /// Waits for answers or room up to a time, and polls through the last part before it.
+    fn wait(&mut self, until_ns: u64) -> Result<Vec<(usize, bool)>, BenchError> {
+        let now_ns = self.now_ns();
+        let sleep = |from_ns: u64, to_ns: u64| Duration::from_nanos(to_ns.saturating_sub(from_ns));
+        if self.kind != LoadKind::Scheduled {
+            let limit = sleep(now_ns, until_ns);
+            return self.connections.wait(limit.max(IMPRECISE_PAUSE));
+        }
+        match self.pacing.sleep_until(now_ns, until_ns) {
+            Some(planned_ns) => {
+                let ready = self.connections.wait(sleep(now_ns, planned_ns))?;
+                if ready.is_empty() {
+                    self.pacing.slept(planned_ns, self.now_ns());
+                }
+                Ok(ready)
+            }
+            None => {
+                let ready = self.connections.ready()?;
+                if ready.is_empty() {
+                    self.pacing.polled(self.now_ns().saturating_sub(now_ns));
+                }
+                Ok(ready)
+            }
+        }
+    }
+
     /// Sends the calls that are due. Returns the time.
     fn send_due_calls(&mut self) -> Result<u64, BenchError> {
-        if Instant::now() < self.start {
-            return Ok(0);
-        }
         loop {
             let now_ns = self.now_ns();
+            if let LoadKind::InFlight(most) = self.kind {
+                if self.calls.len() >= most || now_ns >= self.end_ns {
+                    return Ok(now_ns);
+                }
+                self.send(now_ns, now_ns)?;
+                continue;
+            }
             self.is_held = self.calls.is_full();
             if self.is_held {
                 self.held_ns = now_ns;
@@ -265,28 +335,6 @@ impl<'r> LoadRun<'r> {
     }
 }
 
-/// A higher priority of this thread, up to its drop. Children that the thread starts later do not have it.
-struct Priority(Option<i32>);
-
-impl Priority {
-    fn raise() -> Priority {
-        let thread = Some(gettid());
-        let before = getpriority_process(thread).ok();
-        // It fails without the right to do so; the lateness shows the effect.
-        let raised = setpriority_process(thread, NICE).is_ok();
-        Priority(before.filter(|_| raised))
-    }
-}
-
-impl Drop for Priority {
-    fn drop(&mut self) {
-        if let Some(before) = self.0 {
-            // Lowering a priority needs no right.
-            let _ = setpriority_process(Some(gettid()), before);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -347,6 +395,7 @@ mod tests {
 
     fn options(rate_per_s: f64) -> LoadOptions {
         LoadOptions {
+            kind: LoadKind::Scheduled,
             rate_per_s,
             arrivals: Arrivals::Fixed,
             mix: OperationMix::READS,
@@ -374,6 +423,24 @@ mod tests {
         assert!(found.latencies.p99_ns > 380_000_000, "{found:?}");
         assert!(found.latencies.p90_ns > 290_000_000, "{found:?}");
         assert!(found.mean_ms() > 70.0, "{found:?}");
+    }
+
+    #[test]
+    fn calls_in_flight_are_as_many_as_asked_for() {
+        let server = serve(None, |_| Some(0));
+        let mut options = options(f64::NAN);
+        options.kind = LoadKind::InFlight(32);
+        options.runtime = 200 * MS;
+        let found = load(server, &options);
+        assert!(found.answered > 0, "{found:?}");
+        assert_eq!(found.answered, found.scheduled);
+        // No call is due before it is sent, so its latency is of 32 calls before it at most.
+        let most_ms = found.latencies.max_ns / 1_000_000;
+        assert!(found.mean_ms() > 0.0 && most_ms < 5000, "{found:?}");
+        options.kind = LoadKind::InFlight(0);
+        let mut connections = LoadConnections::open(server, 1).expect("connected");
+        let mut set = FileSet::made_up(100);
+        assert!(run_load(&mut connections, &mut set, &options, &[]).is_err());
     }
 
     #[test]

@@ -83,6 +83,23 @@ impl Operation {
     }
 }
 
+/// The bytes that READs and WRITEs access.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct AccessShape {
+    /// Bytes of each transfer, at a multiple of them; none: blocks and rests, as SFS97 counts them.
+    pub transfer_bytes: Option<u32>,
+    /// All files alike, instead of mostly hot ones.
+    pub is_uniform: bool,
+    /// WRITEs are FILE_SYNC, and not UNSTABLE.
+    pub is_synchronous: bool,
+}
+
+const SFS97_ACCESS: AccessShape = AccessShape {
+    transfer_bytes: None,
+    is_uniform: false,
+    is_synchronous: false,
+};
+
 /// Weights of the operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct OperationMix {
@@ -90,6 +107,8 @@ pub struct OperationMix {
     pub name: &'static str,
     /// The weights, in the order of [`Operation::ALL`].
     weights: [u32; OPERATIONS],
+    /// The bytes that they access.
+    pub access: AccessShape,
 }
 
 impl OperationMix {
@@ -97,29 +116,52 @@ impl OperationMix {
     pub const SFS97: OperationMix = OperationMix {
         name: "sfs97",
         weights: [27, 18, 9, 11, 7, 2, 1, 1, 1, 1, 9, 7, 5],
+        access: SFS97_ACCESS,
     };
     /// READ alone.
     pub const READS: OperationMix = OperationMix {
         name: "reads",
         weights: [0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+        access: SFS97_ACCESS,
     };
     /// WRITE, and a COMMIT after eight of them.
     pub const WRITES: OperationMix = OperationMix {
         name: "writes",
         weights: [0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1],
+        access: SFS97_ACCESS,
     };
     /// Names and attributes: no data.
     pub const NAMES: OperationMix = OperationMix {
         name: "names",
         weights: [40, 0, 0, 20, 5, 5, 5, 5, 0, 5, 5, 10, 0],
+        access: SFS97_ACCESS,
     };
-    /// All load shapes.
-    pub const SHAPES: [OperationMix; 4] = [
-        OperationMix::SFS97,
-        OperationMix::READS,
-        OperationMix::WRITES,
-        OperationMix::NAMES,
-    ];
+    /// Metadata of hot files, which caches hold.
+    pub const CACHED_METADATA: OperationMix = OperationMix {
+        name: "cached-metadata",
+        weights: [2, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 1, 0],
+        access: SFS97_ACCESS,
+    };
+    /// READs of a page each, of all files alike.
+    pub const PAGE_READS: OperationMix = OperationMix {
+        name: "page-reads",
+        weights: [0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+        access: AccessShape {
+            transfer_bytes: Some(4096),
+            is_uniform: true,
+            is_synchronous: false,
+        },
+    };
+    /// WRITEs that are stored before each answer.
+    pub const SYNCHRONOUS_WRITES: OperationMix = OperationMix {
+        name: "synchronous-writes",
+        weights: [0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+        access: AccessShape {
+            transfer_bytes: None,
+            is_uniform: false,
+            is_synchronous: true,
+        },
+    };
 
     /// Draws an operation.
     pub fn draw(&self, rng: &mut SplitMix64) -> Operation {
@@ -179,6 +221,8 @@ mod tests {
             assert_eq!(OperationMix::READS.draw(&mut rng), Operation::Read);
             let write = OperationMix::WRITES.draw(&mut rng);
             assert!(matches!(write, Operation::Write | Operation::Commit));
+            let sync = OperationMix::SYNCHRONOUS_WRITES.draw(&mut rng);
+            assert_eq!(sync, Operation::Write);
             let name = OperationMix::NAMES.draw(&mut rng);
             assert!(!matches!(name, Operation::Read | Operation::Write));
         }

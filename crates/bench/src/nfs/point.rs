@@ -65,7 +65,8 @@ pub struct PointFigures {
     pub rate_per_s: f64,
     /// Calls of the schedule in the measured time, per second.
     pub offered_per_s: f64,
-    /// Calls that were answered, per second up to the last answer.
+    /// Expected answers that arrived in the measured time, per second. Some are to calls before it, as some calls of it are
+    /// answered after it.
     pub achieved_per_s: f64,
     /// Calls of the schedule in the measured time.
     pub scheduled: u64,
@@ -82,8 +83,12 @@ pub struct PointFigures {
     pub operations: Vec<OperationFigures>,
     /// The delays of the generator itself.
     pub lateness: LatencySummary,
-    /// Processor time of the generator, in % of one processor.
+    /// Processor time of the generator without its polls, in % of one processor.
     pub generator_cpu_percent: f64,
+    /// Processor time of polls before due calls that found no answer, in % of one processor.
+    pub generator_polling_percent: f64,
+    /// The scheduling of the generator's thread.
+    pub generator_scheduling: String,
     /// Processor time of the server, in % of one processor.
     pub server_cpu_percent: Option<f64>,
     /// Files of the set.
@@ -101,6 +106,12 @@ impl PointFigures {
     #[must_use]
     pub fn mean_ms(&self) -> f64 {
         self.latencies.mean_ns / 1e6
+    }
+
+    /// Whether the generator itself was late.
+    #[must_use]
+    pub fn is_generator_late(&self) -> bool {
+        matches!(self.void, Some(VoidReason::GeneratorLate(_)))
     }
 
     /// The number of answers that were not expected.
@@ -133,9 +144,10 @@ pub(crate) struct PointRecorder {
     lateness: Latencies,
     scheduled: u64,
     answered: u64,
+    /// Answers that arrived in the measured time.
+    arrived: u64,
     timeouts: u64,
     failed: BTreeMap<(usize, Option<u32>), u64>,
-    last_answer_ns: u64,
 }
 
 impl PointRecorder {
@@ -148,14 +160,14 @@ impl PointRecorder {
             lateness: Latencies::new(),
             scheduled: 0,
             answered: 0,
+            arrived: 0,
             timeouts: 0,
             failed: BTreeMap::new(),
-            last_answer_ns: 0,
         }
     }
 
-    fn is_measured(&self, due_ns: u64) -> bool {
-        (self.from_ns..self.until_ns).contains(&due_ns)
+    fn is_measured(&self, time_ns: u64) -> bool {
+        (self.from_ns..self.until_ns).contains(&time_ns)
     }
 
     /// A call is due. Each due call ends with one of the other functions.
@@ -172,9 +184,9 @@ impl PointRecorder {
 
     /// An answer with the expected status.
     pub(crate) fn answered(&mut self, operation: Operation, due_ns: u64, now_ns: u64) {
+        self.arrived += u64::from(self.is_measured(now_ns));
         if self.is_measured(due_ns) {
             self.answered += 1;
-            self.last_answer_ns = self.last_answer_ns.max(now_ns);
             let latencies = &mut self.by_operation[operation.index()];
             latencies.record_ns(now_ns.saturating_sub(due_ns));
         }
@@ -200,9 +212,8 @@ impl PointRecorder {
         let runtime_ns = (self.until_ns - self.from_ns) as f64;
         let mut all = Latencies::new();
         self.by_operation.iter().for_each(|it| all.merge(it));
-        let took_ns = (self.last_answer_ns.saturating_sub(self.from_ns) as f64).max(runtime_ns);
         let offered_per_s = self.scheduled as f64 * 1e9 / runtime_ns;
-        let achieved_per_s = self.answered as f64 * 1e9 / took_ns;
+        let achieved_per_s = self.arrived as f64 * 1e9 / runtime_ns;
         let lateness = self.lateness.summary();
         let named = Operation::ALL.iter().zip(&self.by_operation);
         PointFigures {
@@ -309,6 +320,15 @@ mod tests {
         // Each call takes 2 ms, one after the other.
         let found = figures(|due| Some(due + 2 * MS));
         assert!(matches!(found.void, Some(VoidReason::Behind(share)) if share < 0.6));
+    }
+
+    #[test]
+    fn late_last_answer_makes_no_point_void() {
+        let found = figures(|due| {
+            let wait = if due > 1090 * MS { 30 * MS } else { MS };
+            Some(wait)
+        });
+        assert_eq!(found.void, None, "{found:?}");
     }
 
     #[test]

@@ -1,9 +1,11 @@
 //! One client copies a large file to each server and reads it back, with `nfs-cp` and `nfs-cat` of libnfs.
 
+use super::bar::{Bar, add_bars};
 use super::setup::{NfsTarget, remove_file};
 use crate::error::BenchError;
+use crate::plot::{Plot, PlotAxis, PlotKind, PlotSeries};
 use crate::process::{ChildProcess, command_killed_with_thread, require_program};
-use crate::report::Report;
+use crate::report::{Report, ReportCell};
 use crate::snapshots::{CaseSample, ComparedCase, ComparisonTexts, compare};
 use std::path::Path;
 use std::process::Stdio;
@@ -11,6 +13,8 @@ use std::time::{Duration, Instant};
 
 /// Limit of one copy.
 const COPY_LIMIT: Duration = Duration::from_secs(600);
+/// The least bandwidth, as a multiple of the peer's.
+const RATIO_MIN: f64 = 1.5;
 const PACKAGE: &str = "libnfs-utils";
 
 /// The URL of a file for libnfs.
@@ -82,11 +86,58 @@ pub fn run_sequential(
         unit: "MB/s",
     };
     let mut report = compare(&texts, rounds, &mut cases)?;
+    report.plots.push(bandwidth_plot(&report));
     report.name = "nfs-sequential".into();
+    let bars = bars(&report, targets);
+    add_bars(&mut report, &bars);
     report.add_note(format!(
         "{bytes} bytes; the time has the start and the mount of the client"
     ));
     Ok(report)
+}
+
+/// The bandwidth of each case.
+fn bandwidth_plot(report: &Report) -> Plot {
+    let names = report.rows.iter().filter_map(|row| match row.first() {
+        Some(ReportCell::Text(name)) => Some(name.clone()),
+        _ => None,
+    });
+    let points = (0u32..).zip(&report.rows);
+    let points = points.filter_map(|(at, row)| match row.get(1) {
+        Some(ReportCell::Number(figure)) => Some((f64::from(at), *figure)),
+        _ => None,
+    });
+    Plot {
+        title: "One client of libnfs: bandwidth".to_owned(),
+        kind: PlotKind::Bars,
+        x: PlotAxis::linear(""),
+        y: PlotAxis::linear("MB/s"),
+        categories: names.collect(),
+        series: vec![PlotSeries {
+            name: "bandwidth".to_owned(),
+            points: points.collect(),
+        }],
+    }
+}
+
+/// The bandwidths of the first server against those of the last one.
+fn bars(report: &Report, targets: &[NfsTarget]) -> Vec<Bar> {
+    let (Some(own), Some(peer)) = (targets.first(), targets.get(1..).and_then(<[_]>::last)) else {
+        return Vec::new();
+    };
+    let bandwidth = |target: &NfsTarget, direction: &str| {
+        let name = format!("{} ({}) {direction}", target.name, target.class);
+        match report.cell(&name, "bandwidth") {
+            Some(ReportCell::Number(figure)) => Some(*figure),
+            _ => None,
+        }
+    };
+    let bar = |direction: &str| {
+        let own = bandwidth(own, direction).zip(bandwidth(peer, direction));
+        let name = format!("{direction} to that of {}", peer.name);
+        Bar::ratio_at_least(name, RATIO_MIN, own.map(|(own, peer)| own / peer))
+    };
+    vec![bar("write"), bar("read")]
 }
 
 #[cfg(test)]

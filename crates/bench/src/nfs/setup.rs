@@ -10,7 +10,7 @@ use pagemesh_nfs_client::nfs3::{
 };
 use pagemesh_nfs_client::{Client, ClientError, Credential};
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Limit of each wait for the server.
 const CALL_LIMIT: Duration = Duration::from_secs(60);
@@ -111,16 +111,24 @@ impl<'t> SetupClient<'t> {
         })
     }
 
-    /// Makes files up to this number.
+    /// Makes files up to this number, but none after this time. Returns whether the set has all.
     ///
     /// # Errors
     /// If a call fails.
-    pub fn grow(&mut self, set: &mut FileSet, files: u32) -> Result<(), BenchError> {
+    pub fn grow(
+        &mut self,
+        set: &mut FileSet,
+        files: u32,
+        until: Instant,
+    ) -> Result<bool, BenchError> {
         let Some(root) = set.root.clone() else {
             let text = "a set without a root cannot grow; mount the export first".into();
             return Err(BenchError::Option(text));
         };
         for n in set.files.len() as u32..files {
+            if Instant::now() > until && !set.files.is_empty() {
+                break;
+            }
             if n.is_multiple_of(FILES_PER_DIRECTORY) {
                 let name = format!("d{:05}", n / FILES_PER_DIRECTORY);
                 set.directories.push(self.make_directory(&root, &name)?);
@@ -145,7 +153,7 @@ impl<'t> SetupClient<'t> {
             set.spares.push_back((at as u32, set.next_spare));
             set.next_spare += 1;
         }
-        Ok(())
+        Ok(set.files.len() as u32 >= files)
     }
 
     fn made(

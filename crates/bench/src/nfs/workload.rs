@@ -27,7 +27,7 @@ pub enum Request {
         /// The number of bytes.
         count: u32,
     },
-    /// New bytes of a file, UNSTABLE.
+    /// New bytes of a file, UNSTABLE or FILE_SYNC.
     Write {
         /// The file.
         file: u32,
@@ -35,6 +35,8 @@ pub enum Request {
         offset: u32,
         /// The number of bytes.
         count: u32,
+        /// Whether the server stores them before it answers.
+        is_synchronous: bool,
     },
     /// Attributes of a file.
     GetAttr {
@@ -147,7 +149,10 @@ impl Workload {
         if set.files.is_empty() || set.directories.is_empty() {
             return Request::FsStat;
         }
-        let file = set.draw_file(&mut self.rng);
+        let file = match self.mix.access.is_uniform {
+            true => self.rng.below(set.files.len() as u64) as u32,
+            false => set.draw_file(&mut self.rng),
+        };
         let directory = self.rng.below(set.directories.len() as u64) as u32;
         match operation {
             Operation::Lookup => Request::Lookup {
@@ -185,13 +190,17 @@ impl Workload {
     }
 
     fn block_offset(&mut self, length_bytes: u32) -> u32 {
-        let blocks = length_bytes.div_ceil(BLOCK_BYTES).max(1);
-        self.rng.below(u64::from(blocks)) as u32 * BLOCK_BYTES
+        let block_bytes = self.mix.access.transfer_bytes.unwrap_or(BLOCK_BYTES).max(1);
+        let blocks = length_bytes.div_ceil(block_bytes).max(1);
+        self.rng.below(u64::from(blocks)) as u32 * block_bytes
     }
 
     fn read(&mut self, set: &FileSet, file: u32) -> Request {
         let offset = self.block_offset(set.files[file as usize].length_bytes);
-        let count = draw_read_bytes(&mut self.rng);
+        let count = match self.mix.access.transfer_bytes {
+            Some(bytes) => bytes,
+            None => draw_read_bytes(&mut self.rng),
+        };
         Request::Read {
             file,
             offset,
@@ -201,6 +210,7 @@ impl Workload {
 
     fn write(&mut self, set: &mut FileSet, file: u32) -> Request {
         self.last_written = Some(file);
+        let is_synchronous = self.mix.access.is_synchronous;
         let wanted = draw_write_bytes(&mut self.rng);
         let is_append = self.rng.below(100) < APPEND_PERCENT;
         let SetFile {
@@ -216,6 +226,7 @@ impl Workload {
                 file,
                 offset,
                 count: wanted,
+                is_synchronous,
             };
         }
         let length = *length_bytes;
@@ -224,6 +235,7 @@ impl Workload {
             file,
             offset,
             count: wanted.min(length - offset),
+            is_synchronous,
         }
     }
 }
@@ -270,6 +282,7 @@ mod tests {
                     file,
                     offset,
                     count,
+                    ..
                 } => {
                     let length = before[file as usize].length_bytes;
                     assert!(count > 0 && count <= BLOCK_BYTES);
@@ -306,6 +319,27 @@ mod tests {
                 _ => {}
             }
         }
+    }
+
+    #[test]
+    fn page_reads_are_whole_pages_of_all_files() {
+        let mut set = FileSet::made_up(600);
+        let mut workload = Workload::new(OperationMix::PAGE_READS, 8);
+        let mut files = std::collections::HashSet::new();
+        for _ in 0..20_000 {
+            let Request::Read {
+                file,
+                offset,
+                count,
+            } = workload.draw(&mut set)
+            else {
+                panic!("no read");
+            };
+            assert_eq!((offset % 4096, count), (0, 4096));
+            assert!(offset < set.files[file as usize].length_bytes.max(1));
+            files.insert(file);
+        }
+        assert_eq!(files.len(), 600);
     }
 
     #[test]

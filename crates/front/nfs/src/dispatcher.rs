@@ -55,6 +55,7 @@ impl Dispatcher {
             .map(|fs| Some(fs.name.clone()));
         let names: Vec<_> = names.chain([None]).collect();
         let shares = Shares::of(names.len() - 1, pollers);
+        let shares = shares.with_workers(connections.limits.fixed_workers);
         let workers = |name| ExportWorkers::new(name, shares, pollers);
         Self {
             exports: names.into_iter().map(workers).collect(),

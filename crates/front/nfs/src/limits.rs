@@ -203,6 +203,8 @@ pub struct Limits {
     /// The longest pause between two searches for connections that are beyond a deadline. It is shorter if
     /// a deadline is.
     pub sweep: Duration,
+    /// A fixed number of workers of each export, for measurements; none: by the load.
+    pub fixed_workers: Option<usize>,
 }
 
 impl Default for Limits {
@@ -217,6 +219,7 @@ impl Default for Limits {
             reply: Duration::from_secs(60),
             drain: Duration::from_secs(10),
             sweep: DEADLINE_PAUSE,
+            fixed_workers: None,
         }
     }
 }

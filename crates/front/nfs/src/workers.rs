@@ -39,6 +39,8 @@ use write_order::{WriteOrder, WriteRange};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shares {
     workers_max: usize,
+    /// The workers are always as many as the share.
+    are_workers_fixed: bool,
     bytes_max: usize,
     /// Calls that polling threads run at once.
     inline_max: usize,
@@ -51,12 +53,22 @@ impl Shares {
         let most_inline = pollers.saturating_sub(1).max(1);
         Self {
             workers_max: (WORKERS_MAX / exports).clamp(1, EXPORT_WORKERS_MAX),
+            are_workers_fixed: false,
             bytes_max: (CALL_BYTES_MAX / exports).max(EXPORT_BYTES_MIN),
             inline_max: match exports {
                 1 => most_inline,
                 _ => most_inline.div_ceil(2),
             },
         }
+    }
+
+    /// The shares with a fixed number of workers, at most as many as before; none: by the load.
+    pub(crate) fn with_workers(mut self, fixed: Option<usize>) -> Self {
+        if let Some(workers) = fixed {
+            self.workers_max = workers.clamp(1, self.workers_max);
+            self.are_workers_fixed = true;
+        }
+        self
     }
 }
 
@@ -164,7 +176,10 @@ impl ExportWorkers {
             state: Mutex::new(WorkersState {
                 queue: FairQueue::default(),
                 writes: WriteOrder::default(),
-                sizing: Sizing::new(shares.workers_max),
+                sizing: match shares.are_workers_fixed {
+                    true => Sizing::fixed(shares.workers_max),
+                    false => Sizing::new(shares.workers_max),
+                },
                 slots: vec![WorkerSlot::default(); shares.workers_max],
                 idle: Vec::new(),
                 is_waking: false,

@@ -2,20 +2,23 @@
 
 mod servers;
 mod snapshots;
+mod stalled;
+mod workers;
 
 use crate::commands::bench::MeasureArgs;
 use crate::commands::bench::scratch::kill_at_shutdown;
 use anyhow::{Context, ensure};
 use clap::{Args, ValueEnum};
+use pagemesh_base::fd_limit::raise_fd_limit;
 use pagemesh_base::units::Size;
-use pagemesh_bench::nfs::compare::{
-    Candidate, CompareOptions, LoadedServer, MEAN_MS_MAX, run_rates,
-};
+use pagemesh_bench::nfs::compare::{Candidate, CompareOptions, LoadedServer};
 use pagemesh_bench::nfs::connections::CONNECTIONS_MAX;
 use pagemesh_bench::nfs::file_set::FileSetScale;
 use pagemesh_bench::nfs::ganesha::{GaneshaOptions, GaneshaServer};
+use pagemesh_bench::nfs::idle_opens::{IdleOpensOptions, run_idle_opens};
 use pagemesh_bench::nfs::mix::OperationMix;
 use pagemesh_bench::nfs::overload::run_overload;
+use pagemesh_bench::nfs::rates::{MEAN_MS_MAX, run_rates};
 use pagemesh_bench::nfs::schedule::Arrivals;
 use pagemesh_bench::nfs::sequential::run_sequential;
 use pagemesh_bench::nfs::setup::NfsTarget;
@@ -26,8 +29,8 @@ use std::time::Duration;
 
 /// The part of the measured time that comes before it: caches and workers settle.
 const WARMUP_DIVISOR: u32 = 4;
-/// Connections of the overload, unless stated. The server takes at most 1000.
-const OVERLOAD_CONNECTIONS: usize = 990;
+/// Connections of the overload, unless stated.
+const OVERLOAD_CONNECTIONS: usize = 1000;
 /// Connections of other cases.
 const CONNECTIONS: usize = 16;
 /// Bytes of one write of the source of the sequential case.
@@ -42,8 +45,14 @@ pub enum NfsCase {
     Snapshots,
     /// One client of libnfs that copies a large file to the servers and back.
     Sequential,
-    /// Three times the saturation, which --start-rate names, by many connections.
+    /// Three times the saturation by many connections. A short search finds the saturation first.
     Overload,
+    /// The sizing of workers beside the best fixed number of them, in four load shapes.
+    Workers,
+    /// The latency of an export while the bricks of another export of its server are stopped.
+    Stalled,
+    /// An idle server with many files open by NFSv4.1: its processor time, and the memory of an open.
+    Idle,
 }
 
 /// The operation mix of the load.
@@ -95,7 +104,7 @@ pub struct NfsArgs {
     /// Gaps between calls.
     #[arg(long, value_enum, default_value = "poisson")]
     pub arrivals: ArrivalsArg,
-    /// Calls per second: the start of the search, or the saturation of the case overload.
+    /// Calls per second: the start of the search of the cases rate and overload, and the load of the case stalled.
     #[arg(long, default_value_t = 1000.0)]
     pub start_rate: f64,
     /// Calls per second of the case snapshots.
@@ -104,7 +113,7 @@ pub struct NfsArgs {
     /// Files for each call per second. SFS97 has about 380.
     #[arg(long, default_value_t = 1.0)]
     pub files_per_op: f64,
-    /// Connections to each server, up to 4096; by default 16, or 990 for the case overload.
+    /// Connections to each server, up to 4096; by default 16, or 1000 for the case overload.
     #[arg(long, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=CONNECTIONS_MAX as u64))]
     pub connections: Option<usize>,
     /// Seconds until a call without an answer counts as a time-out.
@@ -119,6 +128,18 @@ pub struct NfsArgs {
     /// Bytes of the file of the case sequential, at most half of --size.
     #[arg(long, default_value = "256M")]
     pub file_size: Size,
+    /// Seconds of the overload.
+    #[arg(long, default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub overload_seconds: u64,
+    /// Open files of the case idle.
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=OPENS_MAX))]
+    pub opens: u32,
+    /// Seconds of the case idle.
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub idle_seconds: u64,
+    /// Directory on a disk for the pools of the 4 KiB reads of the case workers.
+    #[arg(long, default_value = "/var/tmp")]
+    pub disk_pools: PathBuf,
     /// Seed of the schedules and calls.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
@@ -127,6 +148,8 @@ pub struct NfsArgs {
     pub no_peer: bool,
 }
 
+/// Open files of the case idle: the server allows 200 000.
+const OPENS_MAX: i64 = 100_000;
 /// The smallest file system.
 const SIZE_MIN: u64 = 256 << 20;
 
@@ -159,7 +182,7 @@ impl NfsArgs {
             self.size
         );
         ensure!(
-            self.file_size.0 <= self.size.0 / 2,
+            self.case != NfsCase::Sequential || self.file_size.0 <= self.size.0 / 2,
             "--file-size {} is above half of --size {}",
             self.file_size,
             self.size
@@ -181,6 +204,9 @@ pub fn run(args: &NfsArgs) -> anyhow::Result<Report> {
         NfsCase::Snapshots => snapshots::run(args),
         NfsCase::Sequential => sequential(args),
         NfsCase::Overload => overload(args),
+        NfsCase::Workers => workers::run(args),
+        NfsCase::Stalled => stalled::run(args),
+        NfsCase::Idle => idle(args),
     }
 }
 
@@ -203,19 +229,27 @@ fn rates(args: &NfsArgs) -> anyhow::Result<Report> {
 
 fn overload(args: &NfsArgs) -> anyhow::Result<Report> {
     let options = args.options();
+    raise_fd_limit().context("cannot open as many connections")?;
     let scratch = MeasuredServers::start(args, 1)?;
     let served = scratch.serve("pagemesh", args)?;
     let mut server = LoadedServer::open(Candidate::new(served.target.clone()), &options)?;
-    let length = args.measure.runtime();
-    let mut options = options;
-    options.runtime = options.runtime.min(Duration::from_secs(5));
-    options.warmup = options.runtime / WARMUP_DIVISOR;
+    let length = Duration::from_secs(args.overload_seconds);
     Ok(run_overload(
         &mut server,
         args.start_rate,
         length,
         &options,
     )?)
+}
+
+fn idle(args: &NfsArgs) -> anyhow::Result<Report> {
+    let scratch = MeasuredServers::start(args, 1)?;
+    let served = scratch.serve("pagemesh", args)?;
+    let options = IdleOpensOptions {
+        opens: args.opens,
+        idle: Duration::from_secs(args.idle_seconds),
+    };
+    Ok(run_idle_opens(&served.target, options)?)
 }
 
 fn sequential(args: &NfsArgs) -> anyhow::Result<Report> {

@@ -82,6 +82,17 @@ impl ScratchCluster {
         size_bytes: u64,
         sessions: Option<u32>,
     ) -> anyhow::Result<ScratchCluster> {
+        let budget = MemoryBudget::of_each(bricks);
+        ScratchCluster::with_budget(measure, (bricks, mapped), size_bytes, (sessions, budget))
+    }
+
+    /// The same with the memory of each brick for pages of a pool on a disk.
+    pub fn with_budget(
+        measure: &MeasureArgs,
+        (bricks, mapped): (u32, u32),
+        size_bytes: u64,
+        (sessions, memory_budget): (Option<u32>, MemoryBudget),
+    ) -> anyhow::Result<ScratchCluster> {
         let ending = Shutdown::listen(false)?;
         let dir = tempfile::tempdir()?;
         let pools = TempDir::new_in(&measure.pools)
@@ -95,7 +106,7 @@ impl ScratchCluster {
             sessions,
             // As of a disk that was in use before: the first write to each block would be slower.
             preallocation: Preallocation::Full,
-            memory_budget: MemoryBudget::of_each(bricks),
+            memory_budget,
             listen: "127.0.0.1:0",
         };
         let cluster = Cluster::start(&plan, &ending)?;

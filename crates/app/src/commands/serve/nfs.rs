@@ -34,6 +34,7 @@ use pagemesh_fs::{Fs, FsError, OpenSnapshots, UpkeepThread};
 use pagemesh_manage::ManagerClient;
 use pagemesh_nfs::exports_file::ExportsFile;
 use pagemesh_nfs::handle::HandleKey;
+use pagemesh_nfs::limits::{EXPORT_WORKERS_MAX, Limits};
 use pagemesh_nfs::{
     ErrorHook, Export, ExportOptions, Exports, FreeSpaceFn, Server, ServiceFileStore, Squash,
 };
@@ -90,6 +91,9 @@ pub struct NfsArgs {
     /// Look up the supplementary groups of callers on this machine. Calls have at most 16.
     #[arg(long)]
     pub manage_gids: bool,
+    /// A fixed number of workers of each export, for measurements alone.
+    #[arg(long, hide = true, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=EXPORT_WORKERS_MAX as u64))]
+    pub workers: Option<usize>,
     /// Do not register with rpcbind.
     #[arg(long)]
     pub no_rpcbind: bool,
@@ -234,7 +238,10 @@ impl Serving<'_> {
             fs.signs.set_end(move || is_stopped.load(Ordering::Acquire));
         }
         let exports = self.exports()?;
-        let limits = pagemesh_nfs::limits::Limits::default();
+        let limits = Limits {
+            fixed_workers: self.args.workers,
+            ..Limits::default()
+        };
         let nfs4 = idmap::options(self.args.idmap_domain.as_deref())?;
         let (listen, hook) = (&[self.listen], self.error_hook());
         let server = Server::start_nfs4(listen, exports.clone(), hook, limits, &nfs4)?;

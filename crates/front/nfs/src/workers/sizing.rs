@@ -5,6 +5,8 @@
 //! A worker that waits for the volume costs no processor, so growth does not depend on the load of
 //! other programs once all workers are blocked.
 //!
+//! For measurements, the number can be fixed: workers start as soon as a call waits, and never end.
+//!
 //! Invariant: 0 ≤ workers ≤ the share of the export.
 
 use crate::limits::{QUEUE_WAIT_LIMIT, WORKER_IDLE_LIMIT};
@@ -61,6 +63,7 @@ pub(crate) struct Load {
 #[derive(Clone, Debug)]
 pub(crate) struct Sizing {
     workers_max: usize,
+    is_fixed: bool,
     workers: usize,
     most: usize,
     last_start: Option<Duration>,
@@ -71,10 +74,19 @@ impl Sizing {
     pub(crate) fn new(workers_max: usize) -> Self {
         Self {
             workers_max,
+            is_fixed: false,
             workers: 0,
             most: 0,
             last_start: None,
             last_change: None,
+        }
+    }
+
+    /// A fixed number of workers.
+    pub(crate) fn fixed(workers: usize) -> Self {
+        Self {
+            is_fixed: true,
+            ..Self::new(workers)
         }
     }
 
@@ -97,7 +109,7 @@ impl Sizing {
         if self.workers >= self.workers_max {
             return None;
         }
-        let reason = if self.workers == 0 {
+        let reason = if self.workers == 0 || self.is_fixed {
             SizingReason::FirstCall
         } else {
             let is_early = self
@@ -127,7 +139,7 @@ impl Sizing {
 
     /// Whether a worker that has been without a call for this time ends. It counts as ended.
     pub(crate) fn shrink(&mut self, idle: Duration) -> bool {
-        let is_over = idle >= WORKER_IDLE_LIMIT && self.workers > 0;
+        let is_over = idle >= WORKER_IDLE_LIMIT && self.workers > 0 && !self.is_fixed;
         if is_over {
             self.workers -= 1;
             self.last_change = Some(SizingReason::NoWork);
@@ -216,6 +228,17 @@ mod tests {
         assert!(!sizing.shrink(WORKER_IDLE_LIMIT), "no worker is left");
         assert_eq!((sizing.workers(), sizing.most()), (0, 2));
         assert_eq!(sizing.last_change(), Some(SizingReason::NoWork));
+    }
+
+    #[test]
+    fn fixed_workers_start_at_once_and_stay() {
+        let mut sizing = Sizing::fixed(3);
+        assert_eq!(sizing.grow(ms(0), Load::default()), None, "no call waits");
+        let load = waiting(0, 0);
+        (0..3).for_each(|_| assert!(sizing.grow(ms(0), load).is_some()));
+        assert_eq!(sizing.grow(ms(100), waiting(100, 3)), None);
+        assert!(!sizing.shrink(10 * WORKER_IDLE_LIMIT));
+        assert_eq!(sizing.workers(), 3);
     }
 
     proptest! {

@@ -1,0 +1,122 @@
+//! The priority of the generator's thread, so that a busy server does not delay it.
+//!
+//! SCHED_RR needs the right of root, and `chrt` of util-linux sets it, since this crate calls no system call without a safe
+//! wrapper. Without it a lower nice value takes its place. Children do not inherit either, and the drop restores both.
+
+use rustix::process::{getpriority_process, setpriority_process};
+use rustix::thread::{Pid, current_timer_slack, gettid, set_current_timer_slack};
+use std::num::NonZero;
+use std::process::{Command, Stdio};
+
+/// The nice value without SCHED_RR.
+const NICE: i32 = -10;
+
+/// The scheduling of a generator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum GeneratorScheduling {
+    /// SCHED_RR with the lowest of its priorities.
+    RoundRobin,
+    /// SCHED_OTHER with [`NICE`].
+    Nice,
+    /// No right to raise it.
+    Unchanged,
+}
+
+impl GeneratorScheduling {
+    /// Its name in reports.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            GeneratorScheduling::RoundRobin => "SCHED_RR, priority 1",
+            GeneratorScheduling::Nice => "SCHED_OTHER, nice -10",
+            GeneratorScheduling::Unchanged => "SCHED_OTHER, not raised",
+        }
+    }
+}
+
+/// A raised priority and the finest timers of this thread, up to the drop.
+pub(crate) struct GeneratorPriority {
+    scheduling: GeneratorScheduling,
+    thread: Pid,
+    nice_before: Option<i32>,
+    slack_before: Option<NonZero<u64>>,
+}
+
+impl GeneratorPriority {
+    pub(crate) fn raise() -> GeneratorPriority {
+        let thread = gettid();
+        let slack_before = current_timer_slack().ok().and_then(NonZero::new);
+        // The wait ends late by the slack if the system refuses; the lateness shows it.
+        let _ = set_current_timer_slack(Some(NonZero::<u64>::MIN));
+        let nice_before = getpriority_process(Some(thread)).ok();
+        let scheduling = if change_policy(thread, &["--reset-on-fork", "--rr"], "1") {
+            GeneratorScheduling::RoundRobin
+        } else if setpriority_process(Some(thread), NICE).is_ok() {
+            GeneratorScheduling::Nice
+        } else {
+            GeneratorScheduling::Unchanged
+        };
+        GeneratorPriority {
+            scheduling,
+            thread,
+            nice_before,
+            slack_before,
+        }
+    }
+
+    pub(crate) fn scheduling(&self) -> GeneratorScheduling {
+        self.scheduling
+    }
+}
+
+impl Drop for GeneratorPriority {
+    fn drop(&mut self) {
+        // Lowering needs no right, so each call succeeds.
+        match (self.scheduling, self.nice_before) {
+            (GeneratorScheduling::RoundRobin, _) => {
+                change_policy(self.thread, &["--other"], "0");
+            }
+            (GeneratorScheduling::Nice, Some(before)) => {
+                let _ = setpriority_process(Some(self.thread), before);
+            }
+            _ => {}
+        }
+        let _ = set_current_timer_slack(self.slack_before);
+    }
+}
+
+/// Sets the policy of a thread. Returns whether the system took it.
+fn change_policy(thread: Pid, policy: &[&str], priority: &str) -> bool {
+    let changed = Command::new("chrt")
+        .args(policy)
+        .args(["--pid", priority, &thread.to_string()])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    changed.is_ok_and(|status| status.success())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The policy of this thread: field 41 of `/proc/PID/stat` (`proc_pid_stat(5)`).
+    fn policy() -> Option<u32> {
+        let text = std::fs::read_to_string("/proc/thread-self/stat").ok()?;
+        let (_, rest) = text.rsplit_once(')')?;
+        rest.split_whitespace().nth(38)?.parse().ok()
+    }
+
+    #[test]
+    fn drop_restores_policy_and_timers() {
+        const SCHED_RR: u32 = 2;
+        let before = (policy(), current_timer_slack().ok());
+        let raised = GeneratorPriority::raise();
+        // A thread of SCHED_RR has no slack at all.
+        assert!(current_timer_slack().is_ok_and(|slack| slack <= 1));
+        let is_rr = raised.scheduling() == GeneratorScheduling::RoundRobin;
+        assert_eq!(policy() == Some(SCHED_RR), is_rr);
+        drop(raised);
+        assert_eq!((policy(), current_timer_slack().ok()), before);
+    }
+}
