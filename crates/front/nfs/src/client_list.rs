@@ -21,11 +21,13 @@ use crate::nfs4::state::{
     GROUP_BYTES_MAX, Instance, JournalRecord, KnownClients, RECORD_BYTES_MAX, RecordChain,
 };
 use pagemesh_base::poison;
+use pagemesh_base::space::SpaceError;
 use pagemesh_fs::FsError;
 use slots::{HEADER_BYTES, SLOT_BYTES, StoredLists, slot_bytes};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex};
+use std::time::{Duration, Instant};
 
 /// Records that wait for their write. Beyond, the list is written anew.
 const QUEUE_MAX: usize = 1024;
@@ -34,6 +36,10 @@ const GROUP_MAX: usize = GROUP_BYTES_MAX / RECORD_BYTES_MAX;
 /// Bytes of a slot that are written at the start, so that a full file system takes the records of some
 /// thousand clients.
 const PREALLOCATED_BYTES: usize = 128 << 10;
+/// The time for which an unavailable volume is asked for its list, and the pause between two attempts. A
+/// brick that restarts is back by then.
+const READ_LIMIT: Duration = Duration::from_secs(60);
+const READ_PAUSE: Duration = Duration::from_millis(500);
 /// Bytes of one write of a new list.
 const WRITE_BYTES: usize = 128 << 10;
 
@@ -105,6 +111,21 @@ fn read_slot(store: &dyn StableStore, number: usize, len: u64) -> Result<Vec<u8>
     Ok(bytes)
 }
 
+/// Reads again for a while if the volume is unavailable: a list that is not read is replaced.
+fn repeated<T>(read: impl Fn() -> Result<T, FsError>) -> Result<T, FsError> {
+    let end = Instant::now() + READ_LIMIT;
+    loop {
+        match read() {
+            Err(FsError::Space(SpaceError::Unavailable(_) | SpaceError::Busy(_)))
+                if Instant::now() < end =>
+            {
+                std::thread::sleep(READ_PAUSE);
+            }
+            other => return other,
+        }
+    }
+}
+
 /// A list that is read and not written yet.
 pub struct StoredList {
     name: String,
@@ -122,7 +143,7 @@ impl StoredList {
             let slots = [read_slot(&*store, 0, len)?, read_slot(&*store, 1, len)?];
             Ok::<_, FsError>(StoredLists::read([&slots[0], &slots[1]]))
         };
-        let lists = read().unwrap_or_else(|error| {
+        let lists = repeated(read).unwrap_or_else(|error| {
             tracing::error!(
                 file_system = name,
                 %error,
