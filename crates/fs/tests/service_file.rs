@@ -17,8 +17,12 @@ use support::{OWNER, clock, mount_and_free, new_fs};
 const SIZE: u64 = 1 << 30;
 /// Field of the root, from docs/formats.md: number of the service file.
 const SERVICE_FILE: usize = 224;
-/// Field of an inode: mode, flags, links.
+/// Field of an inode, from there.
 const MODE: usize = 0;
+/// Inodes in use of an empty file system: the table and the root.
+const ROOT_INODES: u64 = 2;
+/// Of an image without its service file.
+const IMAGE_INODES: u64 = ROOT_INODES + 4;
 
 fn text(len: usize) -> Bytes {
     (0..len).map(|at| at as u8 | 1).collect()
@@ -118,7 +122,8 @@ fn check_image(fs: &Fs, port: &mut IoChannel, mapped: u64, allowed: &[Option<Vec
         found.map(|found| found.len())
     );
     assert_eq!(fs.damage(), None, "{at}");
-    assert_eq!(fs.usage().inodes, 1 + u64::from(found.is_some()), "{at}");
+    let inodes = ROOT_INODES + u64::from(found.is_some());
+    assert_eq!(fs.usage().inodes, inodes, "{at}");
     let used = fs.usage().used_bytes / 4096;
     let unwritten = used.checked_sub(mapped);
     // Pages of the inode table.
@@ -216,7 +221,7 @@ fn root_stored_by_earlier_release_drops_service_file() {
     let (image, _) = image_with_service_file();
     image.set(Ino::ROOT, SERVICE_FILE, 0);
     image.set(Ino::ROOT, SERVICE_FILE + 8, 0);
-    check_new_file(&image, 5);
+    check_new_file(&image, IMAGE_INODES);
 }
 
 /// Its mount frees the file, and leaves the name. The number may get another use.
@@ -226,7 +231,7 @@ fn name_of_freed_service_file_is_ignored() {
     // As the free of an orphan stores it.
     image.put(image.field(ino, MODE), [0; 84]);
     image.put(image.field(ino, 88), [0; 168]);
-    check_new_file(&image.copy(), 5);
+    check_new_file(&image.copy(), IMAGE_INODES);
 
     // The next inode gets the number: a named file, or one without a name that a crash left.
     let reuse = |is_named: bool| {
@@ -241,15 +246,15 @@ fn name_of_freed_service_file_is_ignored() {
         image.set(Ino::ROOT, SERVICE_FILE, ino.0);
         image
     };
-    check_new_file(&reuse(true), 6);
-    check_new_file(&reuse(false), 5);
+    check_new_file(&reuse(true), IMAGE_INODES + 1);
+    check_new_file(&reuse(false), IMAGE_INODES);
 }
 
 /// A name that leads to an inode of another kind does not count, and the inode stays.
 #[test]
 fn name_of_linked_inode_or_directory_is_ignored() {
     let (image, ino) = image_with_service_file();
-    let check = |of: Ino, inodes| {
+    let check = |of: Ino| {
         let image = image.copy();
         image.set(Ino::ROOT, SERVICE_FILE, of.0);
         for at in [8, 12] {
@@ -262,16 +267,16 @@ fn name_of_linked_inode_or_directory_is_ignored() {
             image.put((page, byte), word.to_le_bytes());
         }
         let before = image.field_word(of, FLAGS);
-        check_new_file(&image, inodes);
+        check_new_file(&image, IMAGE_INODES);
         assert_eq!(image.field_word(of, FLAGS), before);
     };
-    check(image.sound, 5);
-    check(image.directory, 5);
+    check(image.sound);
+    check(image.directory);
     // The file itself, with a link: no directory has it, so it stays.
     let linked = image.copy();
     let flags_and_links = linked.field_word(ino, FLAGS) | 1 << (8 * (LINKS - FLAGS));
     linked.set(ino, FLAGS, flags_and_links);
-    check_new_file(&linked, 6);
+    check_new_file(&linked, IMAGE_INODES + 1);
 }
 
 #[test]

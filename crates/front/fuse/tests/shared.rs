@@ -14,7 +14,9 @@ mod support_mount;
 mod switch;
 
 use bytes::Bytes;
-use pagemesh_fs::{Caller, CreateMode, FileId, Fs, Ino, IoChannel, SetAttributes};
+use pagemesh_fs::{
+    Acl, AclEntry, AclKind, AclTag, Caller, CreateMode, FileId, Fs, Ino, IoChannel, SetAttributes,
+};
 use pagemesh_fuse::{MountOptions, Transport, now};
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, ErrorKind, Write};
@@ -259,6 +261,49 @@ fn names_and_modes_of_other_front_are_seen_at_once() {
         fs::remove_file(mount.path("made")).unwrap();
         let root = server.fs.lookup_at(server.root(), b"made", &server.caller);
         assert!(root.result.is_err());
+    }
+}
+
+/// The ACL of an open file, as the kernel has it.
+fn acl_of(file: &File) -> Vec<u8> {
+    let mut value = vec![0; 1024];
+    let len = rustix::fs::fgetxattr(file, "system.posix_acl_access", &mut value[..]).unwrap();
+    value.truncate(len);
+    value
+}
+
+/// No lookup makes the kernel ask for the ACL of an open file again.
+#[test]
+fn acl_set_by_other_front_is_seen_at_once() {
+    let mut server = Server::new();
+    let Some(mount) = server.mount() else { return };
+    fs::write(mount.path("file"), b"1").unwrap();
+    let file = open(&mount, "file");
+    let id = server.find("file");
+    let entry = |tag, rights| AclEntry { tag, rights };
+    for rights in [6, 4, 0, 7] {
+        let entries = vec![
+            entry(AclTag::UserObj, 6),
+            entry(AclTag::User(4321), rights),
+            entry(AclTag::GroupObj, 4),
+            entry(AclTag::Mask, 7),
+            entry(AclTag::Other, 0),
+        ];
+        let acl = Acl::new(entries).unwrap();
+        let expected = acl.encode();
+        let change = [(AclKind::Access, Some(acl))];
+        let set = server.fs.set_acls(id, &change, &server.caller);
+        set.result.unwrap();
+        assert_eq!(acl_of(&file), expected, "{rights}");
+        // The mode is the mask.
+        let mode = SetAttributes {
+            mode: Some(0o600),
+            ..SetAttributes::default()
+        };
+        server.set("file", &mode);
+        let masked = Acl::decode(&acl_of(&file)).unwrap().unwrap();
+        let mask = masked.entries().iter().find(|it| it.tag == AclTag::Mask);
+        assert_eq!(mask.unwrap().rights, 0);
     }
 }
 

@@ -184,6 +184,19 @@ pub(crate) fn notify_extension(txs: &TxManager, hooks: &KernelHooks, ino: Ino) {
     }
 }
 
+/// Another front has changed the attributes or the ACLs of an inode. The kernel caches ACLs for as long as it has the inode.
+pub(crate) fn notify_attributes(txs: &TxManager, hooks: &KernelHooks, ino: Ino) {
+    let is_known = hooks.has_callbacks() && {
+        let core = txs.lock_core();
+        let live = core.live_inodes.get(&ino);
+        // The kernel knows the root without a lookup.
+        ino == Ino::ROOT || live.is_some_and(|live| live.lookups > 0)
+    };
+    if is_known {
+        hooks.drop_attributes(ino);
+    }
+}
+
 /// See [`crate::Fs::forget_kernel`].
 pub(crate) fn forget_kernel(txs: &TxManager, hooks: &KernelHooks) {
     hooks.clear();

@@ -1,7 +1,8 @@
 //! Writes of files.
 //!
 //! A write within the size of a file without holes changes no inode. It takes the file's lock
-//! shared, goes out on the caller's own channel, and only its time is recorded. Every other change
+//! shared, goes out on the caller's own channel, and only its time is recorded, after its bytes: a
+//! reader that gets the new attributes does not keep old bytes under them. Every other change
 //! takes the lock exclusively. Its changes of the inode are in the same transaction as the pages,
 //! or [`NEEDS_TRIM`] announces them before the first page changes.
 //!
@@ -11,10 +12,10 @@
 //!
 //! 1. `Fs::begin_write` → `file::write::begin_write` → `write::try_overwrite`: under the core's lock it
 //!    takes the file's lock shared. `write::plan_overwrite` finds the pages by
-//!    `extents::file_extents`, records the time, and makes requests of the volume. The core's lock is
-//!    released.
+//!    `extents::file_extents`, and makes requests of the volume. The core's lock is released.
 //! 2. `WriteQueue::begin` gives the request to the channel of the volume (`VolumeChannel::submit`).
-//! 3. `WriteQueue::reap` takes the completion, releases the file's lock, and reports the result.
+//! 3. `WriteQueue::reap` takes the completion, records the time under the core's lock, releases the
+//!    file's lock, and reports the result.
 //!
 //! Neither this process nor the kernel caches the data. A write that needs any other step returns
 //! from step 1; its caller then calls [`write()`], which waits for the volume.
@@ -24,11 +25,11 @@ use crate::file::extend_bulk::extend_bulk;
 use crate::file::extents::file_extents;
 use crate::file::write_hook::WriteHook;
 use crate::file::{deferred_free, extend, privileges, redo_log, share};
-use crate::format::inode::{FILE_BYTES_MAX, Ino, NEEDS_TRIM, Time, damaged_inode};
+use crate::format::inode::{FILE_BYTES_MAX, Ino, NEEDS_TRIM, damaged_inode};
 use crate::format::xattr_kinds::XattrKinds;
 use crate::format::{PAGE, page_count};
 use crate::io::channel::IoChannel;
-use crate::io::write_queue::{Overwrite, WriteQueue};
+use crate::io::write_queue::{Overwrite, WriteEnd, WriteQueue};
 use crate::live::kernel_pages::WritePath;
 use crate::tree::xattr_list::has_capabilities;
 use crate::txn::core::Core;
@@ -56,7 +57,6 @@ fn plan_overwrite(
     offset: u64,
     data: &Bytes,
     durable: bool,
-    now: Time,
     hook: &mut impl WriteHook,
 ) -> Result<Option<(Vec<Request>, TierHint)>> {
     core.check_running()?;
@@ -80,8 +80,6 @@ fn plan_overwrite(
         let what = "by its page count it is a file without holes, and it has one";
         return Err(damaged_inode(ino, Corruption(what.into())));
     }
-    core.record_write_time(ino, inode.change_time(now));
-    hook.end(core, ino, &inode)?;
     let requests = runs.into_iter().map(|(at, place, len)| {
         let first = (at - offset) as usize;
         Request::Write {
@@ -91,6 +89,40 @@ fn plan_overwrite(
         }
     });
     Ok(Some((requests.collect(), inode.tier_hint())))
+}
+
+/// Records the time of an overwrite. Its bytes are there, or some of them after an error; the file is still locked.
+fn record_overwrite(txs: &TxManager, ino: Ino, hook: &mut impl WriteHook) -> Result<()> {
+    let now = txs.now();
+    txs.inspect(|core| {
+        let inode = core.inode(ino)?;
+        hook.begin_attributes(&inode);
+        core.record_write_time(ino, inode.change_time(now));
+        hook.end(core, ino, &inode)
+    })
+}
+
+/// The end of a queued write.
+impl WriteEnd for TxManager {
+    fn end_write(&self, ino: Ino) -> Result<()> {
+        record_overwrite(self, ino, &mut ())
+    }
+}
+
+/// Sends the requests of an overwrite, waits for them, and records the time.
+fn overwrite(
+    txs: &TxManager,
+    channel: &mut IoChannel,
+    ino: Ino,
+    (requests, hint): (Vec<Request>, TierHint),
+    hook: &mut impl WriteHook,
+) -> Result<()> {
+    let sent = channel.call_all_hinted(requests, hint);
+    let recorded = record_overwrite(txs, ino, hook);
+    sent?;
+    recorded?;
+    hook.complete();
+    Ok(())
 }
 
 /// See [`crate::Fs::write`] and [`crate::Fs::write_past_cache`].
@@ -144,8 +176,8 @@ fn write_unsynced(
     if let Some(offset) = offset {
         match try_overwrite(txs, ino, offset, data, (durable, path), hook)? {
             OverwriteAttempt::Ready(write) => {
-                channel.call_all_hinted(write.requests, write.hint)?;
-                hook.complete();
+                let _guard = write.guard;
+                overwrite(txs, channel, ino, (write.requests, write.hint), hook)?;
                 return Ok(all(offset));
             }
             OverwriteAttempt::Locked => {
@@ -237,7 +269,6 @@ fn try_overwrite(
     (durable, path): (bool, WritePath),
     hook: &mut impl WriteHook,
 ) -> Result<OverwriteAttempt> {
-    let now = txs.now();
     let bytes = data.len();
     txs.inspect(|core| {
         // A durable write commits all changes before it.
@@ -250,10 +281,11 @@ fn try_overwrite(
         let Some((_, held)) = held else {
             return Ok(OverwriteAttempt::Locked);
         };
-        let requests = plan_overwrite(core, ino, offset, data, durable, now, hook)?;
+        let requests = plan_overwrite(core, ino, offset, data, durable, hook)?;
         Ok(
             match requests.filter(|(requests, _)| !requests.is_empty()) {
                 Some((requests, hint)) => OverwriteAttempt::Ready(Overwrite {
+                    ino,
                     guard: held,
                     requests,
                     hint,
@@ -275,13 +307,10 @@ fn overwrite_locked(
     durable: bool,
     hook: &mut impl WriteHook,
 ) -> Result<bool> {
-    let now = txs.now();
-    let plan = |core: &mut Core| plan_overwrite(core, ino, offset, data, durable, now, hook);
-    let requests = txs.inspect(plan)?;
-    let is_that = requests.is_some();
-    if let Some((requests, hint)) = requests {
-        channel.call_all_hinted(requests, hint)?;
-        hook.complete();
-    }
-    Ok(is_that)
+    let planned = txs.inspect(|core| plan_overwrite(core, ino, offset, data, durable, hook))?;
+    let Some(planned) = planned else {
+        return Ok(false);
+    };
+    overwrite(txs, channel, ino, planned, hook)?;
+    Ok(true)
 }

@@ -16,6 +16,10 @@ pub(crate) trait WriteHook {
     /// The inode before a part changes it. An error ends the write.
     fn begin(&mut self, tx: &mut Tx<'_>, ino: Ino, inode: &Inode) -> Result<()>;
 
+    /// The inode before a part changes its attributes, if that is another lock than the one of [`WriteHook::begin`]: the bytes of the
+    /// part are there by now.
+    fn begin_attributes(&mut self, inode: &Inode);
+
     /// The mode of the inode after the write, which may clear set-id bits.
     fn mode_after(&self, inode: &Inode) -> u16;
 
@@ -36,6 +40,8 @@ impl WriteHook for () {
     fn begin(&mut self, _: &mut Tx<'_>, _: Ino, _: &Inode) -> Result<()> {
         Ok(())
     }
+
+    fn begin_attributes(&mut self, _: &Inode) {}
 
     fn mode_after(&self, inode: &Inode) -> u16 {
         inode.mode
@@ -100,6 +106,10 @@ impl WriteHook for CheckedWrite<'_> {
         access::check_write(tx, (ino, inode), self.caller)?;
         self.record_before(inode);
         Ok(())
+    }
+
+    fn begin_attributes(&mut self, inode: &Inode) {
+        self.record_before(inode);
     }
 
     fn mode_after(&self, inode: &Inode) -> u16 {

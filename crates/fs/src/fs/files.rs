@@ -75,12 +75,14 @@ impl Fs {
     /// # Errors
     /// As [`Fs::borrow_channel`].
     pub fn write_queue(&self) -> Result<WriteQueue<'_>> {
-        Ok(WriteQueue::new(self.txs.channels.borrow()?))
+        let channel = self.txs.channels.borrow()?;
+        Ok(WriteQueue::new(channel, &self.txs))
     }
 
     /// As [`Fs::write_queue`], without waiting; `None` if there is no idle channel.
     pub fn try_write_queue(&self) -> Option<WriteQueue<'_>> {
-        self.txs.channels.try_borrow().map(WriteQueue::new)
+        let channel = self.txs.channels.try_borrow()?;
+        Some(WriteQueue::new(channel, &self.txs))
     }
 
     /// Begins an overwrite; the queue reports its end under `id`. Returns false if the write

@@ -126,7 +126,8 @@ impl Fs {
 
     /// Sets the hook for the moments from which a file's attributes must not be cached
     /// ([`crate::Attr::has_volatile_size`]). It is called before direct clients get append space,
-    /// and when the file gets its first mmap-dirty page. It replaces an earlier one.
+    /// and when the file gets its first mmap-dirty page; also when another front has changed attributes or ACLs. It replaces an
+    /// earlier one, and makes the kernel drop its copies of both.
     pub fn set_append_hook(&self, tell: impl Fn(Ino) + Send + Sync + 'static) {
         self.hooks.set_append(Box::new(tell));
     }

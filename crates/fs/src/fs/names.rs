@@ -36,10 +36,11 @@ impl Fs {
         lifetime::forget(&self.txs, ino, lookups);
     }
 
-    /// Keeps an inode from being freed, even without a name, until [`Fs::release`].
+    /// Keeps an inode from being freed, even without a name, until [`Fs::release`]. A create of the inode that has not returned is
+    /// committed when the call returns.
     ///
     /// # Errors
-    /// `ESTALE`.
+    /// `ESTALE`; the error of the create.
     pub fn open(&self, ino: Ino) -> Result<Attr> {
         lifetime::open(&self.txs, ino)
     }

@@ -208,7 +208,8 @@ impl Fs {
         self.txs.channels.space().lost_writes()
     }
 
-    /// Creates a file, or finds it, in one transaction. A new file has `attrs`: an absent mode is 0600, a size makes a hole. An
+    /// Creates a file, or finds it, in one transaction. Both are committed when the call returns: a name that another call is
+    /// making, or has made with a commit interval, too. A new file has `attrs`: an absent mode is 0600, a size makes a hole. An
     /// existing file that [`CreateMode::Unchecked`] returns gets the size, in a second transaction with checks of its own. Set-group-id
     /// is left out for a group without the caller. The reply has the attributes of the directory around the create.
     ///
@@ -360,7 +361,8 @@ impl Fs {
         acls::acls_of(&self.txs, id)
     }
 
-    /// Sets or removes access control lists of a file, in one transaction, as [`Fs::set_acl`] does. An access list of a caller that
+    /// Sets or removes access control lists of a file, in one transaction, as [`Fs::set_acl`] does. The kernel of this machine drops
+    /// its copies before the call returns. An access list of a caller that
     /// is not in the group clears set-group-id.
     ///
     /// # Errors
@@ -371,6 +373,6 @@ impl Fs {
         changes: &[(AclKind, Option<Acl>)],
         caller: &Caller,
     ) -> WccReply<()> {
-        acls::set_acls(&self.txs, id, changes, caller)
+        acls::set_acls(&self.txs, &self.hooks, id, changes, caller)
     }
 }

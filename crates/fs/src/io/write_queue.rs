@@ -1,6 +1,7 @@
 //! A queue of writes that go on while others begin.
 
 use crate::error::{FsError, Result};
+use crate::format::inode::Ino;
 use crate::io::channel_pool::PooledChannel;
 use crate::live::file_lock::FileReadGuard;
 use pagemesh_base::space::{Request, SpaceError};
@@ -10,21 +11,30 @@ use std::os::fd::RawFd;
 
 /// An overwrite within a file without holes. Its guard keeps the file's size and pages unchanged.
 pub(crate) struct Overwrite {
+    pub(crate) ino: Ino,
     pub(crate) guard: FileReadGuard,
     pub(crate) requests: Vec<Request>,
     pub(crate) hint: TierHint,
     pub(crate) bytes: usize,
 }
 
+/// Called for each write of a queue when its bytes are there, or some of them after an error: before the file is unlocked, and before the
+/// result is reported.
+pub(crate) trait WriteEnd {
+    fn end_write(&self, ino: Ino) -> Result<()>;
+}
+
 /// Writes in flight. Dropping the queue waits for them.
 pub struct WriteQueue<'f> {
     channel: PooledChannel<'f>,
+    ends: &'f (dyn WriteEnd + Sync),
     /// Writes by their first token.
     in_flight: BTreeMap<u64, QueuedWrite>,
 }
 
 struct QueuedWrite {
     id: u64,
+    ino: Ino,
     /// Requests in flight.
     pending_requests: usize,
     /// Bytes that the write writes, or its first error.
@@ -33,9 +43,13 @@ struct QueuedWrite {
 }
 
 impl<'f> WriteQueue<'f> {
-    pub(crate) fn new(channel: PooledChannel<'f>) -> WriteQueue<'f> {
+    pub(crate) fn new(
+        channel: PooledChannel<'f>,
+        ends: &'f (dyn WriteEnd + Sync),
+    ) -> WriteQueue<'f> {
         WriteQueue {
             channel,
+            ends,
             in_flight: BTreeMap::new(),
         }
     }
@@ -43,6 +57,7 @@ impl<'f> WriteQueue<'f> {
     pub(crate) fn begin(&mut self, name: u64, write: Overwrite) {
         let begun = QueuedWrite {
             id: name,
+            ino: write.ino,
             pending_requests: write.requests.len(),
             result: Ok(write.bytes),
             _guard: write.guard,
@@ -68,7 +83,9 @@ impl<'f> WriteQueue<'f> {
             if begun.pending_requests == 0
                 && let Some(ended) = self.in_flight.remove(&first)
             {
-                tell(ended.id, ended.result.map_err(FsError::Space));
+                let recorded = self.ends.end_write(ended.ino);
+                let result = ended.result.map_err(FsError::Space);
+                tell(ended.id, result.and_then(|bytes| recorded.map(|()| bytes)));
             }
         }
     }

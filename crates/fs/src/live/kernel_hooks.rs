@@ -104,6 +104,11 @@ impl KernelHooks {
         }
     }
 
+    /// Makes the kernel drop the attributes and the ACLs of an inode. It waits for no request of the kernel.
+    pub(crate) fn drop_attributes(&self, ino: Ino) {
+        self.notify_uncacheable(ino);
+    }
+
     /// Makes the kernel drop pages. Returns whether it did.
     pub(crate) fn drop_pages(&self, ino: Ino, bytes: Option<Range<u64>>) -> bool {
         let callbacks = self.callbacks.get();

@@ -3,10 +3,12 @@
 use crate::error::Result;
 use crate::file::access::{self, Caller};
 use crate::file::attr::{Attr, attr};
+use crate::file::kernel_pages;
 use crate::file::wcc::{WccReply, WccTracker};
 use crate::format::acl::{Acl, AclKind};
 use crate::format::file_id::FileId;
 use crate::format::inode::{Ino, Inode};
+use crate::live::kernel_hooks::KernelHooks;
 use crate::tree::acl_xattrs::{load_acl, set_acl};
 use crate::tree::new_inode::SET_GID;
 use crate::txn::manager::TxManager;
@@ -66,6 +68,7 @@ pub(crate) fn acls_of(txs: &TxManager, id: FileId) -> Result<(Acls, Attr)> {
 /// See [`crate::Fs::set_acls`].
 pub(crate) fn set_acls(
     txs: &TxManager,
+    hooks: &KernelHooks,
     id: FileId,
     changes: &[(AclKind, Option<Acl>)],
     caller: &Caller,
@@ -82,6 +85,9 @@ pub(crate) fn set_acls(
         tx.put_inode(id.ino, &inode)?;
         tracker.end(tx)
     });
+    if result.is_ok() {
+        kernel_pages::notify_attributes(txs, hooks, id.ino);
+    }
     WccReply {
         wcc: tracker.wcc(txs, &result),
         result,

@@ -205,7 +205,7 @@ pub(crate) fn create_at(
         verifier: how.verifier(),
         now: txs.now(),
     };
-    let result = txs.change(|tx| {
+    let result = txs.change_or_read(|tx| {
         let mut inode = begin_directory(&mut tracker, tx, caller)?;
         check_name(name)?;
         let found = Tree::new(tx, &mut inode).find(name)?;

@@ -60,6 +60,9 @@ pub(crate) fn link(txs: &TxManager, ino: Ino, parent: Ino, name: &[u8]) -> Resul
     let now = txs.now();
     let attr = txs.change_deferrable(|tx| {
         let mut inode = tx.inode(ino)?;
+        if tx.is_service_file(ino, &inode)? {
+            return Err(Errno::STALE.into());
+        }
         link_in(tx, (ino, &mut inode), parent, name, now)?;
         attr::attr(tx.core, ino, &inode)
     })?;

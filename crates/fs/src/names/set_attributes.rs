@@ -183,6 +183,9 @@ pub(crate) fn set_attributes(
         write_at::notify_kernel(txs, hooks, id, &(size..FILE_BYTES_MAX));
         kernel_pages::notify_extension(txs, hooks, id.ino);
     }
+    if result.is_ok() {
+        kernel_pages::notify_attributes(txs, hooks, id.ino);
+    }
     WccReply {
         wcc: change.tracker.wcc(txs, &result),
         result,

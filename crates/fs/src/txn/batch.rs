@@ -79,6 +79,7 @@ pub(crate) struct BatchInFlight {
     pub(super) outcome: BatchOutcome,
     pub(super) acknowledged: AcknowledgedChanges,
     pub(super) inos_freed: usize,
+    pub(super) inos_allocated: Vec<Ino>,
 }
 
 /// The changes of a batch that are acknowledged before it is committed ([`crate::txn::deferred_commit`]).

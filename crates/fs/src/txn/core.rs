@@ -88,6 +88,10 @@ pub(crate) struct Core {
     pub(super) reserved_pages: u64,
     /// The cause of the loss of acknowledged changes.
     pub(crate) lost_changes: Option<SpaceError>,
+    /// Whether a page was read that a batch has changed and that is not committed. [`TxManager::change_from`] clears it.
+    ///
+    /// [`TxManager::change_from`]: crate::txn::manager::TxManager::change_from
+    pub(super) has_read_uncommitted: bool,
     /// Calls that wait for the batch in flight.
     pub(crate) waiters: usize,
     /// The error of every further change.
@@ -129,6 +133,7 @@ impl Core {
             in_flight: None,
             reserved_pages: 0,
             lost_changes: None,
+            has_read_uncommitted: false,
             waiters: 0,
             stop_error: None,
         }
@@ -184,11 +189,12 @@ impl Core {
         Ok(runs)
     }
 
-    fn pending_page(&self, page: u64) -> Option<Arc<Page>> {
+    fn pending_page(&mut self, page: u64) -> Option<Arc<Page>> {
         let on_its_way = self.in_flight.as_ref();
         let change = self.batch.changes.get(&page);
-        let change = change.or_else(|| on_its_way?.changes.get(&page));
-        change.map(PageChange::bytes)
+        let change = change.or_else(|| on_its_way?.changes.get(&page))?;
+        self.has_read_uncommitted = true;
+        Some(change.bytes())
     }
 
     /// Pages of a range that are in flight, and then those of the batch, which are newer.
@@ -450,6 +456,16 @@ impl Core {
         }
     }
 
+    /// The batch that creates an inode, if it is not committed.
+    pub(crate) fn creation_outcome(&self, ino: Ino) -> Option<BatchOutcome> {
+        if self.batch.effects.inos_allocated.contains(&ino) {
+            return Some(self.outcome());
+        }
+        let sent = self.in_flight.as_ref()?;
+        let is_sent = sent.inos_allocated.contains(&ino);
+        is_sent.then(|| sent.outcome.clone())
+    }
+
     pub(crate) fn has_batch_in_flight(&self) -> bool {
         self.in_flight.is_some()
     }
@@ -468,6 +484,7 @@ impl Core {
             outcome: batch.outcome.clone(),
             acknowledged: batch.acknowledged.clone(),
             inos_freed: batch.effects.inos_freed.len(),
+            inos_allocated: batch.effects.inos_allocated.clone(),
         });
         (batch, request)
     }

@@ -100,7 +100,8 @@ impl TxManager {
         self.change_from(self.lock_core(), Acknowledge::Committed, run)
     }
 
-    /// As [`TxManager::change`]. An operation that changes nothing waits, too: until the changes that it may have read are committed.
+    /// As [`TxManager::change`]. An operation that changes nothing waits, too: until the changes of the pages that it has read are
+    /// committed.
     pub(crate) fn change_or_read<T>(&self, run: impl FnMut(&mut Tx<'_>) -> Result<T>) -> Result<T> {
         self.change_from(self.lock_core(), Acknowledge::ReadCommitted, run)
     }
@@ -114,6 +115,7 @@ impl TxManager {
     ) -> Result<T> {
         loop {
             core.check_running()?;
+            core.has_read_uncommitted = false;
             let mut tx = core.begin();
             let value = match run(&mut tx) {
                 Ok(value) => value,
@@ -126,7 +128,7 @@ impl TxManager {
             };
             if tx.changed_pages() == 0 {
                 drop(tx);
-                if when == Acknowledge::ReadCommitted {
+                if when == Acknowledge::ReadCommitted && core.has_read_uncommitted {
                     self.commit_pending(core)?;
                 }
                 return Ok(value);
@@ -174,7 +176,7 @@ impl TxManager {
     }
 
     /// Waits for a batch: the current one, or the one in flight.
-    pub(super) fn await_batch<'a>(
+    pub(crate) fn await_batch<'a>(
         &'a self,
         mut core: MutexGuard<'a, Core>,
         outcome: &BatchOutcome,
