@@ -110,12 +110,12 @@ impl Default for Nfs4Options {
 pub(crate) struct Nfs4 {
     inner: Mutex<LockedState>,
     lists: Arc<ClientLists>,
-    summary: other_access::StateSummary,
     identities: Arc<dyn Identities>,
     clock: Clock,
     /// The name of this server. Clients that find one name at two addresses use both for one session,
     /// so no two servers may have the same.
     server_name: String,
+    summary: other_access::StateSummary,
 }
 
 /// The pin of an open file.
