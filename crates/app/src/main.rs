@@ -28,6 +28,7 @@ mod service;
 mod shutdown;
 mod snapshot_cuts;
 mod snapshot_path;
+mod standby;
 mod status_signals;
 mod token_file;
 

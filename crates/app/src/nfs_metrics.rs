@@ -1,6 +1,7 @@
 //! The metrics of an NFS server.
 
 use crate::metrics_pages::client_page;
+use crate::standby::StandbyState;
 use pagemesh_base::layout::VolumeName;
 use pagemesh_metrics::MetricPage;
 use pagemesh_metrics::catalogue::nfs;
@@ -10,14 +11,25 @@ use pagemesh_nfs::{
 };
 use pagemesh_volume::Volume;
 use std::sync::{OnceLock, Weak};
+use std::time::Instant;
 
-/// The server, once it has started.
-pub type ShownServer = OnceLock<Weak<Server>>;
+/// The parts of a process that its metrics show, once they are there.
+#[derive(Default)]
+pub struct ShownServer {
+    pub standby: StandbyState,
+    pub volumes: OnceLock<Vec<(VolumeName, Weak<Volume>)>>,
+    pub server: OnceLock<Weak<Server>>,
+}
 
-/// The metrics of the volumes, and of the server if it runs.
-pub fn page(volumes: &[(VolumeName, Weak<Volume>)], server: &ShownServer) -> MetricPage {
-    let mut page = client_page(volumes);
-    if let Some(server) = server.get().and_then(Weak::upgrade) {
+/// The metrics of the standby, the volumes and the server.
+pub fn page(shown: &ShownServer) -> MetricPage {
+    let volumes = shown.volumes.get().map(Vec::as_slice);
+    let mut page = client_page(volumes.unwrap_or_default());
+    let standby = shown.standby.figures(Instant::now());
+    page.add(&nfs::STANDBY, &[], u64::from(standby.is_waiting));
+    let silence = standby.manager_silence.as_secs_f64();
+    page.add_real(&nfs::MANAGER_SILENCE, &[], silence);
+    if let Some(server) = shown.server.get().and_then(Weak::upgrade) {
         add(&mut page, &server.figures());
         add_nfs4(&mut page, &server.nfs4_status());
     }
@@ -77,6 +89,7 @@ fn add_export(page: &mut MetricPage, figures: &ExportFigures) {
     );
     page.add(&nfs::REFUSED, &labels, figures.refused);
     page.add(&nfs::STALLED, &labels, u64::from(figures.is_stalled));
+    page.add(&nfs::FENCED, &labels, u64::from(figures.is_fenced));
 }
 
 fn add_calls(page: &mut MetricPage, labels: [&str; 2], calls: &CallFigures) {

@@ -276,3 +276,51 @@ fn server_ends_after_forced_takeover() {
     assert_eq!(second.list(""), ["file"]);
     second.stop();
 }
+
+/// Makes a file in an export, as `/files`. Returns the reason if that fails.
+fn make_in(address: &str, path: &str) -> Result<(), String> {
+    let limit = Duration::from_secs(60);
+    let address = address.parse().unwrap();
+    let mut client = Client::connect(address, Credential::sys(0, 0), limit).unwrap();
+    let root = client
+        .mount(path.as_bytes())
+        .map_err(|it| format!("{it:?}"))?;
+    let create = Create {
+        directory: &root,
+        name: b"new",
+        how: CreateHow::Unchecked(SetAttributes::size(0)),
+    };
+    let created = client.call(&create).map_err(|it| format!("{it:?}"))?;
+    created.map(drop).map_err(|it| it.status.name().to_owned())
+}
+
+#[test]
+fn server_ends_with_its_last_file_system() {
+    let cluster = cluster();
+    cluster.ok(&["fs", "create", "more", "--size", "32M"]);
+    let any = any_port();
+    let serve = |names: &[&str], options: &[&str]| {
+        let head = ["--listen", &any, "--squash", "none", "--no-rpcbind"];
+        let args = [&["serve", "nfs"][..], names, &head, options].concat();
+        let daemon = cluster.try_daemon("serve-nfs", &args, names.len());
+        let daemon = daemon.map_err(|it| String::from_utf8(it.stderr)).unwrap();
+        let url = daemon.ready[0].strip_prefix("ready nfs://").unwrap();
+        let address = url.split_once('/').unwrap().0.to_owned();
+        (daemon, address)
+    };
+    let (mut first, address) = serve(&["files", "more"], &[]);
+    assert_eq!(make_in(&address, "/more"), Ok(()));
+    let (second, taken) = serve(&["more"], &["--force"]);
+    assert_eq!(make_in(&taken, "/more"), Ok(()));
+    // The first server notices within seconds, also without a call.
+    until("the calls are refused", || {
+        make_in(&address, "/more").is_err()
+    });
+    assert_eq!(make_in(&address, "/files"), Ok(()));
+    let (third, _) = serve(&["files"], &["--force"]);
+    assert_eq!(first.await_end().code(), Some(FENCED));
+    for mut last in [second, third] {
+        last.signal("TERM");
+        assert!(last.await_end().success(), "{}", last.log());
+    }
+}

@@ -238,6 +238,8 @@ pub mod nfs {
     use super::{Metric, MetricKind};
 
     metrics! {
+        STANDBY Gauge "pagemesh_nfs_standby" [] "Whether the process waits to take its file systems over: 1, or 0.";
+        MANAGER_SILENCE Gauge "pagemesh_nfs_standby_manager_silence_seconds" [] "Time for which the manager has not answered a standby that waits, or 0.";
         CONNECTIONS Gauge "pagemesh_nfs_connections" ["state"] "Connections: `established` with a call so far, `half-open` without one.";
         HELD_BYTES Gauge "pagemesh_nfs_held_bytes" [] "Bytes of incomplete calls, and of replies that clients have not taken.";
         DROPPED_REPETITIONS Counter "pagemesh_nfs_dropped_repetitions_total" [] "Repetitions of running calls that got no reply, because too many waited.";
@@ -262,6 +264,7 @@ pub mod nfs {
         LIST_RECORDS Counter "pagemesh_nfs_list_records_total" ["export"] "Records of the stable list of clients since the start of the server.";
         LIST_UNWRITTEN Gauge "pagemesh_nfs_list_records_unwritten" ["export"] "Records of the stable list of clients that are not durable yet.";
         STALLED Gauge "pagemesh_nfs_stalled" ["export"] "Whether calls run, and none has ended for a second: 1, or 0.";
+        FENCED Gauge "pagemesh_nfs_fenced" ["export"] "Whether another client has the volume, so that calls are refused: 1, or 0.";
     }
 }
 

@@ -1,6 +1,7 @@
 //! `pagemesh serve`: file systems behind network file servers.
 
 mod exports;
+mod fences;
 mod idmap;
 mod mounts;
 mod nfs;

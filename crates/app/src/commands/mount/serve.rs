@@ -17,9 +17,10 @@ use crate::fence_watch::{self, FencedError};
 use crate::figure_reporter::FigureReporter;
 use crate::metrics_pages;
 use crate::service;
-use crate::shutdown::{Shutdown, ShutdownTrigger};
+use crate::shutdown::Shutdown;
 use crate::snapshot_cuts;
 use crate::snapshot_path::VolumeOrSnapshot;
+use crate::standby::StandbyState;
 use crate::status_signals::StatusSignals;
 use anyhow::{Context, bail};
 use pagemesh_base::authority::AuthorityError;
@@ -29,6 +30,7 @@ use pagemesh_brick::resource_limits;
 use pagemesh_fs::{Fs, FsError};
 use pagemesh_fuse::{Caching, MountOptions, Transport};
 use pagemesh_manage::wire::{Attachment, VolumeContent, VolumeDetail};
+use pagemesh_manage::{ManagerClient, ManagerError};
 use pagemesh_metrics::{BoundResponder, Responder};
 use pagemesh_volume::{AttachError, Volume};
 use std::path::{Path, PathBuf};
@@ -40,6 +42,8 @@ use std::time::Duration;
 pub const SOURCE: &str = "pagemesh:";
 /// Minimum memory of a mount of a small file system, in bytes.
 pub const MEMORY_MIN: u64 = 64 << 20;
+/// The pause of a standby between two queries of a manager that does not answer.
+const MANAGER_RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// Refuses an unusable mount point, before the attach fences another client. Clears the mount that a killed
 /// process of the same user has left, so that a service can restart.
 pub fn check_dir(dir: &Path) -> anyhow::Result<PathBuf> {
@@ -101,7 +105,8 @@ fn serve_volume(args: &MountArgs, name: &VolumeName, dir: PathBuf) -> anyhow::Re
     let served = vec![(name.clone(), Arc::downgrade(&volume))];
     snapshot_cuts::serve(&cluster_client(&args.client)?, &served)?;
     let reporter = FigureReporter::of_volumes(cluster_client(&args.client)?, served)?;
-    let fenced = FenceFlag::watch(&volume, ending.trigger())?;
+    let end = ending.trigger();
+    let fenced = FenceFlag::watch(&volume, move || end.trigger())?;
     let free_space = free_space::watch(&args.client, detail, &fs)?;
     let files = Arc::downgrade(&fs);
     let parts = MountedParts {
@@ -164,18 +169,27 @@ pub struct FileSystemArgs<'a> {
     pub client: &'a ManagerArgs,
     pub transport: TransportArg,
     pub scrubs: &'a ScrubArgs,
-    pub takeover: Takeover,
+    pub takeover: Takeover<'a>,
 }
 
 /// The decision about a process that serves the file system.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Takeover {
+#[derive(Clone, Copy, Debug)]
+pub enum Takeover<'a> {
     /// This process ends with an error.
     Refuse,
     /// It is fenced.
     Force,
-    /// This process waits for its end.
-    Standby,
+    /// This process waits for its end, and for a manager that does not answer.
+    Standby(&'a StandbyState),
+}
+
+impl<'a> Takeover<'a> {
+    fn standby(self) -> Option<&'a StandbyState> {
+        match self {
+            Takeover::Standby(state) => Some(state),
+            Takeover::Refuse | Takeover::Force => None,
+        }
+    }
 }
 
 /// An attached volume, its details, and an address that was bound before the attach.
@@ -192,16 +206,19 @@ pub fn attach_volume<B>(
     bind: impl Fn() -> anyhow::Result<B>,
 ) -> anyhow::Result<Option<AttachedVolume<B>>> {
     let manager = cluster_client(args.client)?;
-    let detail = expect_content(&manager, name, VolumeContent::Files)?;
+    let standby = args.takeover.standby();
+    let Some(detail) = find_file_system(&manager, name, standby, ending)? else {
+        return Ok(None);
+    };
     let mut was_fenced = false;
     let (volume, bound) = loop {
         let decide = |holder: &Attachment| match args.takeover {
             Takeover::Force => ServingHolder::Fence,
-            Takeover::Standby => ServingHolder::Await,
+            Takeover::Standby(_) => ServingHolder::Await,
             Takeover::Refuse => ServingHolder::Refuse(takeover::mount_refusal(name, holder)),
         };
         let pause = |time| ending.wait_for(time);
-        let words = &takeover::MOUNT_WORDS;
+        let words = (&takeover::MOUNT_WORDS, standby);
         let Some(replaced) = takeover::await_holder(&manager, name, words, decide, pause)? else {
             return Ok(None);
         };
@@ -210,9 +227,17 @@ pub fn attach_volume<B>(
             Ok(volume) => break (Arc::new(volume), bound),
             // This process waits for that client, but only once: two mounts with `--force` would alternate.
             Err(AttachError::Fenced(_)) if !was_fenced => was_fenced = true,
+            // The wait for the manager begins again.
+            Err(AttachError::Authority {
+                cause: AuthorityError::Unreachable(_),
+                ..
+            }) if standby.is_some() => {}
             Err(cause) => {
                 // Another client may have attached the volume since.
-                let holder = manager.holder(name)?.attached;
+                let holder = match manager.holder(name) {
+                    Err(ManagerError::Unreachable { .. }) if standby.is_some() => continue,
+                    status => status?.attached,
+                };
                 let is_refused = matches!(
                     &cause,
                     AttachError::Authority {
@@ -228,6 +253,30 @@ pub fn attach_volume<B>(
     };
     volume.plan_scrubs(args.scrubs.plan());
     Ok(Some((volume, detail, bound)))
+}
+
+/// The details of a file system. A standby waits for a manager that does not answer. None: this process shall end.
+fn find_file_system(
+    manager: &ManagerClient,
+    name: &VolumeName,
+    standby: Option<&StandbyState>,
+    ending: &Shutdown,
+) -> anyhow::Result<Option<VolumeDetail>> {
+    loop {
+        let cause = match expect_content(manager, name, VolumeContent::Files) {
+            Ok(detail) => return Ok(Some(detail)),
+            Err(cause) => cause,
+        };
+        let unreachable = cause.downcast_ref::<ManagerError>();
+        let unreachable = unreachable.filter(|it| matches!(it, ManagerError::Unreachable { .. }));
+        let (Some(standby), Some(unreachable)) = (standby, unreachable) else {
+            return Err(cause);
+        };
+        standby.record_no_answer(unreachable);
+        if ending.wait_for(MANAGER_RETRY_PAUSE) {
+            return Ok(None);
+        }
+    }
 }
 
 /// Opens the file system of the volume.
@@ -278,15 +327,18 @@ pub fn fuse_caching(direct_io: bool) -> Caching {
 #[derive(Clone)]
 pub struct FenceFlag {
     is_set: Arc<AtomicBool>,
-    shutdown: ShutdownTrigger,
+    on_set: Arc<dyn Fn() + Send + Sync>,
 }
 
 impl FenceFlag {
-    /// Sets the flag soon after another client has attached the volume.
-    pub fn watch(volume: &Arc<Volume>, shutdown: ShutdownTrigger) -> anyhow::Result<FenceFlag> {
+    /// Sets the flag, and calls `on_set` once, soon after another client has attached the volume.
+    pub fn watch(
+        volume: &Arc<Volume>,
+        on_set: impl Fn() + Send + Sync + 'static,
+    ) -> anyhow::Result<FenceFlag> {
         let fenced = FenceFlag {
             is_set: Arc::default(),
-            shutdown,
+            on_set: Arc::new(on_set),
         };
         let on_fenced = fenced.clone();
         fence_watch::watch(Arc::downgrade(volume), move || on_fenced.set())?;
@@ -299,7 +351,7 @@ impl FenceFlag {
 
     fn set(&self) {
         if !self.is_set.swap(true, Ordering::AcqRel) {
-            self.shutdown.trigger();
+            (self.on_set)();
         }
     }
 

@@ -14,7 +14,8 @@
 //! | serves programs | is refused, attaches with `--force`, or waits with `--standby` |
 //!
 //! A live holder cannot report while the manager or the network stalls. So its silence counts only if the manager
-//! has answered this mount for `WATCH_MIN` (8 s), without a new sign meanwhile.
+//! has answered this mount for `WATCH_MIN` (8 s), without a new sign meanwhile. A manager that does not answer for `ENDING_LIMIT` ends
+//! the wait with an error, but not the wait of a standby.
 //!
 //! A holder may have lost its mount after its last sign. So the second sign after the first look
 //! counts, see [`life_signs`](super::life_signs). Invariant: the manager refuses the attach if the holder is another one by then.
@@ -23,6 +24,7 @@
 
 use crate::process_identity::ProcessIdentity;
 use crate::service;
+use crate::standby::StandbyState;
 use pagemesh_base::layout::{EpochNumber, VolumeName};
 use pagemesh_manage::wire::{Attachment, HolderStatus};
 use pagemesh_manage::{
@@ -215,11 +217,12 @@ impl HolderWatch {
 }
 
 /// Waits until the volume may be attached, in pauses until `pause` says that this process shall end. Returns the attachment that ends
-/// by the attach; none if this process shall end. `decide` is asked about a holder that serves programs.
+/// by the attach; none if this process shall end. `decide` is asked about a holder that serves programs. `standby` waits for a manager
+/// that does not answer, without an end.
 pub fn await_holder(
     manager: &ManagerClient,
     name: &VolumeName,
-    words: &HolderWords,
+    (words, standby): (&HolderWords, Option<&StandbyState>),
     decide: impl Fn(&Attachment) -> ServingHolder,
     pause: impl Fn(Duration) -> bool,
 ) -> anyhow::Result<Option<EpochNumber>> {
@@ -232,6 +235,7 @@ pub fn await_holder(
         match manager.holder(name) {
             Ok(status) => {
                 until = Instant::now() + ENDING_LIMIT;
+                standby.inspect(|it| it.record_answer());
                 let Some(holder) = &status.attached else {
                     return Ok(Some(NO_ATTACHMENT));
                 };
@@ -255,8 +259,14 @@ pub fn await_holder(
                 }
                 pause_time = interval;
             }
-            Err(ManagerError::Unreachable { .. }) if watch.is_some() && Instant::now() < until => {
+            Err(cause @ ManagerError::Unreachable { .. })
+                if standby.is_some() || (watch.is_some() && Instant::now() < until) =>
+            {
                 watch.iter_mut().for_each(HolderWatch::record_no_answer);
+                if let Some(standby) = standby {
+                    standby.record_no_answer(&cause);
+                    pause_time = STANDBY_INTERVAL;
+                }
             }
             Err(cause) => return Err(cause.into()),
         }
@@ -396,5 +406,33 @@ mod tests {
         let silent = status(0, false, CONNECT_SILENCE_LIMIT);
         let state = watch.judge(&silent, false, from + WATCH_MIN);
         assert_eq!(state, HolderState::Silent);
+    }
+
+    #[test]
+    fn standby_outlasts_a_manager_that_does_not_answer() {
+        // The port is free again, so nothing answers.
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a listener");
+        let address = listener.local_addr().expect("an address");
+        drop(listener);
+        let key = pagemesh_base::key::Key::from_bytes([1; 32]);
+        let manager = ManagerClient::new(&format!("http://{address}"), &key).expect("a client");
+        let name: VolumeName = "files".parse().expect("a name");
+        let wait = |standby| {
+            let pauses = std::cell::Cell::new(0);
+            let pause = |_| {
+                pauses.set(pauses.get() + 1);
+                pauses.get() == 3
+            };
+            let decide = |_: &Attachment| ServingHolder::Await;
+            let waited = await_holder(&manager, &name, (&MOUNT_WORDS, standby), decide, pause);
+            (waited, pauses.get())
+        };
+        let standby = StandbyState::default();
+        standby.set_waiting(true);
+        let (waited, pauses) = wait(Some(&standby));
+        assert_eq!((waited.expect("no error"), pauses), (None, 3));
+        let silence = standby.figures(Instant::now()).manager_silence;
+        assert!(silence > Duration::ZERO);
+        assert!(wait(None).0.is_err(), "another process does not wait");
     }
 }

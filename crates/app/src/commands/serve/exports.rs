@@ -4,7 +4,7 @@ use super::nfs::NfsArgs;
 use anyhow::Context;
 use pagemesh_nfs::Exports;
 use pagemesh_nfs::exports_file::ExportsFile;
-use pagemesh_nfs::rpcbind::{RPCBIND_ADDRESS, RpcbindError, RpcbindRegistration};
+use pagemesh_nfs::rpcbind::{RPCBIND_ADDRESS, RpcbindUpkeep};
 use signal_hook::consts::SIGHUP;
 use signal_hook::iterator::{Handle, Signals};
 use std::net::SocketAddr;
@@ -99,27 +99,12 @@ impl Drop for Reloader {
     }
 }
 
-/// Registers the server, if an rpcbind runs. Clients that name the ports need none.
-pub(super) fn register(args: &NfsArgs, addresses: &[SocketAddr]) -> Option<RpcbindRegistration> {
+/// Registers the server, whenever an rpcbind runs. Clients that name the ports need none.
+pub(super) fn register(args: &NfsArgs, addresses: &[SocketAddr]) -> Option<RpcbindUpkeep> {
     if args.no_rpcbind {
         return None;
     }
-    match RpcbindRegistration::register(RPCBIND_ADDRESS, addresses) {
-        Ok(registration) => {
-            if registration.refused() > 0 {
-                tracing::warn!(
-                    "rpcbind has NFS or MOUNT at the port of another server; clients must name the port with port= and mountport="
-                );
-            }
-            Some(registration)
-        }
-        Err(error @ RpcbindError::Absent(..)) => {
-            tracing::info!(%error, "the server is not registered with rpcbind");
-            None
-        }
-        Err(error) => {
-            tracing::warn!(%error, "the server is not registered with rpcbind");
-            None
-        }
-    }
+    RpcbindUpkeep::start(RPCBIND_ADDRESS, addresses)
+        .inspect_err(|cause| tracing::warn!(%cause, "the server is not registered with rpcbind"))
+        .ok()
 }

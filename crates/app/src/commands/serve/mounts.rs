@@ -2,6 +2,7 @@
 
 use crate::commands::mount::serve::{SOURCE, check_dir};
 use crate::commands::mount::served::{MountedParts, ServedMount};
+use crate::commands::serve::fences::Fences;
 use crate::commands::serve::nfs::{NfsArgs, OwnedFs};
 use crate::shutdown::{Shutdown, ShutdownTrigger};
 use anyhow::{Context, bail};
@@ -68,7 +69,12 @@ pub struct ServingMount {
 
 impl ServingMount {
     /// Mounts a file system, and serves the mount until its unmount or its end.
-    fn start(args: &NfsArgs, point: MountPoint, owned: &OwnedFs) -> anyhow::Result<ServingMount> {
+    fn start(
+        args: &NfsArgs,
+        point: MountPoint,
+        owned: &OwnedFs,
+        fences: &Fences,
+    ) -> anyhow::Result<ServingMount> {
         let ending = Shutdown::of_part();
         let end = ending.trigger();
         let free_space = owned.free_space();
@@ -93,6 +99,7 @@ impl ServingMount {
             }
             ended.complete();
         };
+        fences.add_mount(&owned.name, end.clone());
         let thread = std::thread::Builder::new().name("mount".into());
         Ok(ServingMount {
             dir,
@@ -118,13 +125,14 @@ pub fn start(
     args: &NfsArgs,
     points: Vec<MountPoint>,
     owned: &[OwnedFs],
+    fences: &Fences,
 ) -> anyhow::Result<Vec<ServingMount>> {
     let mut mounts = Vec::new();
     for point in points {
         let Some(fs) = owned.iter().find(|it| it.name == point.name) else {
             continue;
         };
-        match ServingMount::start(args, point, fs) {
+        match ServingMount::start(args, point, fs, fences) {
             Ok(mount) => mounts.push(mount),
             Err(cause) => {
                 mounts.into_iter().for_each(ServingMount::end);

@@ -4,6 +4,7 @@
 //! - A volume is detached after its file system is closed, on every way out.
 //! - The end goes in one order: the NFS server stops, the mounts end, the file systems store everything, the volumes are detached.
 //! - The end of a mount ends nothing else.
+//! - The loss of one file system to another client ends nothing else: see [`fences`](super::fences).
 
 use crate::args::{ManagerArgs, ScrubArgs, Transport, listen_address};
 use crate::client::{DetachGuard, cluster_client};
@@ -14,6 +15,7 @@ use crate::commands::mount::serve::{
 };
 use crate::commands::mount::snapshot_views::MountSnapshots;
 use crate::commands::serve::exports::{self, ReloadSignal};
+use crate::commands::serve::fences::Fences;
 use crate::commands::serve::idmap;
 use crate::commands::serve::mounts::{self, MountPoint, ServingMount};
 use crate::commands::serve::nfs_reports::NfsReporter;
@@ -25,8 +27,9 @@ use crate::nfs_metrics::{self, ShownServer};
 use crate::service;
 use crate::shutdown::Shutdown;
 use crate::snapshot_cuts;
+use crate::standby::StandbyState;
 use crate::status_signals::StatusSignals;
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use clap::{Args, ValueEnum};
 use pagemesh_base::layout::VolumeName;
 use pagemesh_brick::resource_limits;
@@ -36,10 +39,10 @@ use pagemesh_nfs::exports_file::ExportsFile;
 use pagemesh_nfs::handle::HandleKey;
 use pagemesh_nfs::limits::{EXPORT_WORKERS_MAX, Limits};
 use pagemesh_nfs::{
-    ErrorHook, Export, ExportOptions, Exports, FreeSpaceFn, Server, ServiceFileStore, Squash,
+    BoundAddress, ErrorHook, Export, ExportOptions, Exports, FreeSpaceFn, Server, ServiceFileStore,
+    Squash,
 };
 use pagemesh_volume::Volume;
-use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -106,6 +109,9 @@ pub struct NfsArgs {
     #[arg(long)]
     pub force: bool,
     /// Wait as long as another process serves the file systems, and take over when it ends or gives no sign of life for 10 s.
+    ///
+    /// It also waits for a manager that does not answer. The address of --listen may come to this machine later. The port is taken at once,
+    /// and clients can connect after the takeover.
     #[arg(long, conflicts_with = "force")]
     pub standby: bool,
     #[command(flatten)]
@@ -165,48 +171,50 @@ pub fn run(args: &NfsArgs) -> anyhow::Result<()> {
         exports::print_check(file);
         return Ok(());
     }
-    let listen = listen_address(&args.listen)?;
     let reload = args.exports.as_deref().map(ReloadSignal::listen);
     let reload = reload.transpose()?;
-    let ending = match &reload {
-        Some(_) => Shutdown::listen_without_hangup(args.until_stdin_ends)?,
-        None => Shutdown::listen(args.until_stdin_ends)?,
-    };
+    let ending = listen_for_shutdown(args)?;
     let signals = StatusSignals::listen()?;
-    // An address in use must not fence a client.
-    let free = TcpListener::bind(listen);
-    drop(free.with_context(|| {
-        format!("cannot listen on {listen}; name another address with --listen")
-    })?);
+    let bound = bind(args)?;
     let mounts = mounts::check(args)?;
     let metrics = args.metrics.bind()?;
     let manager = cluster_client(&args.client)?;
     service::notify_status("attaching volumes and reading file systems");
-    let Some(owned) = OwnedFs::open_all(args, &manager, &ending)? else {
+    let shown = Arc::new(ShownServer::default());
+    let collected = Arc::clone(&shown);
+    let metrics = metrics_pages::serve(metrics, move || nfs_metrics::page(&collected))?;
+    let fences = Arc::new(Fences::new(args.names.len(), ending.trigger()));
+    let opening = Opening {
+        args,
+        manager: &manager,
+        ending: &ending,
+        fences: &fences,
+        standby: &shown.standby,
+    };
+    let Some(owned) = opening.open_all()? else {
         return Ok(());
     };
     let volumes: Vec<_> = owned.iter().map(OwnedFs::named_volume).collect();
+    // The file systems of this process are the same until its end.
+    let _ = shown.volumes.set(volumes.clone());
     signals.handle(volumes.iter().map(|(_, volume)| volume.clone()).collect())?;
     snapshot_cuts::serve(&manager, &volumes)?;
-    let reporter = FigureReporter::of_volumes(manager.clone(), volumes.clone())?;
-    let server = Arc::new(ShownServer::new());
-    let shown = Arc::clone(&server);
-    let metrics = metrics_pages::serve(metrics, move || nfs_metrics::page(&volumes, &shown))?;
+    let reporter = FigureReporter::of_volumes(manager.clone(), volumes)?;
     let serving = Serving {
         args,
-        listen,
         owned: &owned,
         file: file.as_ref(),
         manager: &manager,
         ending: &ending,
+        fences: &fences,
     };
-    let served = mounts::start(args, mounts, &owned).and_then(|mounts| {
-        let served = serving.serve(reload, &mounts, &server);
+    let served = mounts::start(args, mounts, &owned, &fences).and_then(|mounts| {
+        let served = serving.serve((bound, reload), &mounts, &shown);
         mounts.into_iter().for_each(ServingMount::end);
         served
     });
     drop(metrics);
-    let closed: Vec<_> = owned.iter().map(OwnedFs::close).collect();
+    let closed = close_all(&owned, &fences);
     // The manager takes reports of the attached client only.
     drop(reporter);
     drop(owned);
@@ -214,21 +222,46 @@ pub fn run(args: &NfsArgs) -> anyhow::Result<()> {
     closed.into_iter().collect()
 }
 
+/// SIGHUP reads the exports file again, if there is one.
+fn listen_for_shutdown(args: &NfsArgs) -> anyhow::Result<Shutdown> {
+    match args.exports {
+        Some(_) => Shutdown::listen_without_hangup(args.until_stdin_ends),
+        None => Shutdown::listen(args.until_stdin_ends),
+    }
+}
+
+/// Stores everything. The loss of one of several file systems was logged when it came, and is no error of the end.
+fn close_all(owned: &[OwnedFs], fences: &Fences) -> Vec<anyhow::Result<()>> {
+    let is_over = fences.are_all();
+    let left = owned.iter().filter(|it| is_over || !it.fenced.is_set());
+    left.map(OwnedFs::close).collect()
+}
+
+/// Takes the address of the server, so that one in use fences no client. The address of a standby may come to this machine later.
+fn bind(args: &NfsArgs) -> anyhow::Result<BoundAddress> {
+    let listen = listen_address(&args.listen)?;
+    let bound = match args.standby {
+        true => BoundAddress::bind_ahead(listen),
+        false => BoundAddress::bind(listen),
+    };
+    bound.map_err(|cause| anyhow!("{cause}; name another address with --listen"))
+}
+
 /// A server to start, with its file systems.
 struct Serving<'a> {
     args: &'a NfsArgs,
-    listen: SocketAddr,
     owned: &'a [OwnedFs],
     file: Option<&'a ExportsFile>,
     manager: &'a ManagerClient,
     ending: &'a Shutdown,
+    fences: &'a Fences,
 }
 
 impl Serving<'_> {
-    /// Serves until the shutdown, which the loss of a file system is, too.
+    /// Serves until the shutdown, which the loss of the last file system is, too.
     fn serve(
         &self,
-        reload: Option<ReloadSignal>,
+        (bound, reload): (BoundAddress, Option<ReloadSignal>),
         mounts: &[ServingMount],
         shown: &ShownServer,
     ) -> anyhow::Result<()> {
@@ -243,11 +276,12 @@ impl Serving<'_> {
             ..Limits::default()
         };
         let nfs4 = idmap::options(self.args.idmap_domain.as_deref())?;
-        let (listen, hook) = (&[self.listen], self.error_hook());
-        let server = Server::start_nfs4(listen, exports.clone(), hook, limits, &nfs4)?;
+        let on_error = self.error_hook();
+        let server = Server::start_bound(vec![bound], exports.clone(), on_error, limits, &nfs4)?;
         let server = Arc::new(server);
+        self.fences.set_server(&server);
         // The one server of this process.
-        let _ = shown.set(Arc::downgrade(&server));
+        let _ = shown.server.set(Arc::downgrade(&server));
         let reloader = reload.map(|reload| reload.start(exports)).transpose()?;
         let registration = exports::register(self.args, server.local_addrs());
         let volumes = self.owned.iter().map(OwnedFs::named_volume).collect();
@@ -317,35 +351,42 @@ impl Serving<'_> {
     }
 }
 
-impl OwnedFs {
-    /// Opens the file systems of the command. None: this process shall end.
-    fn open_all(
-        args: &NfsArgs,
-        manager: &ManagerClient,
-        ending: &Shutdown,
-    ) -> anyhow::Result<Option<Vec<OwnedFs>>> {
+/// The file systems of the command, to be opened.
+struct Opening<'a> {
+    args: &'a NfsArgs,
+    manager: &'a ManagerClient,
+    ending: &'a Shutdown,
+    fences: &'a Arc<Fences>,
+    standby: &'a StandbyState,
+}
+
+impl Opening<'_> {
+    /// Opens all. None: this process shall end.
+    fn open_all(&self) -> anyhow::Result<Option<Vec<OwnedFs>>> {
         // All servers take several file systems in one order: two standbys never wait for each other.
-        let mut names = args.names.clone();
+        let mut names = self.args.names.clone();
         names.sort();
-        let opened = names.iter();
-        let opened = opened.map(|name| OwnedFs::open(args, manager, name, ending));
-        opened.collect()
+        self.standby.set_waiting(self.args.standby);
+        let opened = names.iter().map(|name| self.open(name)).collect();
+        self.standby.set_waiting(false);
+        opened
     }
 
     /// Attaches the volume, and opens its file system. None: this process shall end.
-    fn open(
-        args: &NfsArgs,
-        manager: &ManagerClient,
-        name: &VolumeName,
-        ending: &Shutdown,
-    ) -> anyhow::Result<Option<OwnedFs>> {
+    fn open(&self, name: &VolumeName) -> anyhow::Result<Option<OwnedFs>> {
+        let Opening {
+            args,
+            manager,
+            ending,
+            ..
+        } = *self;
         let wanted = FileSystemArgs {
             client: &args.client,
             transport: args.transport,
             scrubs: &args.scrubs,
             takeover: match (args.force, args.standby) {
                 (true, _) => Takeover::Force,
-                (false, true) => Takeover::Standby,
+                (false, true) => Takeover::Standby(self.standby),
                 (false, false) => Takeover::Refuse,
             },
         };
@@ -355,7 +396,8 @@ impl OwnedFs {
         let detach = DetachGuard(Arc::clone(&volume));
         let signs = LifeSigns::start(manager.clone(), name, &volume)?;
         let fs = open_files(&volume, &detail)?;
-        let fenced = FenceFlag::watch(&volume, ending.trigger())?;
+        let (fences, known) = (Arc::clone(self.fences), name.clone());
+        let fenced = FenceFlag::watch(&volume, move || fences.record(&known))?;
         let export = ExportParts {
             volume: detail.info.id,
             attachment: volume.attachment().0,
@@ -378,7 +420,9 @@ impl OwnedFs {
             detach,
         }))
     }
+}
 
+impl OwnedFs {
     pub(super) fn volume(&self) -> Arc<Volume> {
         Arc::clone(&self.detach.0)
     }

@@ -47,7 +47,7 @@ pub fn await_receiver(
         std::thread::sleep(time);
         false
     };
-    await_holder(manager, volume, &RECEIVE_WORDS, refuse, pause)
+    await_holder(manager, volume, (&RECEIVE_WORDS, None), refuse, pause)
 }
 
 /// Attaches the volume in place of an earlier receiver.
