@@ -181,7 +181,7 @@ fn read_asks_for_all_runs_at_once() {
         .create(Ino::ROOT, b"f", CreateKind::File, 0o600, OWNER)
         .unwrap();
     let ino = made.ino;
-    // Another file's spans lie between those of this one.
+    // Spans of another file lie between its spans.
     let other = fs
         .create(Ino::ROOT, b"g", CreateKind::File, 0o600, OWNER)
         .unwrap();

@@ -43,7 +43,7 @@ const PAGES_MAX: u64 = 512;
 /// Most pages in use that such a write may change, too. They are in the transaction of step 3.
 const OLD_PAGES_MAX: u64 = 8;
 
-/// A write whose whole new pages are written before its size is.
+/// A write of whole new pages, and then of its size.
 struct BulkWrite<'d> {
     offset: u64,
     data: &'d Bytes,
@@ -110,7 +110,7 @@ fn pages_min(txs: &TxManager) -> u64 {
     }
 }
 
-/// As [`extend_bulk_locked`], for a file whose lock is free, without mappings and direct clients.
+/// As [`extend_bulk_locked`], for a file with a free lock, without mappings and direct clients.
 pub(crate) fn extend_bulk(
     txs: &TxManager,
     channel: &mut IoChannel,
