@@ -175,7 +175,21 @@ fn report(target: &NfsTarget, options: IdleOpensOptions, figures: &IdleFigures) 
         figures.wall.as_secs_f64(),
         RENEWAL.as_secs()
     ));
-    report.plots.push(Plot {
+    report.plots.push(plot(resident, anonymous));
+    report.raw = json!({
+        "opens": options.opens,
+        "idle_s": figures.wall.as_secs_f64(),
+        "cpu_percent": figures.cpu_percent,
+        "cpu_percent_before": figures.cpu_percent_before,
+        "resident_bytes": [before.resident, after.resident],
+        "anonymous_bytes": [before.anonymous, after.anonymous],
+    });
+    add_bars(&mut report, &bars(figures.cpu_percent, resident));
+    report
+}
+
+fn plot(resident: f64, anonymous: f64) -> Plot {
+    Plot {
         title: "Memory of an open by NFSv4.1".to_owned(),
         kind: PlotKind::Bars,
         x: PlotAxis::linear(""),
@@ -189,30 +203,16 @@ fn report(target: &NfsTarget, options: IdleOpensOptions, figures: &IdleFigures) 
             name: "bytes per open".to_owned(),
             points: vec![(0.0, resident), (1.0, anonymous), (2.0, BYTES_PER_OPEN_MAX)],
         }],
-    });
-    report.raw = json!({
-        "opens": options.opens,
-        "idle_s": figures.wall.as_secs_f64(),
-        "cpu_percent": figures.cpu_percent,
-        "cpu_percent_before": figures.cpu_percent_before,
-        "resident_bytes": [before.resident, after.resident],
-        "anonymous_bytes": [before.anonymous, after.anonymous],
-    });
+    }
+}
+
+fn bars(cpu_percent: f64, resident: f64) -> [Bar; 2] {
     let cpu = (BarSide::Below, CPU_PERCENT_MAX);
     let bytes = (BarSide::Below, BYTES_PER_OPEN_MAX);
-    add_bars(
-        &mut report,
-        &[
-            Bar::new(
-                "processor time",
-                "% of a core",
-                cpu,
-                Some(figures.cpu_percent),
-            ),
-            Bar::new("resident memory of an open", "bytes", bytes, Some(resident)),
-        ],
-    );
-    report
+    [
+        Bar::new("processor time", "% of a core", cpu, Some(cpu_percent)),
+        Bar::new("resident memory of an open", "bytes", bytes, Some(resident)),
+    ]
 }
 
 #[cfg(test)]
