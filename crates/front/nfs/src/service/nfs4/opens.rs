@@ -100,7 +100,8 @@ impl<'a> Compound<'a> {
                 _ => Status::WrongType.into(),
             });
         }
-        opened.check_access(access)?;
+        let is_by_name = matches!(it.claim, Claim::Name(_));
+        opened.check_access(access, is_by_name)?;
         // A denial of writes holds for this truncation only if the open has it, as with the server of Linux.
         if opened.is_truncated && !access.contains(ShareBits::WRITE) {
             return Err(Status::Invalid.into());
@@ -199,7 +200,6 @@ impl<'a> Compound<'a> {
         Err(Status::Delay.into())
     }
 
-    /// Asks for the share reservation, and keeps the pin of the file.
     /// Closes an open that its client never heard of. An earlier open of the same owner stays.
     fn withdraw(&self, opened: &OpenedFile<'_>, stateid: StateId) {
         let Ok(client) = self.client_id() else {
@@ -216,6 +216,7 @@ impl<'a> Compound<'a> {
         });
     }
 
+    /// Asks for the share reservation, and keeps the pin of the file.
     fn reserve(
         &self,
         opened: &OpenedFile<'_>,
@@ -326,14 +327,17 @@ impl<'a> OpenedFile<'a> {
         }
     }
 
-    /// Checks the permissions. The maker of a file has all access to it, whatever its mode.
-    fn check_access(&self, access: ShareBits) -> Done {
+    /// Checks the permissions. The maker of a file has all access to it, whatever its mode. So has the
+    /// owner that opens a handle, as with the server of Linux: a file of mode 0444 that its maker still
+    /// writes is reclaimed after a restart.
+    fn check_access(&self, access: ShareBits, is_by_name: bool) -> Done {
         let target = &self.target;
         let is_write = access.contains(ShareBits::WRITE);
         if is_write && target.options.is_read_only {
             return Err(Status::ReadOnly.into());
         }
-        if self.is_new {
+        let is_owner = self.attr.uid == target.caller.uid();
+        if self.is_new || (is_owner && !is_by_name) {
             return Ok(());
         }
         let mut wanted = 0;
