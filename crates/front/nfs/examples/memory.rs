@@ -7,7 +7,8 @@
 //!
 //! A second argument is an exports file for `/memory`. If an rpcbind runs, the server registers there.
 //!
-//! It ends when its input does.
+//! It ends when its input does. A line `restart` in the input ends the server without an unmount of the
+//! clients, and starts it again over the same memory, as after a crash of the process.
 
 #![allow(clippy::unwrap_used)] // The space is that of the tests.
 
@@ -22,7 +23,7 @@ use pagemesh_nfs::handle::HandleKey;
 use pagemesh_nfs::rpcbind::{RPCBIND_ADDRESS, RpcbindRegistration};
 use pagemesh_nfs::{Export, ExportOptions, Exports, Server, Squash};
 use std::error::Error;
-use std::io::Read;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use uuid::Uuid;
 
@@ -50,12 +51,37 @@ fn main() -> Result<(), Box<dyn Error>> {
         mode: 0o755,
     };
     mkfs(&memory.shared(), wait, now, made)?;
+    let mut server = start(&memory, address.parse()?, 1)?;
+    let registration = RpcbindRegistration::register(RPCBIND_ADDRESS, server.local_addrs());
+    match &registration {
+        Ok(registration) => println!("registered, {} refused", registration.refused()),
+        Err(error) => println!("not registered: {error}"),
+    }
+    let mut attachment = 1;
+    for line in std::io::stdin().lines() {
+        if line? == "restart" {
+            attachment += 1;
+            println!("{:?}", server.stop());
+            server = start(&memory, address.parse()?, attachment)?;
+        }
+    }
+    println!("{:?}", server.counters());
+    println!("{:?}", server.stop());
+    Ok(())
+}
+
+/// Mounts the file system, and serves it.
+fn start(
+    memory: &MemorySpace,
+    address: SocketAddr,
+    attachment: u32,
+) -> Result<Server, Box<dyn Error>> {
     let export = Export {
         name: "memory".into(),
         fs: Arc::new(Fs::mount(memory.shared(), wait, now)?),
         volume: Uuid::from_u128(1),
         key: HandleKey::new([1; 16]),
-        attachment: 1,
+        attachment,
         options: ExportOptions {
             squash: Squash::None,
             ..ExportOptions::default()
@@ -67,17 +93,5 @@ fn main() -> Result<(), Box<dyn Error>> {
     if let Some(path) = std::env::args().nth(2) {
         exports.apply(&ExportsFile::read(path.as_ref())?)?;
     }
-    let server = Server::start(&[address.parse()?], exports, Box::new(on_error))?;
-    match RpcbindRegistration::register(RPCBIND_ADDRESS, server.local_addrs()) {
-        Ok(registration) => {
-            println!("registered, {} refused", registration.refused());
-            std::io::stdin().read_to_end(&mut Vec::new())?;
-            drop(registration);
-        }
-        Err(error) => println!("not registered: {error}"),
-    }
-    std::io::stdin().read_to_end(&mut Vec::new())?;
-    println!("{:?}", server.counters());
-    println!("{:?}", server.stop());
-    Ok(())
+    Ok(Server::start(&[address], exports, Box::new(on_error))?)
 }

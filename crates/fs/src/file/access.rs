@@ -57,6 +57,12 @@ impl Caller {
         }
     }
 
+    /// The user.
+    #[must_use]
+    pub fn uid(&self) -> u32 {
+        self.uid
+    }
+
     pub(crate) fn credentials(&self) -> Credentials {
         Credentials {
             uid: self.uid,

@@ -1,5 +1,14 @@
 //! A server with one export over a space in memory.
 
+#[allow(dead_code)]
+pub mod byte_model;
+#[allow(dead_code)]
+pub mod file_calls;
+#[allow(dead_code)]
+pub mod nfs3_files;
+#[allow(dead_code)]
+pub mod nfs41_files;
+
 use crate::memory::{MemorySpace, wait};
 use pagemesh_base::space::Space;
 use pagemesh_fs::{Credentials, Fs, MkfsOptions, Time, mkfs};
@@ -18,7 +27,7 @@ pub const OWNER: Credentials = Credentials {
 };
 
 /// A clock that ticks at each reading.
-fn clock() -> Time {
+pub fn clock() -> Time {
     static TICKS: AtomicU64 = AtomicU64::new(1);
     let tick = TICKS.fetch_add(1, Ordering::Relaxed);
     Time {
@@ -74,7 +83,15 @@ impl TestServer {
 
     /// A server over a space with a file system. A restart has another attachment.
     pub fn over(memory: MemorySpace, options: ExportOptions, attachment: u32) -> TestServer {
-        let space: Arc<dyn Space> = Arc::new(memory);
+        TestServer::over_space(Arc::new(memory), options, attachment)
+    }
+
+    /// As [`TestServer::over`], for any space.
+    pub fn over_space(
+        space: Arc<dyn Space>,
+        options: ExportOptions,
+        attachment: u32,
+    ) -> TestServer {
         let fs = Fs::mount(space, wait, clock).expect("mounted");
         let export = Export {
             name: "data".into(),

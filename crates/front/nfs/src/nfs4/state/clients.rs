@@ -13,6 +13,7 @@ use super::requests::CreateSessionReply;
 use super::shares::OwnerNo;
 use super::{JournalRecord, NfsState, StateError, StateEvent};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 use std::ops::Bound;
 use std::sync::Arc;
@@ -83,6 +84,8 @@ impl Client {
 pub(super) struct ClientTable {
     instance: Instance,
     next_number: u32,
+    /// The keys of client ids. A client that guesses an id could make sessions of another client.
+    keys: RandomState,
     by_id: BTreeMap<ClientId, Client>,
     confirmed: HashMap<Arc<[u8]>, ClientId>,
     unconfirmed: HashMap<Arc<[u8]>, ClientId>,
@@ -103,6 +106,7 @@ impl ClientTable {
         Self {
             instance,
             next_number: 1,
+            keys: RandomState::new(),
             by_id: BTreeMap::new(),
             confirmed: HashMap::new(),
             unconfirmed: HashMap::new(),
@@ -159,10 +163,21 @@ impl ClientTable {
         firsts.min().copied()
     }
 
+    /// A permutation of the numbers by the keys: four rounds of a Feistel network (Luby and Rackoff
+    /// 1988). So no number returns before all were used.
+    fn permuted(&self, number: u32) -> u32 {
+        let (mut left, mut right) = ((number >> 16) as u16, number as u16);
+        for round in 0..4_u8 {
+            let mixed = left ^ self.keys.hash_one((round, right)) as u16;
+            (left, right) = (right, mixed);
+        }
+        u32::from(left) << 16 | u32::from(right)
+    }
+
     /// The next number without a client: a flood of EXCHANGE_ID may go through all numbers.
     fn next_id(&mut self) -> ClientId {
         loop {
-            let id = ClientId::new(self.instance, self.next_number);
+            let id = ClientId::new(self.instance, self.permuted(self.next_number));
             self.next_number = self.next_number.wrapping_add(1);
             if !self.by_id.contains_key(&id) {
                 return id;

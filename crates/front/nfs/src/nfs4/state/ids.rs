@@ -24,7 +24,8 @@ impl Instance {
     }
 }
 
-/// A client id (clientid4): the instance in the upper half, a counter in the lower one.
+/// A client id (clientid4): the instance in the upper half, a number that cannot be guessed in the
+/// lower one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClientId(pub u64);
 
@@ -34,7 +35,7 @@ impl ClientId {
     }
 }
 
-/// A session id (sessionid4): the client id, a counter, and the instance again.
+/// A session id (sessionid4): the client id, and a number that cannot be guessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SessionId(pub [u8; 16]);
 

@@ -10,6 +10,7 @@ use super::limits::{
 };
 use super::requests::{ChannelAttributes, SlotUse};
 use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 /// The last request of a slot.
@@ -96,6 +97,8 @@ fn kept_bytes(state: &SlotState) -> usize {
 pub(super) struct SessionTable {
     sessions: HashMap<SessionId, Session>,
     next_number: u64,
+    /// The keys of session ids. A client that guesses an id could end the session of another client.
+    keys: RandomState,
     reserved_bytes: usize,
     kept_bytes: usize,
 }
@@ -139,8 +142,13 @@ impl SessionTable {
     }
 
     pub(super) fn insert(&mut self, client: ClientId, fore: ChannelAttributes) -> SessionId {
-        self.next_number += 1;
-        let id = SessionId::new(client, self.next_number);
+        let id = loop {
+            self.next_number += 1;
+            let id = SessionId::new(client, self.keys.hash_one(self.next_number));
+            if !self.sessions.contains_key(&id) {
+                break id;
+            }
+        };
         let slot_bytes = (fore.cached_reply_bytes_max as usize).max(SMALL_REPLY_BYTES);
         let reserved_bytes = fore.slots as usize * slot_bytes;
         self.reserved_bytes += reserved_bytes;

@@ -104,7 +104,8 @@ impl<'a> Compound<'a> {
                 _ => Status::WrongType.into(),
             });
         }
-        opened.check_access(access)?;
+        let is_by_name = matches!(it.claim, Claim::Name(_));
+        opened.check_access(access, is_by_name)?;
         // A denial of writes holds for this truncation only if the open has it, as with the server of Linux.
         if opened.is_truncated && !access.contains(ShareBits::WRITE) {
             return Err(Status::Invalid.into());
@@ -351,14 +352,21 @@ impl<'a> OpenedFile<'a> {
         }
     }
 
-    /// Checks the permissions. The maker of a file has all access to it, whatever its mode.
-    fn check_access(&self, access: ShareBits) -> Done {
+    /// Checks the permissions. The maker of a file has all access to it, whatever its mode. So has the
+    /// owner that opens a handle, as with the server of Linux: a file of mode 0444 that its maker still
+    /// writes is reclaimed after a restart.
+    fn check_access(&self, access: ShareBits, is_by_name: bool) -> Done {
         let target = &self.target;
         let is_write = access.contains(ShareBits::WRITE);
         if is_write && target.is_read_only() {
             return Err(Status::ReadOnly.into());
         }
         if self.is_new {
+            return Ok(());
+        }
+        let fs = &target.fs;
+        let failed = |error| Fault::from(target.report(&error));
+        if !is_by_name && fs.attr_of(target.id).map_err(failed)?.uid == target.caller.uid() {
             return Ok(());
         }
         let mut wanted = 0;
@@ -368,11 +376,10 @@ impl<'a> OpenedFile<'a> {
         if is_write {
             wanted |= AccessMask::MODIFY.0;
         }
-        let fs = &target.fs;
         // A program that may be executed may be read, as READ allows it.
         let asked = AccessMask(wanted | AccessMask::EXECUTE.0);
         let mask = fs.access_mask(target.id, &target.caller, asked);
-        let (mut granted, _) = mask.map_err(|error| target.report(&error))?;
+        let (mut granted, _) = mask.map_err(failed)?;
         if granted.0 & AccessMask::EXECUTE.0 != 0 {
             granted.0 |= AccessMask::READ.0;
         }

@@ -16,7 +16,7 @@ use crate::nfs4::status::Status;
 use crate::rpc::Credential;
 use crate::xdr::Writer;
 use siphasher::sip::SipHasher13;
-use std::hash::Hasher;
+use std::hash::{Hash, Hasher};
 
 /// The implementation that clients see: a domain and a name.
 const IMPLEMENTATION: [&[u8]; 2] = [b"pagemesh", b"pagemesh"];
@@ -143,9 +143,11 @@ impl Compound<'_> {
         Ok(())
     }
 
-    /// A hash of the request: its length and its first bytes.
+    /// A hash of the request: its caller, its length and its first bytes. Another caller gets no reply
+    /// of a repeated request (RFC 8881, section 2.10.6.1.3.1).
     fn fingerprint(&self) -> u64 {
         let mut hasher = SipHasher13::new();
+        self.principal().hash(&mut hasher);
         hasher.write_usize(self.arguments.len());
         let first = self.arguments.len().min(REPLY_CHECKSUM_BYTES_MAX);
         hasher.write(&self.arguments[..first]);

@@ -250,3 +250,13 @@ fn connections_are_bound_without_callbacks() {
     check(BackOrBoth, Ok(Both));
     check(Both, Err(StateError::Inval));
 }
+
+/// A client cannot guess the ids of another one from its own.
+#[test]
+fn ids_differ_between_runs_of_the_same_calls() {
+    let (mut one, mut other) = (TestServer::new(), TestServer::new());
+    let (client, session) = one.client("host");
+    let (other_client, other_session) = other.client("host");
+    assert_ne!(client, other_client);
+    assert_ne!(session.0[8..], other_session.0[8..]);
+}
