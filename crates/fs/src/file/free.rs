@@ -2,6 +2,9 @@
 //!
 //! The flag [`NEEDS_TRIM`] is set before the first page is freed, and cleared after the last one.
 //! After a crash, inodes with the flag are finished in pieces ([`crate::file::deferred_free`]).
+//!
+//! Discards are durable before the transaction that frees their spans, or clears the flag: a power cut could bring their pages back,
+//! into holes of the next file of the span.
 
 use crate::error::Result;
 use crate::file::extents::{SPANS_FREED_MAX, discard_request};
@@ -66,6 +69,7 @@ pub(crate) fn trim_piece(txs: &TxManager, channel: &mut IoChannel, ino: Ino) -> 
             tx.free_span(piece.span);
         }
         inode.pages = inode.pages.saturating_sub(mapped);
+        tx.flush_first();
         tx.put_inode(ino, &inode)
     })?;
     Ok(true)
@@ -86,6 +90,7 @@ pub(crate) fn clear_trim_mark(
         let mut inode = tx.inode(ino)?;
         inode.flags &= !NEEDS_TRIM;
         inode.pages = pages;
+        tx.flush_first();
         tx.put_inode(ino, &inode)
     })
 }
@@ -228,6 +233,9 @@ pub(crate) fn free_orphan_piece(
             }
             map_update::remove(tx, &mut inode, at)?;
             tx.free_span(span);
+        }
+        if !is_small {
+            tx.flush_first();
         }
         clear_xattrs(tx, &mut inode);
         tx.put_inode(ino, &Inode::free(inode.generation))?;

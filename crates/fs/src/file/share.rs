@@ -165,6 +165,7 @@ pub(crate) fn free_spare(txs: &TxManager, channel: &mut IoChannel, ino: Ino) -> 
     txs.change(|tx| {
         let mut inode = tx.inode(ino)?;
         inode.spare_span = None;
+        tx.flush_first();
         tx.free_span(spare);
         tx.put_inode(ino, &inode)
     })
