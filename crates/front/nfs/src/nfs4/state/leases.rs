@@ -53,7 +53,8 @@ impl NfsState {
                     .set_status(id, LeaseStatus::Active, base + LEASE);
             }
             LeaseStatus::Active if client.has_locking_state() => {
-                let deadline = now + COURTESY;
+                // By the end of the lease, and not by this look at it: the one that expired first makes room.
+                let deadline = client.renewed_at + LEASE + COURTESY;
                 self.clients.set_status(id, LeaseStatus::Courtesy, deadline);
                 self.bound_courtesy();
             }

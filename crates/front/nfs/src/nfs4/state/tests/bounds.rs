@@ -6,6 +6,8 @@ use limits::{
     RANGES_PER_OWNER_MAX,
 };
 
+const MILLISECOND: Duration = Duration::from_millis(1);
+
 #[test]
 fn client_that_expired_first_makes_room() {
     let mut server = TestServer::new();
@@ -14,6 +16,7 @@ fn client_that_expired_first_makes_room() {
         let (client, _) = server.client(&format!("host-{number}"));
         server.open(client, "owner", number, 3, 0).expect("free");
         clients.push(client);
+        server.pass(MILLISECOND);
     }
     server.pass(LEASE);
     assert_eq!(server.removals(), [(clients[0], RemovalReason::Limit)]);
