@@ -22,6 +22,10 @@ struct State {
     /// The first query without an answer since the last answer.
     silent_since: Option<Instant>,
     logged_at: Option<Instant>,
+    /// The process of the holder that the next attach replaces.
+    candidate: Option<String>,
+    /// The process from which a file system was taken.
+    replaced: Option<String>,
 }
 
 /// The figures of a standby.
@@ -37,6 +41,25 @@ impl StandbyState {
     /// The wait begins, or has ended.
     pub fn set_waiting(&self, is_waiting: bool) {
         poison::lock(&self.0).is_waiting = is_waiting;
+    }
+
+    /// An attach begins that ends the attachment of this process, if it is known.
+    pub fn begin_takeover(&self, process: Option<&str>) {
+        poison::lock(&self.0).candidate = process.map(str::to_owned);
+    }
+
+    /// The attach is done.
+    pub fn end_takeover(&self) {
+        let mut state = poison::lock(&self.0);
+        if let Some(process) = state.candidate.take() {
+            state.replaced = Some(process);
+        }
+    }
+
+    /// Whether a file system was taken from the process. The others follow, also if it gives signs of life again: no process serves the first
+    /// one until this one has all.
+    pub fn has_replaced(&self, process: Option<&str>) -> bool {
+        process.is_some() && poison::lock(&self.0).replaced.as_deref() == process
     }
 
     /// The manager has answered a query.
@@ -89,6 +112,19 @@ impl StandbyState {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_the_process_of_a_done_takeover_is_replaced() {
+        let standby = StandbyState::default();
+        standby.begin_takeover(None);
+        standby.end_takeover();
+        assert!(!standby.has_replaced(None));
+        standby.begin_takeover(Some("first"));
+        assert!(!standby.has_replaced(Some("first")));
+        standby.end_takeover();
+        assert!(standby.has_replaced(Some("first")));
+        assert!(!standby.has_replaced(Some("second")) && !standby.has_replaced(None));
+    }
 
     #[test]
     fn silence_of_the_manager_is_logged_once_a_minute() {

@@ -347,8 +347,11 @@ impl OpenSnapshots {
     /// Closes a snapshot that failed a read, if it was deleted. Returns whether it was. `limit` is for the wait for another thread's call.
     #[must_use]
     pub fn close_deleted(&self, id: u32, limit: Option<Duration>) -> bool {
-        let listed = self.list(limit);
-        let is_deleted = listed.is_ok_and(|all| all.iter().all(|it| it.id != id));
+        let failed_at = Instant::now();
+        let _ = self.list(limit);
+        // A list that is shown while the source fails may be older than the snapshot.
+        let listed = self.state.lock().list.since(Some(failed_at));
+        let is_deleted = listed.is_some_and(|all| all.iter().all(|it| it.id != id));
         if is_deleted {
             let closed = self.state.lock().open.0.remove(&id);
             drop(closed);

@@ -234,7 +234,12 @@ fn rates_report(
     if let Some(first) = results.first().filter(|_| is_compared) {
         let of_class = usize::from(targets[0].class != MEMORY_CLASS);
         let name = format!("rate to the one of {}", targets[targets.len() - 1].name);
-        let bar = Bar::ratio_at_least(name, RATIO_MIN[of_class], ratio(first));
+        // The ratio to a lower bound of the peer would be too high.
+        let is_known = results
+            .last()
+            .is_some_and(|it| it.limit == SearchLimit::Server);
+        let of_peer = ratio(first).filter(|_| is_known);
+        let bar = Bar::ratio_at_least(name, RATIO_MIN[of_class], of_peer);
         add_bars(&mut report, &[bar]);
     }
     report

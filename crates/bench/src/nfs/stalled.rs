@@ -60,10 +60,13 @@ pub fn run_stalled(
     let mut rounds: [Vec<PhaseFigures>; 3] = Default::default();
     for round in 0..options.rounds {
         for (phase, of_phase) in rounds.iter_mut().enumerate() {
+            let mut of_run = options.clone();
             if phase == 1 {
                 stopper.stop()?;
+                // The begin of the stall counts.
+                of_run.warmup = Duration::ZERO;
             }
-            let figures = measure_both(measured, stalled, (rate_per_s, round), options);
+            let figures = measure_both(measured, stalled, (rate_per_s, round), &of_run);
             if phase == 1 {
                 stopper.go_on()?;
                 await_return(stalled, options)?;

@@ -33,7 +33,10 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
+/// The wait for calls of other threads that list or open snapshots.
+const WAIT: Option<Duration> = Some(Duration::from_secs(30));
 /// How long the kernel may use the name of a snapshot without asking again: it may be deleted.
 const NAME_TIMEOUT_S: u64 = 1;
 
@@ -139,7 +142,7 @@ impl SnapshotViews {
     /// The file system of a slot, opened if it is not.
     fn fs(&self, slot: usize) -> Result<Arc<Fs>> {
         let id = poison::lock(&self.slots).ids.get(slot).copied();
-        Ok(self.snapshots.fs(id.ok_or(Errno::STALE)?, None)?)
+        Ok(self.snapshots.fs(id.ok_or(Errno::STALE)?, WAIT)?)
     }
 
     /// Answers a request about a node of a view.
@@ -189,7 +192,7 @@ impl SnapshotViews {
     /// The live directory as it was in a snapshot.
     fn lookup_snapshot(&self, directory: Ino, live: &Fs, name: &[u8]) -> Result<FuseReply> {
         let name = std::str::from_utf8(name).map_err(|_| Errno::NOENT)?;
-        let slot = self.slot(self.snapshots.find(name, None)?)?;
+        let slot = self.slot(self.snapshots.find(name, WAIT)?)?;
         let fs = self.fs(slot)?;
         let generation = live.attr(directory)?.generation;
         // It may be younger than the snapshot.
@@ -218,7 +221,7 @@ impl SnapshotViews {
         span: ReadRange,
         has_attributes: bool,
     ) -> Result<FuseReply> {
-        let found = self.snapshots.list(None)?;
+        let found = self.snapshots.list(WAIT)?;
         let dots = [(b".".to_vec(), own.ino.0), (b"..".to_vec(), directory.0)];
         // A name gets its number when it is looked up.
         let names = found
@@ -242,7 +245,12 @@ fn handle_inode(fs: &Fs, slot: usize, ino: Ino, request: Request<'_>) -> Result<
     match request {
         Request::GetAttr => Ok(FuseReply::new(&reply::attr(&attr()?, CacheTimeout::LONG))),
         Request::Statx => Ok(reply::statx(&attr()?, CacheTimeout::LONG)),
-        Request::Lookup(b".") => Ok(FuseReply::new(&reply::entry(&attr()?, CacheTimeout::LONG))),
+        Request::Lookup(b".") => {
+            // It refuses inodes that no name leads to.
+            fs.lookup_ino(ino)?;
+            fs.forget(ino, 1);
+            Ok(FuseReply::new(&reply::entry(&attr()?, CacheTimeout::LONG)))
+        }
         Request::Lookup(name) => {
             let found = fs.lookup(ino, name)?;
             // Nothing in a snapshot is freed, so nothing has to be counted.

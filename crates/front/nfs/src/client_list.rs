@@ -205,7 +205,7 @@ impl StoredList {
             next_generation: self.lists.next_generation.max(u64::from(instance.0) << 32),
             used_bytes: self.lists.used_bytes,
         };
-        let list = ClientList {
+        ClientList {
             name: self.name,
             identity: self.identity,
             store: self.store,
@@ -222,11 +222,7 @@ impl StoredList {
             changed: Condvar::new(),
             appended: AtomicU64::new(1),
             durable: AtomicU64::new(0),
-        };
-        if let Err(error) = list.wait() {
-            tracing::warn!(file_system = list.name, %error, "the list of NFS clients cannot be written now");
         }
-        list
     }
 }
 
@@ -281,6 +277,23 @@ impl ClientList {
     pub fn records(&self) -> (u64, u64) {
         let state = poison::lock(&self.state);
         (state.appended, state.appended - state.durable)
+    }
+
+    /// As [`Self::wait`], and returns at once if another thread writes.
+    ///
+    /// # Errors
+    /// As [`Self::wait`].
+    pub fn write_if_idle(&self) -> Result<(), FsError> {
+        match poison::lock(&self.state).writer.is_some() {
+            true => self.wait(),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether the last write failed.
+    #[must_use]
+    pub fn is_failing(&self) -> bool {
+        poison::lock(&self.state).error.is_some()
     }
 
     /// Waits until all records so far are durable, and writes them unless another thread does.

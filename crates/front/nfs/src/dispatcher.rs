@@ -172,7 +172,7 @@ impl Dispatcher {
             if !workers.has_call_of(connection.id) {
                 connection.admit_always(bytes);
             } else if workers.is_stalled(Instant::now())
-                && let Some(reply) = route.try_later()
+                && let Some(reply) = route.try_later(&record)
                 && connection.takes_refusals()
             {
                 workers.count_refused();
@@ -191,7 +191,7 @@ impl Dispatcher {
                 self.nudge_if(needs_worker);
                 Dispatched::Done
             }
-            Submitted::Full { call, is_stalled } => match call.route.try_later() {
+            Submitted::Full { call, is_stalled } => match call.route.try_later(&call.record) {
                 Some(reply) if is_stalled => {
                     call.reply(reply);
                     Dispatched::Done

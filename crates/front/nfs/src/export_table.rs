@@ -22,6 +22,7 @@ use crate::pin_cache::PinCache;
 use crate::pseudo_fs::{PseudoFs, PseudoNo};
 use pagemesh_base::poison;
 use pagemesh_fs::{Caller, FileId, Fs, FsError, Ino, InodeKind, OpenSnapshots, Pin};
+use rustix::io::Errno;
 use siphasher::sip::SipHasher24;
 use siphasher::sip128::{Hasher128, SipHasher24 as WideSipHasher24};
 use std::collections::HashMap;
@@ -136,8 +137,16 @@ impl Exports {
         let fs = self.file_systems().find(|fs| fs.name == *name);
         let fs = fs.ok_or_else(|| ExportsFileCause::UnknownFileSystem(name.clone()))?;
         let directory = fs.directory(&line.path.directories);
-        let directory = directory
-            .map_err(|error| ExportsFileCause::Directory(line.path.clone(), error.to_string()))?;
+        let directory = directory.map_err(|error| {
+            let (path, text) = (line.path.clone(), error.to_string());
+            match error {
+                FsError::Posix(Errno::NOENT | Errno::NOTDIR) => {
+                    ExportsFileCause::Directory(path, text)
+                }
+                // Without its path, the handles of clients would be stale for ever.
+                _ => ExportsFileCause::Unavailable(path, text),
+            }
+        })?;
         Ok(ServedExport {
             id: match directory {
                 None => *fs.volume.as_bytes(),

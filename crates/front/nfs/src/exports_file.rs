@@ -199,6 +199,11 @@ pub enum ExportsFileCause {
     /// The directory of the export cannot be used.
     #[error("the directory {0} cannot be exported: {1}")]
     Directory(ExportPath, String),
+    /// Nothing is known about the directory of the export now.
+    #[error(
+        "the directory {0} cannot be read now: {1}; read the file again when the file system answers"
+    )]
+    Unavailable(ExportPath, String),
 }
 
 /// The options, as the error for an unknown one lists them.

@@ -146,13 +146,14 @@ impl Server {
             return Err(ServerError::NoAddress);
         }
         let local_addrs = bound.iter().map(BoundAddress::address).collect();
-        let listeners: Result<Vec<_>, _> = bound.into_iter().map(BoundAddress::open).collect();
-        let listeners = listeners?;
         if let Err(cause) = raise_fd_limit() {
             tracing::warn!(%cause, "cannot raise the limit of descriptors; few NFS clients can connect");
         }
         let pollers = (processors::count() + 2).clamp(POLLERS_MIN, POLLERS_MAX);
+        // It reads the lists of clients. Until then a check of the port finds no server.
         let service = Service::new(exports.clone(), on_error, nfs4);
+        let listeners: Result<Vec<_>, _> = bound.into_iter().map(BoundAddress::open).collect();
+        let listeners = listeners?;
         let counters = Arc::clone(&service.counters);
         let connections = Arc::new(Connections::new(limits, counters, exports)?);
         let state = Arc::new(ServerState {

@@ -211,7 +211,7 @@ impl ExportWorkers {
         if !fits {
             let is_stalled = state.is_stalled(now);
             let connection = Arc::clone(&call.connection);
-            match (is_stalled, call.route.procedure) {
+            match (is_stalled, call.route.try_later(&call.record)) {
                 (true, Some(_)) => state.refused += 1,
                 (true, None) => state.parked.push_back(connection),
                 (false, _) => {

@@ -1,4 +1,5 @@
-//! Requests of NFSv4.1 to a stalled file system. No reply refuses them, so they wait in their connection.
+//! Requests of NFSv4.1 to a stalled file system. Beyond the share of their connection, those of a session get NFS4ERR_DELAY. No reply
+//! refuses the others, so they wait in the connection.
 
 mod support;
 
@@ -7,10 +8,12 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 use support::client::Encoder;
 use support::decoder::Decoder;
+use support::memory::MemorySpace;
 use support::session::Session;
 use support::world::ServedWorld;
 
 const NFS4: (u32, u32) = (100_003, 4);
+const DELAY: u32 = 10_008;
 const PUT_HANDLE: u32 = 22;
 const READ: u32 = 25;
 const EXCHANGE_ID: u32 = 42;
@@ -106,15 +109,15 @@ fn wait_for(world: &ServedWorld, is_met: impl Fn(&pagemesh_nfs::ExportFigures) -
     }
 }
 
-#[test]
-fn session_with_a_full_share_goes_on_after_a_stall() {
-    let limits = Limits {
-        // No sweep helps the connection.
-        sweep: Duration::from_secs(3600),
-        ..Limits::default()
-    };
-    let (world, other) = ServedWorld::pair(limits);
-    let mut session = Session::new(&world);
+/// A connection that fills its share of the stalled file system "other", sends `last`, and continues with `check` during the stall. Returns the
+/// connection, without the replies to the READs.
+fn fill_share(
+    world: &ServedWorld,
+    other: &MemorySpace,
+    last: impl FnOnce(&mut Session, [u32; 4], &[u8]) -> Vec<u8>,
+    mut check: impl FnMut(&mut Session),
+) -> Session {
+    let mut session = Session::new(world);
     let root = session.mount("/other").expect("mounted");
     let made = session.create(&root, "file", 0o644).expect("made");
     let data = vec![7; READ_BYTES as usize];
@@ -124,16 +127,58 @@ fn session_with_a_full_share_goes_on_after_a_stall() {
     let reads: Vec<_> = reads
         .map(|slot| read_of(&mut session, id, slot, &made.handle))
         .collect();
-    let last = read_of(&mut session, id, SLOTS - 1, &made.handle);
-    other.memory.while_stalled(|_| {
+    let last = last(&mut session, id, &made.handle);
+    other.while_stalled(|_| {
         session.stream.write_all(&reads.concat()).expect("sent");
-        wait_for(&world, |now| {
+        wait_for(world, |now| {
             now.is_stalled && now.running + now.queued == READS_IN_SHARE
         });
         session.stream.write_all(&last).expect("sent");
+        check(&mut session);
+    });
+    session
+}
+
+#[test]
+fn call_beyond_a_full_share_is_read_after_the_stall() {
+    let limits = Limits {
+        // No sweep helps the connection.
+        sweep: Duration::from_secs(3600),
+        ..Limits::default()
+    };
+    let (world, other) = ServedWorld::pair(limits);
+    let without_session = |session: &mut Session, _, file: &[u8]| {
+        let mut put = operation(PUT_HANDLE, &[]);
+        put.opaque(file);
+        let read = operation(READ, &[0, 0, 0, 0, 0, 0, READ_BYTES]);
+        session.framed(NFS4, 1, &arguments(&[put, read]))
+    };
+    let mut session = fill_share(&world, &other.memory, without_session, |_| {
         wait_for(&world, |now| now.waiting_connections == 1);
     });
+    let mut long_replies = 0;
     for _ in 0..=READS_IN_SHARE {
+        let reply = session.receive().expect("a reply");
+        long_replies += usize::from(reply.len() > READ_BYTES as usize);
+    }
+    assert_eq!(long_replies, READS_IN_SHARE);
+}
+
+#[test]
+fn session_with_a_full_share_goes_on_in_a_stall() {
+    let (world, other) = ServedWorld::pair(Limits::default());
+    let read = |session: &mut Session, id, file: &[u8]| read_of(session, id, SLOTS - 1, file);
+    let mut session = fill_share(&world, &other.memory, read, |session| {
+        let reply = session.receive().expect("a reply in the stall");
+        let mut decoder = Decoder(&reply);
+        let [_xid, header @ ..]: [u32; 6] = std::array::from_fn(|_| decoder.word());
+        assert_eq!(header, [1, 0, 0, 0, 0], "accepted");
+        let fields: [u32; 5] = std::array::from_fn(|_| decoder.word());
+        assert_eq!(fields, [DELAY, 0, 1, SEQUENCE, DELAY]);
+        // The connection is read on for the other file system.
+        session.mount("/data").expect("mounted");
+    });
+    for _ in 0..READS_IN_SHARE {
         let reply = session.receive().expect("a reply");
         assert!(reply.len() > READ_BYTES as usize, "{} bytes", reply.len());
     }

@@ -236,7 +236,10 @@ fn discard_range(
         if share::release_shared(txs, channel, ino, &pieces, &pages)? > 0 {
             continue;
         }
-        channel.call_all(pieces.iter().map(|piece| discard_request(piece, &pages)))?;
+        txs.change_pages_durably(channel, |channel| {
+            channel.call_all(pieces.iter().map(|piece| discard_request(piece, &pages)))?;
+            Ok(())
+        })?;
         from = last.end();
     }
 }

@@ -3,8 +3,8 @@
 //! 1. A transaction allocates the missing spans, counts the new pages, and sets [`NEEDS_TRIM`].
 //! 2. The whole pages behind the old end are written, outside of a batch and without a copy. Nothing behind the end of a
 //!    file is visible.
-//! 3. A transaction stores the size and the rest of the bytes, and clears the flag. On a space with a write cache the pages
-//!    are flushed before it is sent.
+//!    On a space with a write cache they are flushed, and written again if every copy was gone before that.
+//! 3. A transaction stores the size and the rest of the bytes, and clears the flag.
 //!
 //! Invariants:
 //! - a crash before the end of step 3 leaves the old content: the mount frees the pages behind the old end, because of the flag;
@@ -230,13 +230,15 @@ fn store_pages(
         let (runs, _) = file_extents(&inode, write.whole_pages(), &mut |page| core.page(page))?;
         Ok((runs, inode.tier_hint()))
     })?;
-    let requests = runs.into_iter().map(|(at, place, len)| Request::Write {
-        offset: place,
-        data: write.bytes(at..at + len),
-        durable: false,
-    });
-    channel.call_all_hinted(requests, hint)?;
-    Ok(())
+    txs.change_pages_durably(channel, |channel| {
+        let requests = runs.iter().map(|&(at, place, len)| Request::Write {
+            offset: place,
+            data: write.bytes(at..at + len),
+            durable: false,
+        });
+        channel.call_all_hinted(requests, hint)?;
+        Ok(())
+    })
 }
 
 /// Step 3.
@@ -272,7 +274,6 @@ fn publish_size(
         inode.flags &= !NEEDS_TRIM;
         inode.touch_content(now);
         tx.add_data_hint(inode.tier_hint());
-        tx.flush_first();
         if write.durable {
             tx.make_durable();
         }

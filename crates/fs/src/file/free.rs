@@ -58,7 +58,15 @@ pub(crate) fn trim_piece(txs: &TxManager, channel: &mut IoChannel, ino: Ino) -> 
         mapped += channel.count_mapped_pages(span.page..span.end())?;
     }
     let own = pieces.iter().filter(|piece| !piece.is_shared);
-    channel.call_all(own.map(|piece| discard_request(piece, &(keep..u64::MAX))))?;
+    let discards: Vec<_> = own
+        .map(|piece| discard_request(piece, &(keep..u64::MAX)))
+        .collect();
+    if !discards.is_empty() {
+        txs.change_pages_durably(channel, |channel| {
+            channel.call_all(discards.iter().cloned())?;
+            Ok(())
+        })?;
+    }
     if whole().next().is_none() {
         return Ok(false);
     }
@@ -69,7 +77,6 @@ pub(crate) fn trim_piece(txs: &TxManager, channel: &mut IoChannel, ino: Ino) -> 
             tx.free_span(piece.span);
         }
         inode.pages = inode.pages.saturating_sub(mapped);
-        tx.flush_first();
         tx.put_inode(ino, &inode)
     })?;
     Ok(true)
@@ -90,7 +97,6 @@ pub(crate) fn clear_trim_mark(
         let mut inode = tx.inode(ino)?;
         inode.flags &= !NEEDS_TRIM;
         inode.pages = pages;
-        tx.flush_first();
         tx.put_inode(ino, &inode)
     })
 }
@@ -216,7 +222,12 @@ pub(crate) fn free_orphan_piece(
             .iter()
             .map(|piece| discard_request(piece, &(0..u64::MAX)));
         txs.channels
-            .with_channel(channel.as_deref_mut(), |channel| Ok(channel.call_all(all)?))?;
+            .with_channel(channel.as_deref_mut(), |channel| {
+                txs.change_pages_durably(channel, |channel| {
+                    channel.call_all(all.clone())?;
+                    Ok(())
+                })
+            })?;
     }
     let log = inode.redo_log;
     let free = |tx: &mut Tx<'_>| {
@@ -233,9 +244,6 @@ pub(crate) fn free_orphan_piece(
             }
             map_update::remove(tx, &mut inode, at)?;
             tx.free_span(span);
-        }
-        if !is_small {
-            tx.flush_first();
         }
         clear_xattrs(tx, &mut inode);
         tx.put_inode(ino, &Inode::free(inode.generation))?;

@@ -31,20 +31,24 @@ pub(crate) fn forget(txs: &TxManager, ino: Ino, lookups: u64) {
 
 /// See [`crate::Fs::open`].
 pub(crate) fn open(txs: &TxManager, ino: Ino) -> Result<Attr> {
-    let (attr, creation) = txs.inspect(|core| {
+    let (attr, creation, number) = txs.inspect(|core| {
         let inode = core.inode_of_user(ino)?;
         let attr = attr::attr(core, ino, &inode)?;
-        core.live_inode(ino).opens += 1;
+        let live = core.live_inode(ino);
+        live.opens += 1;
+        let number = live.creation;
         // A create that has returned is not waited for: its caller has accepted the loss.
         let is_acknowledged = core.has_uncommitted(ino);
         let creation = core.creation_outcome(ino).filter(|_| !is_acknowledged);
-        Ok((attr, creation))
+        Ok((attr, creation, number))
     })?;
     if let Some(creation) = creation
         && let Err(cause) = txs.await_batch(txs.lock_core(), &creation)
     {
         let mut core = txs.lock_core();
-        if let Some(live) = core.live_inodes.get_mut(&ino) {
+        // Another file may have the number by now.
+        let live = core.live_inodes.get_mut(&ino);
+        if let Some(live) = live.filter(|it| it.creation == number) {
             live.opens = live.opens.saturating_sub(1);
         }
         return Err(cause);

@@ -158,14 +158,17 @@ pub(crate) fn free_spare(txs: &TxManager, channel: &mut IoChannel, ino: Ino) -> 
     let Some(spare) = txs.inspect(|core| core.inode(ino))?.spare_span else {
         return Ok(());
     };
-    channel.call(Request::Discard {
+    let discard = Request::Discard {
         offset: spare.page * PAGE,
         len: PAGE << spare.order,
+    };
+    txs.change_pages_durably(channel, |channel| {
+        channel.call(discard.clone())?;
+        Ok(())
     })?;
     txs.change(|tx| {
         let mut inode = tx.inode(ino)?;
         inode.spare_span = None;
-        tx.flush_first();
         tx.free_span(spare);
         tx.put_inode(ino, &inode)
     })

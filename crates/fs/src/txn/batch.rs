@@ -47,8 +47,6 @@ pub(crate) struct Batch {
     pub(super) effects: BatchEffects,
     pub(super) outcome: BatchOutcome,
     pub(super) durable: bool,
-    /// Pages that were written outside of a batch must be durable before its transaction is.
-    pub(super) flush_first: bool,
     /// The hint of the data of files. `TierHint::None` if files differ.
     pub(super) data_hint: Option<TierHint>,
     pub(super) acknowledged: AcknowledgedChanges,

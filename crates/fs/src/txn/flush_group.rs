@@ -52,16 +52,34 @@ impl FlushGroup {
         state.is_running = true;
         let number = state.begun;
         drop(state);
+        let mut running = RunningFlush {
+            group: self,
+            number,
+            is_done: false,
+        };
         let flushed = flush();
-        let mut state = poison::lock(&self.state);
+        running.is_done = flushed.is_ok();
+        flushed
+    }
+}
+
+/// The flush that runs. Its drop ends it, also in a panic: others would wait for it for ever.
+struct RunningFlush<'a> {
+    group: &'a FlushGroup,
+    number: u64,
+    is_done: bool,
+}
+
+impl Drop for RunningFlush<'_> {
+    fn drop(&mut self) {
+        let mut state = poison::lock(&self.group.state);
         state.is_running = false;
-        if flushed.is_ok() {
-            state.done = number;
+        if self.is_done {
+            state.done = self.number;
         }
         if state.waiters > 0 {
-            self.ended.notify_all();
+            self.group.ended.notify_all();
         }
-        flushed
     }
 }
 

@@ -26,6 +26,9 @@ const RESEND_PAUSE_MIN: Duration = Duration::from_millis(5);
 /// Longest such pause.
 const RESEND_PAUSE_MAX: Duration = Duration::from_millis(500);
 
+/// How often pages are written that must survive before a transaction relies on them.
+const DURABLE_TRIES_MAX: usize = 8;
+
 /// Reads the time of day, for the times of changed inodes.
 pub type Clock = fn() -> Time;
 
@@ -203,14 +206,7 @@ impl TxManager {
         let (batch, request) = core.take_batch();
         let hint = batch.hint();
         drop(core);
-        let flushed = match batch.flush_first && self.channels.space().has_write_cache() {
-            true => self.flush_before_batch(),
-            false => Ok(()),
-        };
-        let (mut core, result) = match flushed {
-            Ok(()) => self.send_acknowledged_batch(&request, hint),
-            Err(cause) => (self.lock_core(), Err(cause)),
-        };
+        let (mut core, result) = self.send_acknowledged_batch(&request, hint);
         core.finish_batch(batch, result.map(drop));
         // Each notification is a system call.
         if core.waiters > 0 {
@@ -229,9 +225,31 @@ impl TxManager {
         self.send_until_known(|channel| channel.call_hinted(request.clone(), hint))
     }
 
-    /// Makes the changes of all channels durable. A loss before it changes the losses of the space, which syncs report.
-    fn flush_before_batch(&self) -> std::result::Result<(), SpaceError> {
-        self.send_until_known(|channel| channel.flush(self.channels.space()))
+    /// Changes pages outside of batches by `change`, and makes them durable on a space with a write cache, so that a transaction may
+    /// rely on them. Repeats it if every copy was gone meanwhile: the transaction would be stored, and the pages not.
+    ///
+    /// # Errors
+    /// Errors of the space and of `change`.
+    pub(crate) fn change_pages_durably(
+        &self,
+        channel: &mut IoChannel,
+        mut change: impl FnMut(&mut IoChannel) -> Result<()>,
+    ) -> Result<()> {
+        let space = self.channels.space();
+        for _ in 0..DURABLE_TRIES_MAX {
+            let losses = space.lost_writes();
+            change(channel)?;
+            if space.has_write_cache() {
+                self.flushes.flush(|| channel.flush(space))?;
+            }
+            if space.lost_writes() == losses {
+                return Ok(());
+            }
+        }
+        Err(FsError::Space(SpaceError::Unavailable(
+            "every copy was gone again and again; check the power of the machines with bricks"
+                .into(),
+        )))
     }
 
     /// Calls `send` until its outcome is known.

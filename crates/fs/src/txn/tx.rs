@@ -45,7 +45,6 @@ pub(crate) struct Tx<'c> {
     /// The last page of a file that was changed.
     last_data_page: Option<u64>,
     durable: bool,
-    flush_first: bool,
     /// The hint of the data of files. None if files differ.
     data_hint: Option<TierHint>,
     /// Inodes stored so far.
@@ -75,7 +74,6 @@ impl<'c> Tx<'c> {
             tail_page: None,
             last_data_page: None,
             durable: false,
-            flush_first: false,
             data_hint: None,
             stored_inos: Vec::new(),
             acknowledged_at: None,
@@ -190,11 +188,6 @@ impl Tx<'_> {
     /// Makes the transaction complete only when it survives as the pool's class promises.
     pub(crate) fn make_durable(&mut self) {
         self.durable = true;
-    }
-
-    /// Makes all changes that have completed durable before the transaction is sent, on a space with a write cache.
-    pub(crate) fn flush_first(&mut self) {
-        self.flush_first = true;
     }
 
     /// The call returns before the transaction is committed.
@@ -387,7 +380,6 @@ impl Tx<'_> {
         }
         batch.effects.add(std::mem::take(&mut self.effects));
         batch.durable |= self.durable;
-        batch.flush_first |= self.flush_first;
         if let Some(hint) = self.data_hint {
             batch.data_hint = Some(join_hints(batch.data_hint, hint));
         }

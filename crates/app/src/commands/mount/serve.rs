@@ -214,6 +214,9 @@ pub fn attach_volume<B>(
     let (volume, bound) = loop {
         let decide = |holder: &Attachment| match args.takeover {
             Takeover::Force => ServingHolder::Fence,
+            Takeover::Standby(state) if state.has_replaced(holder.process.as_deref()) => {
+                ServingHolder::Fence
+            }
             Takeover::Standby(_) => ServingHolder::Await,
             Takeover::Refuse => ServingHolder::Refuse(takeover::mount_refusal(name, holder)),
         };
@@ -251,6 +254,7 @@ pub fn attach_volume<B>(
             }
         }
     };
+    standby.inspect(|it| it.end_takeover());
     volume.plan_scrubs(args.scrubs.plan());
     Ok(Some((volume, detail, bound)))
 }

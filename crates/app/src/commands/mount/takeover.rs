@@ -237,6 +237,7 @@ pub fn await_holder(
                 until = Instant::now() + ENDING_LIMIT;
                 standby.inspect(|it| it.record_answer());
                 let Some(holder) = &status.attached else {
+                    standby.inspect(|it| it.begin_takeover(None));
                     return Ok(Some(NO_ATTACHMENT));
                 };
                 let known = watch.take().filter(|it| it.holder.epoch == holder.epoch);
@@ -255,6 +256,7 @@ pub fn await_holder(
                 };
                 watch.announce(name, state, words, attaches);
                 if attaches {
+                    standby.inspect(|it| it.begin_takeover(holder.process.as_deref()));
                     return Ok(Some(holder.epoch));
                 }
                 pause_time = interval;

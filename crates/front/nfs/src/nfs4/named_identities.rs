@@ -185,8 +185,14 @@ impl NamedIdentities {
                 Some(_) => (NameAnswer::Unknown, now >= *retry_at),
             },
         };
-        if is_due && answers.enqueue(question, now) {
-            self.start_thread(answers);
+        if is_due {
+            let is_waiting = matches!(answer, NameAnswer::Pending);
+            if answers.enqueue(question, now) {
+                self.start_thread(answers);
+            } else if is_waiting {
+                // No lookup will ever answer it: a dead name service has filled the queue.
+                return NameAnswer::Unknown;
+            }
         }
         answer
     }

@@ -77,7 +77,8 @@ impl Service {
             Ok(count) => Ok(WrittenData {
                 attributes,
                 count,
-                durability: match has_cache && !is_stable {
+                // A copy with a cache may have come meanwhile.
+                durability: match (has_cache || fs.has_write_cache()) && !is_stable {
                     true => Durability::Unstable,
                     false => Durability::FileSync,
                 },

@@ -11,9 +11,10 @@ use crate::limits::{
 };
 use crate::mount3;
 use crate::nfs3::{self, FailedCall, Procedure, status::Status};
+use crate::nfs4;
 use crate::rpc::{Call, CallError, Reply};
 use crate::workers::write_order::WriteRange;
-use crate::xdr::Reader;
+use crate::xdr::{Encode, Reader, Writer};
 use std::hash::{DefaultHasher, Hasher};
 
 /// Bytes of a reply beside data and listings.
@@ -61,13 +62,13 @@ pub(crate) struct CallRoute {
 }
 
 impl CallRoute {
-    /// The reply to a call that the export cannot take now; none if its program has no such status.
-    pub(crate) fn try_later(&self) -> Option<Reply> {
-        let failed = FailedCall {
-            procedure: self.procedure?,
-            status: Status::Jukebox,
+    /// The reply to the call of `record` that the export cannot take now; none if it has no such status.
+    pub(crate) fn try_later(&self, record: &[u8]) -> Option<Reply> {
+        let Some(procedure) = self.procedure else {
+            return Some(Reply::success(self.xid, &DelayedSequence::of(record)?));
         };
-        Some(Reply::success(self.xid, &failed))
+        let status = Status::Jukebox;
+        Some(Reply::success(self.xid, &FailedCall { procedure, status }))
     }
 }
 
@@ -174,6 +175,35 @@ impl Service {
                 write: None,
             }),
         }
+    }
+}
+
+/// The reply to a COMPOUND with a SEQUENCE that is not begun: its slot stays unused (RFC 8881 section 18.46.3).
+struct DelayedSequence<'a> {
+    tag: &'a [u8],
+}
+
+impl<'a> DelayedSequence<'a> {
+    /// None: the call of the record is another one.
+    fn of(record: &'a [u8]) -> Option<Self> {
+        let (call, mut arguments) = Call::decode(record).ok()?;
+        let is_compound =
+            (call.program, call.version, call.procedure) == (nfs3::PROGRAM, VERSION_4, COMPOUND);
+        let tag = arguments.opaque("tag", NAME_BYTES_MAX).ok()?;
+        let _minor_version = arguments.u32().ok()?;
+        let _count = arguments.u32().ok()?;
+        let is_sequence = arguments.u32().ok()? == SEQUENCE;
+        (is_compound && is_sequence).then_some(Self { tag })
+    }
+}
+
+impl Encode for DelayedSequence<'_> {
+    fn encode(&self, writer: &mut Writer) {
+        writer.value(&nfs4::status::Status::Delay);
+        writer.opaque(self.tag);
+        writer.u32(1);
+        writer.u32(SEQUENCE);
+        writer.value(&nfs4::status::Status::Delay);
     }
 }
 

@@ -63,8 +63,6 @@ pub const RANGES_PER_FILE_MAX: usize = 16 << 10;
 pub const RANGES_MAX: usize = 200_000;
 /// Ranges that one LOCK may add: it may split a range of the owner in two, and adds its own.
 pub const RANGES_PER_LOCK_MAX: usize = 2;
-/// Stateids of one TEST_STATEID; more are refused.
-pub const TEST_STATEIDS_MAX: usize = 1024;
 /// Bytes of the records of a stored list: twice as many clients as there may be, with the longest owners,
 /// take 9 MiB, and half of the list may be out of date.
 pub const JOURNAL_BYTES_MAX: usize = 16 << 20;

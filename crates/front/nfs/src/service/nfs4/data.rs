@@ -67,7 +67,7 @@ impl Compound<'_> {
         let fs = &target.export.fs;
         let data = self.record.slice_ref(it.data);
         let is_stable = it.durability != Durability::Unstable;
-        let is_cached = fs.has_write_cache() && !is_stable;
+        let had_cache = fs.has_write_cache();
         // A loss after this line changes the verifier of the COMMIT.
         let verifier = target.export.write_verifier(fs.lost_writes());
         let reply = fs.write_at(&pin, it.offset, &data, is_stable, &target.caller);
@@ -76,6 +76,8 @@ impl Compound<'_> {
             Err(error) => return Err(target.data_fault(&error, &reply.wcc)),
         };
         out.u32(count);
+        // A copy with a cache may have come meanwhile.
+        let is_cached = (had_cache || fs.has_write_cache()) && !is_stable;
         out.value(&match is_cached {
             true => Durability::Unstable,
             false => Durability::FileSync,

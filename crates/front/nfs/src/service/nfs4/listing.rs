@@ -320,7 +320,12 @@ impl Compound<'_> {
         it: &ReadDirectory,
         entries: &mut Entries<'_>,
     ) -> Done {
-        let (views, _) = target.child(SNAPSHOT_DIR)?;
+        let views = match target.child(SNAPSHOT_DIR) {
+            Ok((views, _)) => views,
+            // A caller that may not search the directory lists its names all the same.
+            Err(Fault::Status(Status::Access)) => return Ok(()),
+            Err(fault) => return Err(fault),
+        };
         if views.view != View::Directory {
             return Ok(());
         }

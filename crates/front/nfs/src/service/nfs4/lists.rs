@@ -11,7 +11,7 @@ use crate::nfs4::state::{GraceStatus, Instance, JournalRecord, KnownClients};
 use crate::service::Target;
 use pagemesh_base::poison;
 use pagemesh_fs::FsError;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use uuid::Uuid;
 
 /// NFSv4.1 as operators see it.
@@ -46,6 +46,8 @@ struct FsList {
     fs: Arc<ServedFs>,
     /// None while no client may change files, and for a file system without a place for it.
     list: OnceLock<ClientList>,
+    /// Locked while a list is opened late: others wait for it.
+    opening: Mutex<()>,
 }
 
 fn number(index: usize) -> u32 {
@@ -77,7 +79,8 @@ impl ClientLists {
                 list.get_or_init(|| stored.begin(instance));
             }
             let fs = Arc::clone(fs);
-            FsList { fs, list }
+            let opening = Mutex::default();
+            FsList { fs, list, opening }
         });
         let lists = lists.collect();
         log_grace(&known);
@@ -120,6 +123,7 @@ impl ClientLists {
         if of_fs.list.get().is_some() {
             return None;
         }
+        let _alone = poison::lock(&of_fs.opening);
         let (identity, store) = of_fs.fs.take_list_source()?;
         let stored = StoredList::read(&of_fs.fs.name, identity, store);
         of_fs.list.get_or_init(|| {
@@ -130,7 +134,7 @@ impl ClientLists {
         Some(number)
     }
 
-    fn wait(&self, volume: Uuid) -> Result<(), FsError> {
+    pub(super) fn wait(&self, volume: Uuid) -> Result<(), FsError> {
         match self.of_volume(volume).and_then(|(_, it)| it.list.get()) {
             Some(list) => list.wait(),
             None => Ok(()),
@@ -200,7 +204,7 @@ impl Nfs4 {
     /// Writes records that no reply waits for. It may wait for the volume.
     pub(crate) fn write_records(&self, file_system: usize) {
         if let Some(list) = self.lists.get(number(file_system))
-            && let Err(error) = list.wait()
+            && let Err(error) = list.write_if_idle()
         {
             tracing::debug!(file_system, %error, "the list of NFS clients cannot be written now");
         }
@@ -228,11 +232,16 @@ impl Compound<'_> {
         }
     }
 
-    /// Whether the records for file systems are durable. It does not wait.
+    /// Whether the records for file systems are durable, as far as their lists can be written. It does not wait. A client that is not in a
+    /// list can reclaim nothing there after a crash, which does not stop its other file systems.
     pub(super) fn are_listed(&self, file_systems: &[u32]) -> bool {
+        let nfs4 = &self.service.nfs4;
         let lists = file_systems
             .iter()
-            .filter_map(|it| self.service.nfs4.lists.get(*it));
-        lists.into_iter().all(ClientList::is_durable)
+            .filter_map(|it| nfs4.lists.lists.get(*it as usize));
+        lists.into_iter().all(|of_fs| {
+            let list = of_fs.list.get();
+            of_fs.fs.is_fenced() || list.is_none_or(|it| it.is_durable() || it.is_failing())
+        })
     }
 }

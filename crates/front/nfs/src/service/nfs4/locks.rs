@@ -76,6 +76,8 @@ impl<'a> Compound<'a> {
             WireLocker::Existing(id) => Locker::Existing(self.resolved(id)?),
         };
         let (kind, range) = (kind(it.kind), range(it.bytes)?);
+        // A list that cannot be written refuses the lock before anything changes.
+        self.store_list(&target)?;
         let locked = self.service.nfs4.call(|locked, now| {
             let args = LockArgs {
                 client,

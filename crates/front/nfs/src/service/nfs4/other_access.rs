@@ -61,7 +61,10 @@ impl Target<'_> {
             let file = locked.key(self.export.volume, file);
             locked.state.check_io_without_state(file, access, now)
         });
-        checked.map_err(|_| Status::Jukebox.into())
+        checked.map_err(|_| Status::Jukebox)?;
+        // An expired client that has lost its open must not reclaim it after a crash.
+        let stored = nfs4.lists.wait(self.export.volume);
+        stored.map_err(|error| self.report(&error))
     }
 
     /// As [`Self::check_denials`], for a create of NFSv3 that truncates an existing file of this name.
