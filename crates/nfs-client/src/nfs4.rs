@@ -267,9 +267,12 @@ impl Nfs4Client {
     /// If SEQUENCE fails, or there is no reply.
     pub fn compound(&mut self, operations: &[Vec<u8>]) -> Nfs4Result<Vec<u8>> {
         self.sequence += 1;
+        // The reply to a READ is larger than the server keeps, and a READ may run twice.
+        let is_read = |it: &Vec<u8>| it.starts_with(&operation::READ.to_be_bytes());
+        let keeps_reply = !operations.iter().any(is_read);
         let sequence = operation(operation::SEQUENCE, |out| {
             out.fixed(&self.session).u32(self.sequence);
-            out.u32(0).u32(0).u32(1);
+            out.u32(0).u32(0).u32(u32::from(keeps_reply));
         });
         let all = [&[sequence], operations].concat();
         let results = send(&mut self.client, &all)?;

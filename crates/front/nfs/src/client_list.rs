@@ -284,10 +284,8 @@ impl ClientList {
     /// # Errors
     /// As [`Self::wait`].
     pub fn write_if_idle(&self) -> Result<(), FsError> {
-        match poison::lock(&self.state).writer.is_some() {
-            true => self.wait(),
-            false => Ok(()),
-        }
+        let is_idle = poison::lock(&self.state).writer.is_some();
+        if is_idle { self.wait() } else { Ok(()) }
     }
 
     /// Whether the last write failed.

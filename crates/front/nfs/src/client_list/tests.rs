@@ -278,6 +278,17 @@ fn waiting_records_are_stored_together() {
     assert_eq!(poison::lock(&store.0).syncs, before + 1);
 }
 
+/// The server does so for records that no reply waits for.
+#[test]
+fn idle_list_writes_its_records_without_a_waiting_reply() {
+    let store = MemoryStore::default();
+    let list = begun(&store, 1);
+    list.append(&active(1));
+    list.write_if_idle().expect("written");
+    assert!(list.is_durable());
+    assert_eq!(owners(&stored(&store).known()), named(&[1]));
+}
+
 #[test]
 fn many_threads_find_their_records_durable() {
     let store = MemoryStore::default();
