@@ -182,7 +182,7 @@ fn check_writes(open: &dyn Fn(&TestMount, &str) -> File) {
             );
             assert_eq!(fs::read(mount.path(&name)).unwrap(), expected);
         }
-        open(&mount, &name).write_all_at(b"back", 0).unwrap();
+        self::open(&mount, &name).write_all_at(b"back", 0).unwrap();
         expected[..4].copy_from_slice(b"back");
         assert_eq!(server.read(&name), expected);
     }

@@ -13,7 +13,7 @@ use pagemesh_nfs::nfs3::names::LinkArguments;
 use pagemesh_nfs::nfs3::status::Status;
 use pagemesh_nfs::{Export, ExportError, ExportOptions, Exports, Server, Squash, is_fenced};
 use support::decoder::Decoder;
-use support::session::{Session, at, check, mode};
+use support::session::{NFS, Session, at, check, mode};
 use support::world::{KEY, OWNER, ServedWorld, VOLUME};
 use uuid::Uuid;
 
@@ -278,4 +278,19 @@ fn rename_and_link_stay_in_their_volume() {
     let of_file = session.attributes(&file).expect("there").file_system;
     let of_other = session.attributes(&other).expect("there").file_system;
     assert_ne!(of_file, of_other);
+}
+
+#[test]
+fn lock_manager_and_its_monitor_are_unavailable() {
+    const UNAVAILABLE: u32 = 1;
+    let world = ServedWorld::new();
+    let mut session = Session::new(&world);
+    // NLM and NSM.
+    for (program, version) in [(100_021, 4), (100_024, 1)] {
+        let reply = session.exchange((program, version), 0, &[]).unwrap();
+        let mut client = Decoder(&reply);
+        let header: [u32; 4] = std::array::from_fn(|_| client.word());
+        assert_eq!(header, [0, 0, 0, UNAVAILABLE], "{program}");
+    }
+    assert!(session.exchange((NFS, 3), 0, &[]).is_some());
 }

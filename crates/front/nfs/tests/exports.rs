@@ -592,18 +592,3 @@ fn exports_and_mounts_are_listed() {
     session.mount_call(4);
     assert_eq!(mounts(&mut session), [other]);
 }
-
-#[test]
-fn lock_manager_and_its_monitor_are_unavailable() {
-    const UNAVAILABLE: u32 = 1;
-    let world = RuledWorld::new("/data *(insecure)");
-    let mut session = world.at(HOST);
-    // NLM and NSM.
-    for (program, version) in [(100_021, 4), (100_024, 1)] {
-        let reply = session.exchange((program, version), 0, &[]).unwrap();
-        let mut client = Decoder(&reply);
-        let header: [u32; 4] = std::array::from_fn(|_| client.word());
-        assert_eq!(header, [0, 0, 0, UNAVAILABLE], "{program}");
-    }
-    assert!(session.exchange((NFS, 3), 0, &[]).is_some());
-}

@@ -1,5 +1,7 @@
 //! Servers of several file systems, one of which another client has taken over.
 
+#![allow(clippy::unwrap_used)] // Tests.
+
 mod support;
 
 use pagemesh_nfs::handle::HandleBytes;

@@ -1,6 +1,8 @@
 //! Requests of NFSv4.1 to a stalled file system. Beyond the share of their connection, those of a session get NFS4ERR_DELAY. No reply
 //! refuses the others, so they wait in the connection.
 
+#![allow(clippy::unwrap_used)] // Tests.
+
 mod support;
 
 use pagemesh_nfs::limits::Limits;

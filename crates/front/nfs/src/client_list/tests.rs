@@ -410,12 +410,7 @@ fn crashes_lose_no_confirmed_client() {
         ] {
             crashes += 1;
             let read = stored(&disk.crashed(kept));
-            assert!(
-                !read
-                    .lists
-                    .error
-                    .is_some_and(|_| read.lists.current.is_none())
-            );
+            assert!(read.lists.error.is_none() || read.lists.current.is_some());
             let found = owners(&read.known());
             for number in &told {
                 assert!(

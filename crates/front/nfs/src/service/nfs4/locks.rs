@@ -77,7 +77,7 @@ impl<'a> Compound<'a> {
         };
         let (kind, range) = (kind(it.kind), range(it.bytes)?);
         // A list that cannot be written refuses the lock before anything changes.
-        self.store_list(&target)?;
+        self.store_list(target)?;
         let locked = self.service.nfs4.call(|locked, now| {
             let args = LockArgs {
                 client,
