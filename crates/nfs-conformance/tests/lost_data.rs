@@ -62,7 +62,7 @@ enum Defect {
 }
 
 /// A server over a space, and a client.
-struct World {
+struct ServedSpace {
     space: WriteCacheSpace,
     server: Option<TestServer>,
     attachment: u32,
@@ -74,15 +74,15 @@ fn serve(space: &WriteCacheSpace, attachment: u32) -> TestServer {
     TestServer::over_space(shared, ExportOptions::default(), attachment)
 }
 
-impl World {
-    fn new(version: Version) -> World {
+impl ServedSpace {
+    fn new(version: Version) -> ServedSpace {
         let space = WriteCacheSpace::new(1 << 36);
         let server = serve(&space, 1);
         let client: Box<dyn FileClient> = match version {
             Version::Nfs3 => Box::new(Nfs3Files::new(server.address())),
             Version::Nfs41 => Box::new(Nfs41Files::new(server.address())),
         };
-        World {
+        ServedSpace {
             space,
             server: Some(server),
             attachment: 1,
@@ -106,7 +106,7 @@ impl World {
 
 struct History {
     rng: Rng,
-    world: World,
+    world: ServedSpace,
     defect: Defect,
     names: BTreeMap<Vec<u8>, usize>,
     files: Vec<ByteModel>,
@@ -119,7 +119,7 @@ impl History {
     fn new(seed: u64, version: Version, defect: Defect) -> History {
         History {
             rng: Rng::new(seed),
-            world: World::new(version),
+            world: ServedSpace::new(version),
             defect,
             names: BTreeMap::new(),
             files: Vec::new(),

@@ -245,14 +245,12 @@ fn handle_inode(fs: &Fs, slot: usize, ino: Ino, request: Request<'_>) -> Result<
     match request {
         Request::GetAttr => Ok(FuseReply::new(&reply::attr(&attr()?, CacheTimeout::LONG))),
         Request::Statx => Ok(reply::statx(&attr()?, CacheTimeout::LONG)),
-        Request::Lookup(b".") => {
-            // It refuses inodes that no name leads to.
-            fs.lookup_ino(ino)?;
-            fs.forget(ino, 1);
-            Ok(FuseReply::new(&reply::entry(&attr()?, CacheTimeout::LONG)))
-        }
         Request::Lookup(name) => {
-            let found = fs.lookup(ino, name)?;
+            let found = match name {
+                // It refuses inodes that no name leads to.
+                b"." => fs.lookup_ino(ino)?,
+                _ => fs.lookup(ino, name)?,
+            };
             // Nothing in a snapshot is freed, so nothing has to be counted.
             fs.forget(found.ino, 1);
             let node = inode_node(slot, found.ino)?;

@@ -9,7 +9,6 @@
 //! the slow path of [`crate::Fs::write`].
 
 use crate::error::Result;
-use crate::file::extend_bulk::extend_bulk_locked;
 use crate::file::extents;
 use crate::file::extents::{PIECE_PAGES_MAX, file_extents, write_pages};
 use crate::file::write_hook::WriteHook;
@@ -143,9 +142,6 @@ pub(crate) fn extend_locked(
     durable: bool,
     hook: &mut impl WriteHook,
 ) -> Result<Range<u64>> {
-    if let Some(written) = extend_bulk_locked(txs, channel, ino, offset, data, durable, hook)? {
-        return Ok(written);
-    }
     let end = offset + data.len() as u64;
     let mut at = offset;
     while at < end {

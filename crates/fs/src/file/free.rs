@@ -58,15 +58,7 @@ pub(crate) fn trim_piece(txs: &TxManager, channel: &mut IoChannel, ino: Ino) -> 
         mapped += channel.count_mapped_pages(span.page..span.end())?;
     }
     let own = pieces.iter().filter(|piece| !piece.is_shared);
-    let discards: Vec<_> = own
-        .map(|piece| discard_request(piece, &(keep..u64::MAX)))
-        .collect();
-    if !discards.is_empty() {
-        txs.change_pages_durably(channel, |channel| {
-            channel.call_all(discards.iter().cloned())?;
-            Ok(())
-        })?;
-    }
+    discard_behind(txs, channel, own, keep)?;
     if whole().next().is_none() {
         return Ok(false);
     }
@@ -80,6 +72,25 @@ pub(crate) fn trim_piece(txs: &TxManager, channel: &mut IoChannel, ino: Ino) -> 
         tx.put_inode(ino, &inode)
     })?;
     Ok(true)
+}
+
+/// Discards the pages of these pieces from a page of the file on.
+fn discard_behind<'p>(
+    txs: &TxManager,
+    channel: &mut IoChannel,
+    pieces: impl Iterator<Item = &'p FileSpan>,
+    first_page: u64,
+) -> Result<()> {
+    let discards: Vec<_> = pieces
+        .map(|piece| discard_request(piece, &(first_page..u64::MAX)))
+        .collect();
+    if discards.is_empty() {
+        return Ok(());
+    }
+    txs.change_pages_durably(channel, |channel| {
+        channel.call_all(discards.iter().cloned())?;
+        Ok(())
+    })
 }
 
 /// Clears the flag of a file with `pages` mapped pages; `None` counts them.
@@ -218,15 +229,9 @@ pub(crate) fn free_orphan_piece(
     }
     if !is_small {
         settle_removal(txs, ino)?;
-        let all = pieces
-            .iter()
-            .map(|piece| discard_request(piece, &(0..u64::MAX)));
         txs.channels
             .with_channel(channel.as_deref_mut(), |channel| {
-                txs.change_pages_durably(channel, |channel| {
-                    channel.call_all(all.clone())?;
-                    Ok(())
-                })
+                discard_behind(txs, channel, pieces.iter(), 0)
             })?;
     }
     let log = inode.redo_log;

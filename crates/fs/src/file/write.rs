@@ -21,7 +21,7 @@
 //! from step 1; its caller then calls [`write()`], which waits for the volume.
 
 use crate::error::{Corruption, Result};
-use crate::file::extend_bulk::extend_bulk;
+use crate::file::extend_bulk::{extend_bulk, extend_bulk_locked};
 use crate::file::extents::file_extents;
 use crate::file::write_hook::WriteHook;
 use crate::file::{deferred_free, extend, privileges, redo_log, share};
@@ -232,7 +232,10 @@ fn write_exclusively(
     let written = if overwrite_locked(txs, channel, ino, offset, data, durable, hook)? {
         offset..end
     } else {
-        extend::extend_locked(txs, channel, ino, offset, data, durable, hook)?
+        match extend_bulk_locked(txs, channel, ino, offset, data, durable, hook)? {
+            Some(written) => written,
+            None => extend::extend_locked(txs, channel, ino, offset, data, durable, hook)?,
+        }
     };
     lock.patch_mmap_dirty(offset, &data[..(written.end - offset) as usize]);
     if path.leaves_old_pages(&lock.kernel_pages) {

@@ -71,7 +71,7 @@ pub fn system_names(question: &NameQuestion) -> Result<Option<NameResult>, Strin
 
 /// A kept answer.
 #[derive(Clone, Debug)]
-enum Kept {
+enum CachedName {
     Name(Arc<str>),
     Id(u32),
     None,
@@ -80,7 +80,7 @@ enum Kept {
 #[derive(Debug)]
 struct Entry {
     /// None: the first lookup has not ended.
-    answer: Option<Kept>,
+    answer: Option<CachedName>,
     /// The end of the answer's validity, or the time of the first question.
     at: Instant,
     /// No lookup begins before.
@@ -140,7 +140,7 @@ impl NamedIdentities {
 
     fn name_of(&self, list: NameList, id: u32) -> NameAnswer<Arc<str>> {
         match self.ask(NameQuestion::NameOf(list, id), Instant::now()) {
-            NameAnswer::Known(Kept::Name(name)) => NameAnswer::Known(name),
+            NameAnswer::Known(CachedName::Name(name)) => NameAnswer::Known(name),
             NameAnswer::Known(_) | NameAnswer::Unknown => NameAnswer::Unknown,
             NameAnswer::Pending => NameAnswer::Pending,
         }
@@ -155,14 +155,14 @@ impl NamedIdentities {
             return NameAnswer::Unknown;
         }
         match self.ask(NameQuestion::IdOf(list, name.into()), Instant::now()) {
-            NameAnswer::Known(Kept::Id(id)) => NameAnswer::Known(id),
+            NameAnswer::Known(CachedName::Id(id)) => NameAnswer::Known(id),
             NameAnswer::Known(_) | NameAnswer::Unknown => NameAnswer::Unknown,
             NameAnswer::Pending => NameAnswer::Pending,
         }
     }
 
     /// The kept answer. A missing or old one is looked up.
-    fn ask(&self, question: NameQuestion, now: Instant) -> NameAnswer<Kept> {
+    fn ask(&self, question: NameQuestion, now: Instant) -> NameAnswer<CachedName> {
         let mut answers = poison::lock(&self.0.answers);
         let (answer, is_due) = match answers.entries.get(&question) {
             None => (NameAnswer::Pending, true),
@@ -254,7 +254,7 @@ impl Answers {
         }
     }
 
-    fn end(&mut self, question: &NameQuestion, result: Result<Kept, ()>, now: Instant) {
+    fn end(&mut self, question: &NameQuestion, result: Result<CachedName, ()>, now: Instant) {
         let Some(entry) = self.entries.get_mut(question) else {
             return;
         };
@@ -263,14 +263,16 @@ impl Answers {
         match result {
             Ok(kept) => {
                 let limit = match kept {
-                    Kept::None => OWNER_FAILURE_LIMIT,
-                    Kept::Name(_) | Kept::Id(_) => OWNER_ANSWER_LIMIT,
+                    CachedName::None => OWNER_FAILURE_LIMIT,
+                    CachedName::Name(_) | CachedName::Id(_) => OWNER_ANSWER_LIMIT,
                 };
                 (entry.answer, entry.at) = (Some(kept), now + limit);
             }
             // An old answer stays, with its age.
             Err(()) if entry.answer.is_some() => {}
-            Err(()) => (entry.answer, entry.at) = (Some(Kept::None), now + OWNER_FAILURE_LIMIT),
+            Err(()) => {
+                (entry.answer, entry.at) = (Some(CachedName::None), now + OWNER_FAILURE_LIMIT)
+            }
         }
     }
 }
@@ -282,10 +284,10 @@ impl Shared {
             let answer = std::panic::catch_unwind(asked);
             let result = match answer.unwrap_or_else(|_| Err("the lookup panicked".into())) {
                 Ok(Some(NameResult::Name(name))) => {
-                    Ok(Kept::Name(format!("{name}@{}", self.domain).into()))
+                    Ok(CachedName::Name(format!("{name}@{}", self.domain).into()))
                 }
-                Ok(Some(NameResult::Id(id))) => Ok(Kept::Id(id)),
-                Ok(None) => Ok(Kept::None),
+                Ok(Some(NameResult::Id(id))) => Ok(CachedName::Id(id)),
+                Ok(None) => Ok(CachedName::None),
                 Err(error) => {
                     tracing::warn!(?question, %error, "a name of an owner is unknown; check the name service (getent passwd)");
                     Err(())
