@@ -239,26 +239,28 @@ impl SnapshotViews {
     }
 }
 
+fn look_up(fs: &Fs, slot: usize, ino: Ino, name: &[u8]) -> Result<FuseReply> {
+    let found = match name {
+        // It refuses inodes that no name leads to.
+        b"." => fs.lookup_ino(ino)?,
+        _ => fs.lookup(ino, name)?,
+    };
+    // Nothing in a snapshot is freed, so nothing has to be counted.
+    fs.forget(found.ino, 1);
+    let node = inode_node(slot, found.ino)?;
+    Ok(FuseReply::new(&reply::entry(
+        &with_node(found, node),
+        CacheTimeout::LONG,
+    )))
+}
+
 /// Answers a request about an inode of a snapshot.
 fn handle_inode(fs: &Fs, slot: usize, ino: Ino, request: Request<'_>) -> Result<FuseReply> {
     let attr = || -> Result<Attr> { Ok(with_node(fs.attr(ino)?, inode_node(slot, ino)?)) };
     match request {
         Request::GetAttr => Ok(FuseReply::new(&reply::attr(&attr()?, CacheTimeout::LONG))),
         Request::Statx => Ok(reply::statx(&attr()?, CacheTimeout::LONG)),
-        Request::Lookup(name) => {
-            let found = match name {
-                // It refuses inodes that no name leads to.
-                b"." => fs.lookup_ino(ino)?,
-                _ => fs.lookup(ino, name)?,
-            };
-            // Nothing in a snapshot is freed, so nothing has to be counted.
-            fs.forget(found.ino, 1);
-            let node = inode_node(slot, found.ino)?;
-            Ok(FuseReply::new(&reply::entry(
-                &with_node(found, node),
-                CacheTimeout::LONG,
-            )))
-        }
+        Request::Lookup(name) => look_up(fs, slot, ino, name),
         Request::Open { flags } => {
             let access = OFlags::from_bits_retain(flags) & OFlags::ACCMODE;
             match access == OFlags::RDONLY {
