@@ -100,7 +100,7 @@ impl LoadConnections {
         cannot(&format!("speak with the NFS server at {}", self.server))
     }
 
-    /// Waits for answers or room, at most for this time. The limit is precise to nanoseconds, as that of ppoll(2): the limit of
+    /// Waits for answers or room, at most for this time. The limit is precise to nanoseconds, as in ppoll(2): the limit of
     /// epoll_wait(2) is in milliseconds, rounded up.
     pub(super) fn wait(&self, limit: Duration) -> Result<Vec<(usize, bool)>, BenchError> {
         let limit = Timespec {

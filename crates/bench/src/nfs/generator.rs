@@ -36,7 +36,7 @@ pub enum LoadKind {
     Scheduled,
     /// By the schedule, beside a measurement: without polls and without a higher priority.
     Beside,
-    /// As many calls in flight all the time, without a schedule: what the server can do.
+    /// As many calls in flight all the time, without a schedule: the most that the server can do.
     InFlight(usize),
 }
 

@@ -1,6 +1,6 @@
 //! An idle server with many files open by NFSv4.1 clients: its processor time, and the memory of an open.
 //!
-//! The clients make all files and close them first, so that the memory of an open is measured without that of a new file. While
+//! The clients make all files and close them first, so that the memory of an open has no part of a new file. While
 //! they are idle they renew their leases, as any client does.
 
 use super::bar::{Bar, BarSide, add_bars};
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 const CLIENTS: u32 = 10;
 /// The pause between renewals: a third of the lease of 90 s.
 const RENEWAL: Duration = Duration::from_secs(30);
-/// Time for the server to drop what it keeps for a moment after a call: its unused pins stay for 5 s.
+/// Time for the server to drop pins: unused ones stay for 5 s after a call.
 const SETTLE: Duration = Duration::from_secs(8);
 /// Flags of SEQUENCE for state that is gone: SEQ4_STATUS_EXPIRED_ALL_STATE_REVOKED, EXPIRED_SOME_STATE_REVOKED,
 /// ADMIN_STATE_REVOKED, RECALLABLE_STATE_REVOKED and RESTART_RECLAIM_NEEDED (RFC 8881, section 18.46.3).

@@ -12,7 +12,7 @@ const END_PAUSE: Duration = Duration::from_millis(25);
 /// Memory of processes, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct MemoryBytes {
-    /// All resident pages, with those of mapped pools.
+    /// All resident pages, also of mapped pools.
     pub(super) resident: u64,
     /// Pages without a file.
     pub(super) anonymous: u64,

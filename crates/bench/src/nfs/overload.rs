@@ -234,7 +234,7 @@ mod tests {
         assert!(growth_mib(&flat).expect("samples") < 0.1);
         let steady: Vec<u64> = (0..100).map(|at| at * MIB).collect();
         assert_eq!(growth_mib(&steady), Some(50.0));
-        // Memory of the first seconds is that of new connections.
+        // The first seconds have the memory of new connections.
         let early: Vec<u64> = (0..100).map(|at| at.min(20) * MIB).collect();
         assert_eq!(growth_mib(&early), Some(0.0));
         assert_eq!(growth_mib(&[]), None);

@@ -120,7 +120,7 @@ fn bandwidth_plot(report: &Report) -> Plot {
     }
 }
 
-/// The bandwidths of the first server against those of the last one.
+/// The bandwidths of the first server against the last one.
 fn bars(report: &Report, targets: &[NfsTarget]) -> Vec<Bar> {
     let (Some(own), Some(peer)) = (targets.first(), targets.get(1..).and_then(<[_]>::last)) else {
         return Vec::new();

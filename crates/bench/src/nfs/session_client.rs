@@ -1,6 +1,6 @@
 //! A small client of NFSv4.1 (RFC 8881): one session with one slot, which makes, opens and closes files by name.
 //!
-//! It decodes what it needs and no more: the load of opens is the purpose, and not the check of the server.
+//! It decodes the fields that it needs and no more: the load of opens is the purpose, and not the check of the server.
 
 use super::setup::NfsTarget;
 use crate::error::BenchError;

@@ -78,7 +78,7 @@ pub(crate) struct StoredLists {
     pub(crate) current: Option<(usize, SlotList)>,
     /// The reason that there is none, if the file is not empty.
     pub(crate) error: Option<JournalError>,
-    /// A higher generation than those of both slots.
+    /// A higher generation than both slots have.
     pub(crate) next_generation: u64,
     /// Bytes of each slot up to the last one that is not zero.
     pub(crate) used_bytes: [usize; 2],
@@ -156,7 +156,7 @@ fn read_slot(bytes: &[u8]) -> Slot {
     }
 }
 
-/// Whether the first records are those of the header. The records of a list with the same clients are
+/// Whether the first records belong to the header. The records of a list with the same clients are
 /// the same bytes.
 fn is_whole(first: &[u8], seed: u32, checksum: u32) -> bool {
     let Ok((known, crate::nfs4::state::JournalEnd::Complete)) = KnownClients::read(first, seed)
