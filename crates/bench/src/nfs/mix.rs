@@ -145,12 +145,12 @@ impl OperationMix {
     /// READs of a page each, of all files alike.
     pub const PAGE_READS: OperationMix = OperationMix {
         name: "page-reads",
-        weights: [0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
         access: AccessShape {
             transfer_bytes: Some(4096),
             is_uniform: true,
             is_synchronous: false,
         },
+        ..Self::READS
     };
     /// WRITEs that are stored before each answer.
     pub const SYNCHRONOUS_WRITES: OperationMix = OperationMix {

@@ -192,8 +192,8 @@ impl StoredList {
         self.lists.instance()
     }
 
-    /// Begins the list of a run: its number is the first record, and its write is tried at once. If the
-    /// write fails, the first reply that grants state tries it again.
+    /// Begins the list of a run: its number is the first record. Nothing is written: a start must not wait for the volume. The first reply
+    /// that grants state, or a sweep of the server, writes it.
     #[must_use]
     pub fn begin(self, instance: Instance) -> ClientList {
         let mut known = self.known();

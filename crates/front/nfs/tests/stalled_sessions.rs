@@ -1,5 +1,5 @@
-//! Requests of NFSv4.1 to a stalled file system. Beyond the share of their connection, those of a session get NFS4ERR_DELAY. No reply
-//! refuses the others, so they wait in the connection.
+//! Requests of NFSv4.1 to a stalled file system. Beyond the share of a connection, the server answers requests of a session with
+//! NFS4ERR_DELAY. No reply refuses other requests, so they wait in the connection.
 
 #![allow(clippy::unwrap_used)] // Tests.
 

@@ -197,7 +197,7 @@ impl Core {
         Some(change.bytes())
     }
 
-    /// Pages of a range that are in flight, and then those of the batch, which are newer.
+    /// Pages of a range in flight, and then the newer ones of the batch.
     pub(crate) fn pending_pages(&self, pages: Range<u64>) -> Vec<(u64, Arc<Page>)> {
         let in_flight = self.in_flight.as_ref().map(|sent| &sent.changes);
         let of_both = in_flight.into_iter().chain([&self.batch.changes]);

@@ -222,7 +222,22 @@ impl TxManager {
         request: &Request,
         hint: TierHint,
     ) -> std::result::Result<Reply, SpaceError> {
-        self.send_until_known(|channel| channel.call_hinted(request.clone(), hint))
+        let mut channel = self.lock_commit_channel();
+        let mut pause = RESEND_PAUSE_MIN;
+        loop {
+            let result = channel.call_hinted(request.clone(), hint);
+            let Err(SpaceError::Unavailable(cause)) = &result else {
+                return result;
+            };
+            if self.is_resend_stopped.load(Ordering::Acquire) {
+                return result;
+            }
+            if pause == RESEND_PAUSE_MIN {
+                tracing::warn!(%cause, "changes of files wait for the volume");
+            }
+            channel.wait_for(pause);
+            pause = (pause * 2).min(RESEND_PAUSE_MAX);
+        }
     }
 
     /// Changes pages outside of batches by `change`, and makes them durable on a space with a write cache, so that a transaction may
@@ -250,29 +265,6 @@ impl TxManager {
             "every copy was gone again and again; check the power of the machines with bricks"
                 .into(),
         )))
-    }
-
-    /// Calls `send` until its outcome is known.
-    fn send_until_known<T>(
-        &self,
-        mut send: impl FnMut(&mut IoChannel) -> std::result::Result<T, SpaceError>,
-    ) -> std::result::Result<T, SpaceError> {
-        let mut channel = self.lock_commit_channel();
-        let mut pause = RESEND_PAUSE_MIN;
-        loop {
-            let result = send(&mut channel);
-            let Err(SpaceError::Unavailable(cause)) = &result else {
-                return result;
-            };
-            if self.is_resend_stopped.load(Ordering::Acquire) {
-                return result;
-            }
-            if pause == RESEND_PAUSE_MIN {
-                tracing::warn!(%cause, "changes of files wait for the volume");
-            }
-            channel.wait_for(pause);
-            pause = (pause * 2).min(RESEND_PAUSE_MAX);
-        }
     }
 
     pub(crate) fn file_lock(&self, ino: Ino) -> Result<Arc<FileLock>> {

@@ -57,7 +57,7 @@ pub(crate) struct SlotList {
 #[derive(Clone, Debug)]
 enum Slot {
     Empty,
-    /// A list whose write has not ended, or no list.
+    /// An incomplete list, or no list.
     Partial {
         generation: u64,
     },

@@ -236,10 +236,10 @@ impl Compound<'_> {
     /// list can reclaim nothing there after a crash, which does not stop its other file systems.
     pub(super) fn are_listed(&self, file_systems: &[u32]) -> bool {
         let nfs4 = &self.service.nfs4;
-        let lists = file_systems
+        let mut lists = file_systems
             .iter()
             .filter_map(|it| nfs4.lists.lists.get(*it as usize));
-        lists.into_iter().all(|of_fs| {
+        lists.all(|of_fs| {
             let list = of_fs.list.get();
             of_fs.fs.is_fenced() || list.is_none_or(|it| it.is_durable() || it.is_failing())
         })

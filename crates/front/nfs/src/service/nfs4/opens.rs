@@ -352,9 +352,8 @@ impl<'a> OpenedFile<'a> {
         }
     }
 
-    /// Checks the permissions. The maker of a file has all access to it, whatever its mode. So has the
-    /// owner that opens a handle, as with the server of Linux: a file of mode 0444 that its maker still
-    /// writes is reclaimed after a restart.
+    /// Checks the permissions. The mode does not bind the maker of a new file, and an owner with a handle,
+    /// as with the server of Linux: the maker of a file of mode 0444 reclaims its open after a restart.
     fn check_access(&self, access: ShareBits, is_by_name: bool) -> Done {
         let target = &self.target;
         let is_write = access.contains(ShareBits::WRITE);

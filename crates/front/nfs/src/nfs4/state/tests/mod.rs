@@ -53,7 +53,7 @@ pub(super) fn channel() -> ChannelAttributes {
     }
 }
 
-/// The number of the file system of all files but those of [`other_file`].
+/// The number of the file system of all files, except for files by [`other_file`].
 pub(super) const EXPORT: u32 = 1;
 
 /// A server with its clock, and the lists of clients that it stores.
