@@ -145,7 +145,9 @@ fn read_once(device: &OwnedFd, buffer: &mut [u8]) -> io::Result<ReadResult> {
             // ENOENT: the kernel withdrew the request before it could be read.
             Err(Errno::INTR | Errno::NOENT) => continue,
             Err(Errno::AGAIN) => Ok(ReadResult::Empty),
-            Err(Errno::NODEV) => Ok(ReadResult::Unmounted),
+            // CONNABORTED: the mount ended while the kernel handed out a request, such as the release
+            // of a file just before an unmount.
+            Err(Errno::NODEV | Errno::CONNABORTED) => Ok(ReadResult::Unmounted),
             Err(errno) => Err(errno.into()),
         };
     }
