@@ -37,15 +37,18 @@ pub(crate) enum Turn {
     Over,
     /// A call waits for room, in the input.
     Parked,
-    /// The caller runs this call, after it has given the input back.
-    Run(QueuedCall),
 }
 
 enum Dispatched {
     Done,
-    Run(QueuedCall),
     NoRoom(Bytes),
 }
+
+/// The workers whose queue has calls for a polling thread. It runs them after it has read all calls,
+/// with [`Dispatcher::run_deferred`]. They are the workers of one export: a slow call must not hold
+/// calls of other exports.
+#[derive(Default)]
+pub(crate) struct Deferred(Option<usize>);
 
 impl Dispatcher {
     pub(crate) fn new(service: Service, connections: Arc<Connections>, pollers: usize) -> Self {
@@ -76,27 +79,30 @@ impl Dispatcher {
         self.exports.get(number)
     }
 
-    fn workers_of(&self, route: &CallRoute) -> &ExportWorkers {
+    fn number_of(&self, route: &CallRoute) -> usize {
         let last = self.exports.len() - 1;
-        &self.exports[route.export.unwrap_or(last).min(last)]
+        route.export.unwrap_or(last).min(last)
     }
 
-    /// Handles bytes of a client. The caller may run a call itself if `may_run`.
+    fn workers_of(&self, route: &CallRoute) -> &ExportWorkers {
+        &self.exports[self.number_of(route)]
+    }
+
+    /// Handles bytes of a client.
     pub(crate) fn take_bytes(
         &self,
         connection: &Arc<Connection>,
         input: &mut Input,
         bytes: &[u8],
-        may_run: bool,
+        deferred: &mut Deferred,
     ) -> Result<Turn, EndReason> {
         let mut rest = bytes;
         while !rest.is_empty() {
             let (consumed, record) = input.push(rest)?;
             rest = rest.get(consumed..).unwrap_or_default();
             let Some(record) = record else { continue };
-            match self.take_record(connection, record, may_run && rest.is_empty())? {
+            match self.take_record(connection, record, deferred)? {
                 Dispatched::Done => {}
-                Dispatched::Run(call) => return Ok(Turn::Run(call)),
                 Dispatched::NoRoom(record) => {
                     input.park(record, rest);
                     return Ok(Turn::Parked);
@@ -112,11 +118,10 @@ impl Dispatcher {
         connection: &Arc<Connection>,
         input: &mut Input,
         record: Bytes,
-        may_run: bool,
+        deferred: &mut Deferred,
     ) -> Result<Turn, EndReason> {
-        match self.take_record(connection, record, may_run)? {
+        match self.take_record(connection, record, deferred)? {
             Dispatched::Done => Ok(Turn::Over),
-            Dispatched::Run(call) => Ok(Turn::Run(call)),
             Dispatched::NoRoom(record) => {
                 input.park(record, &[]);
                 Ok(Turn::Parked)
@@ -128,14 +133,14 @@ impl Dispatcher {
         &self,
         connection: &Arc<Connection>,
         record: Bytes,
-        may_run: bool,
+        deferred: &mut Deferred,
     ) -> Result<Dispatched, EndReason> {
         let route = self.service.route(&record);
         let route = route.map_err(EndReason::NotACall)?;
         connection.establish()?;
         match route {
             Route::AtOnce => self.answer_at_once(connection, record),
-            Route::Queue(route) => Ok(self.submit(connection, record, route, may_run)),
+            Route::Queue(route) => Ok(self.submit(connection, record, route, deferred)),
         }
     }
 
@@ -163,9 +168,10 @@ impl Dispatcher {
         connection: &Arc<Connection>,
         record: Bytes,
         route: CallRoute,
-        may_run: bool,
+        deferred: &mut Deferred,
     ) -> Dispatched {
-        let workers = self.workers_of(&route);
+        let number = self.number_of(&route);
+        let workers = &self.exports[number];
         let bytes = call_bytes(&record, &route);
         if !connection.admit(bytes) {
             // Each export takes one call, so that calls to others do not stop it.
@@ -184,9 +190,15 @@ impl Dispatcher {
             }
         }
         let call = QueuedCall::new(Arc::clone(connection), record, route);
-        let inline = may_run.then_some(&self.inline);
-        match workers.submit(call, inline) {
-            Submitted::Inline(call) => Dispatched::Run(call),
+        match workers.submit(call) {
+            Submitted::Deferred => {
+                if let Some(previous) = deferred.0.replace(number)
+                    && previous != number
+                {
+                    self.nudge_if(self.exports[previous].hand_over());
+                }
+                Dispatched::Done
+            }
             Submitted::Queued { needs_worker } => {
                 self.nudge_if(needs_worker);
                 Dispatched::Done
@@ -210,9 +222,18 @@ impl Dispatcher {
         }
     }
 
-    /// Runs a call in a polling thread.
-    pub(crate) fn run_inline(&self, call: QueuedCall, thread: usize) {
-        self.run(call, thread, Some(&self.inline));
+    /// Runs queued calls in a polling thread, until there are none, or workers must run them.
+    pub(crate) fn run_deferred(&self, deferred: &mut Deferred, thread: usize) {
+        let Some(workers) = deferred.0.take().and_then(|number| self.workers(number)) else {
+            return;
+        };
+        while let Some((call, are_more_queued)) = workers.take_inline(&self.inline) {
+            // If the call is slow, the supervisor wakes workers for the others.
+            self.nudge_if(are_more_queued);
+            self.run(call, thread, Some(&self.inline));
+        }
+        workers.send_queued();
+        self.nudge_if(workers.hand_over());
     }
 
     /// Runs a call, and sends its reply. `thread` is the place of its figures.
@@ -220,15 +241,19 @@ impl Dispatcher {
         let workers = self.workers_of(&call.route);
         let ended = EndedWork::of(&call);
         if call.connection.is_closed() {
-            self.nudge_if(workers.end_call(&ended, budget));
+            let (send_time, needs_worker) = workers.end_call(&ended, budget);
+            self.nudge_if(needs_worker);
+            self.nudge_if(workers.send_reply(send_time, None));
             return;
         }
-        let (route, received, begun) = (call.route, call.received, Instant::now());
+        let (route, received) = (call.route, call.received);
         let (record, connection) = (call.record.clone(), Arc::clone(&call.connection));
         let mut waiting = Some(call);
         let answer = || self.service.answer(connection.peer, &record, &mut waiting);
         let answered = catch_unwind(AssertUnwindSafe(answer));
-        self.nudge_if(workers.end_call(&ended, budget));
+        let (send_time, needs_worker) = workers.end_call(&ended, budget);
+        self.nudge_if(needs_worker);
+        let mut unsent = None;
         match answered {
             Ok(Ok(reply)) => {
                 let call = EndedCall {
@@ -237,12 +262,10 @@ impl Dispatcher {
                     received: record.len(),
                     sent: reply.len(),
                     time: received.elapsed(),
-                    queue_time: begun.saturating_duration_since(received),
+                    queue_time: ended.begun.saturating_duration_since(received),
                 };
                 workers.count(thread, &call);
-                if let Some(call) = waiting {
-                    call.reply(reply);
-                }
+                unsent = waiting.and_then(|call| call.queue_reply(reply));
             }
             Ok(Err(NoReply::Running)) => {
                 if waiting.is_some() {
@@ -257,6 +280,7 @@ impl Dispatcher {
             // The thread goes on: a fault of one call must not take it from others.
             Err(_) => connection.close(EndReason::Fault),
         }
+        self.nudge_if(workers.send_reply(send_time, unsent));
         self.submit_released();
     }
 

@@ -147,6 +147,15 @@ pub const EXPORT_WORKERS_MAX: usize = 40;
 pub const WORKERS_MAX: usize = 1024;
 /// The wait of a call that lets an export grow.
 pub(crate) const QUEUE_WAIT_LIMIT: Duration = Duration::from_millis(1);
+/// The longest mean time of calls that polling threads run although others wait: several times as long
+/// as the handover to a worker.
+pub(crate) const SHORT_CALL: Duration = Duration::from_micros(50);
+/// The calls of that mean: the weight of the last one is one part of so many.
+pub(crate) const MEAN_CALLS: u32 = 16;
+/// Short calls of one connection that run before those of the next one.
+pub(crate) const TURN_CALLS: usize = 4;
+/// Replies to short calls that are sent together, so the first one waits for a part of a millisecond.
+pub(crate) const UNSENT_REPLIES_MAX: usize = 8;
 /// The time that a worker without a call stays.
 pub(crate) const WORKER_IDLE_LIMIT: Duration = Duration::from_secs(10);
 /// The time without the end of a call after which an export with running calls counts as stalled.

@@ -1,9 +1,9 @@
 //! A polling thread: waits for events of all connections together with the other polling threads,
-//! reads calls, and runs one of them from time to time.
+//! reads calls, and runs them if they are short: a handover to another thread would cost more.
 
 use crate::connection::Received;
 use crate::connection::{Connection, EndReason, Input};
-use crate::dispatcher::{Dispatcher, Turn};
+use crate::dispatcher::{Deferred, Dispatcher, Turn};
 use crate::limits::{EVENTS_AT_ONCE, READS_PER_TURN, RECEIVE_BYTES};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, Event, EventFlags};
@@ -36,6 +36,7 @@ impl<'a> Poller<'a> {
     /// If the system refuses to wait.
     pub(crate) fn run(&mut self) -> Result<(), Errno> {
         let mut events: Vec<Event> = Vec::with_capacity(EVENTS_AT_ONCE);
+        let mut deferred = Deferred::default();
         loop {
             events.clear();
             let epoll = &self.dispatcher.connections.epoll;
@@ -43,31 +44,27 @@ impl<'a> Poller<'a> {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno),
             }
-            let last = events.len().saturating_sub(1);
-            for (at, event) in events.iter().enumerate() {
+            for event in &events {
                 let id = event.data.u64();
                 if id == END_EVENT {
                     return Ok(());
                 }
                 if let Some(connection) = self.dispatcher.connections.get(id) {
-                    // A call may take long, so it is the last duty.
-                    self.serve(&connection, event.flags, at == last);
+                    self.serve(&connection, event.flags, &mut deferred);
                 }
             }
+            // A call may take long, so calls are the last duty.
+            self.dispatcher.run_deferred(&mut deferred, self.thread);
         }
     }
 
-    fn serve(&mut self, connection: &Arc<Connection>, event: EventFlags, may_run: bool) {
+    fn serve(&mut self, connection: &Arc<Connection>, event: EventFlags, deferred: &mut Deferred) {
         let Some(mut input) = connection.begin_turn(event) else {
             return;
         };
-        match self.take_calls(connection, &mut input, may_run) {
+        match self.take_calls(connection, &mut input, deferred) {
+            // Another thread may read further calls from now on.
             Ok(Turn::Over | Turn::Parked) => connection.end_turn(input),
-            Ok(Turn::Run(call)) => {
-                // Another thread reads further calls meanwhile.
-                connection.end_turn(input);
-                self.dispatcher.run_inline(call, self.thread);
-            }
             Err(EndReason::Fenced) => connection.close(EndReason::Fenced),
             Err(reason) => connection.end_input(reason),
         }
@@ -77,19 +74,19 @@ impl<'a> Poller<'a> {
         &mut self,
         connection: &Arc<Connection>,
         input: &mut Input,
-        may_run: bool,
+        deferred: &mut Deferred,
     ) -> Result<Turn, EndReason> {
         let dispatcher = self.dispatcher;
         if let Some(record) = input.take_parked() {
             let rest = input.take_unparsed();
-            match dispatcher.take_last_record(connection, input, record, false)? {
+            match dispatcher.take_last_record(connection, input, record, deferred)? {
                 Turn::Over => {}
                 turn => {
                     input.unparse(&rest);
                     return Ok(turn);
                 }
             }
-            match dispatcher.take_bytes(connection, input, &rest, false)? {
+            match dispatcher.take_bytes(connection, input, &rest, deferred)? {
                 Turn::Over => {}
                 turn => return Ok(turn),
             }
@@ -101,11 +98,11 @@ impl<'a> Poller<'a> {
                 Received::End => return Err(EndReason::Closed),
                 Received::Part => continue,
                 Received::Record(record) => {
-                    dispatcher.take_last_record(connection, input, record, may_run)?
+                    dispatcher.take_last_record(connection, input, record, deferred)?
                 }
                 Received::Bytes(count) => {
                     let bytes = self.buffer.get(..count).unwrap_or_default();
-                    let turn = dispatcher.take_bytes(connection, input, bytes, may_run)?;
+                    let turn = dispatcher.take_bytes(connection, input, bytes, deferred)?;
                     let is_drained = count < self.buffer.len() && !input.is_within_long_fragment();
                     match turn {
                         // A short read has taken all bytes.

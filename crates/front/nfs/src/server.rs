@@ -360,6 +360,10 @@ impl ServerState {
         loop {
             match workers.next_work(slot) {
                 (Work::Call(call), _) => dispatcher.run(call, thread, None),
+                (Work::SendReplies(unsent), _) => {
+                    unsent.send();
+                    continue;
+                }
                 (Work::SweepPins, _) => {
                     if let Some(fs) = dispatcher.service.exports.file_systems().nth(export) {
                         fs.drop_unused_pins();

@@ -1,9 +1,9 @@
 //! The calls of one export, and the threads that run them.
 //!
-//! A polling thread runs a call itself if it is the only one that its client has sent, and the export
-//! has nothing in its queue: a handover to another thread would cost more than most calls. All other
-//! calls go to the queue, and workers of the export take them. [`sizing`] decides the number of
-//! workers.
+//! All calls go to the queue. The polling thread that has read them runs them itself if calls of the
+//! export are short, or one call is the only one: a handover to another thread would cost more.
+//! Workers of the export take the others, and those behind a call that turns out to be slow.
+//! [`sizing`] decides the number of workers.
 //!
 //! An export has hard shares of everything: workers, queued calls and their bytes. A polling thread
 //! runs no call of an export with a slow one, and one polling thread never runs calls. So a stalled
@@ -14,93 +14,37 @@ pub(crate) mod fair_queue;
 pub(crate) mod figures;
 pub(crate) mod processors;
 pub(crate) mod queued_call;
+pub(crate) mod shares;
 pub(crate) mod sizing;
+pub(crate) mod unsent_replies;
 pub(crate) mod write_order;
 
-pub(crate) use queued_call::QueuedCall;
+pub(crate) use queued_call::{EndedWork, QueuedCall};
+pub(crate) use shares::{InlineBudget, Shares};
 
 use crate::connection::{Connection, ConnectionId};
 use crate::limits::{
-    CALL_BYTES_MAX, EXPORT_BYTES_MIN, EXPORT_CALLS_MAX, EXPORT_WORKERS_MAX, QUEUE_WAIT_LIMIT,
-    SHARE_BYTES_MAX, SHARE_CALLS_MAX, STALL_LIMIT, WORKER_IDLE_LIMIT, WORKERS_MAX,
+    EXPORT_CALLS_MAX, MEAN_CALLS, QUEUE_WAIT_LIMIT, SHARE_BYTES_MAX, SHARE_CALLS_MAX, SHORT_CALL,
+    STALL_LIMIT, TURN_CALLS, WORKER_IDLE_LIMIT,
 };
 use call_figures::{CallCells, EndedCall};
 use fair_queue::FairQueue;
 use pagemesh_base::poison;
 use sizing::{Load, Sizing, SizingReason};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
-use write_order::{WriteOrder, WriteRange};
-
-/// The hard shares of an export.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Shares {
-    workers_max: usize,
-    /// The workers are always as many as the share.
-    are_workers_fixed: bool,
-    bytes_max: usize,
-    /// Calls that polling threads run at once.
-    inline_max: usize,
-}
-
-impl Shares {
-    /// Equal shares of so many exports, with so many polling threads.
-    pub(crate) fn of(exports: usize, pollers: usize) -> Self {
-        let exports = exports.max(1);
-        let most_inline = pollers.saturating_sub(1).max(1);
-        Self {
-            workers_max: (WORKERS_MAX / exports).clamp(1, EXPORT_WORKERS_MAX),
-            are_workers_fixed: false,
-            bytes_max: (CALL_BYTES_MAX / exports).max(EXPORT_BYTES_MIN),
-            inline_max: match exports {
-                1 => most_inline,
-                _ => most_inline.div_ceil(2),
-            },
-        }
-    }
-
-    /// The shares with a fixed number of workers, at most as many as before; none: by the load.
-    pub(crate) fn with_workers(mut self, fixed: Option<usize>) -> Self {
-        if let Some(workers) = fixed {
-            self.workers_max = workers.clamp(1, self.workers_max);
-            self.are_workers_fixed = true;
-        }
-        self
-    }
-}
-
-/// The polling threads that may still run a call.
-pub(crate) struct InlineBudget(AtomicUsize);
-
-impl InlineBudget {
-    /// One of the polling threads never runs calls.
-    pub(crate) fn new(pollers: usize) -> Self {
-        Self(AtomicUsize::new(pollers.saturating_sub(1)))
-    }
-
-    fn take(&self) -> bool {
-        let taken = self
-            .0
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| {
-                left.checked_sub(1)
-            });
-        taken.is_ok()
-    }
-
-    fn give_back(&self) {
-        self.0.fetch_add(1, Ordering::AcqRel);
-    }
-}
+use unsent_replies::{SendTime, UnsentReplies};
+use write_order::WriteOrder;
 
 /// The result of [`ExportWorkers::submit`].
 pub(crate) enum Submitted {
     /// It waits for a worker. The flag says that no worker is free.
     Queued { needs_worker: bool },
-    /// The caller runs it now.
-    Inline(QueuedCall),
+    /// It waits for the caller, see [`ExportWorkers::take_inline`].
+    Deferred,
     /// The share of the connection or the export is used. The connection is resumed when there is
     /// room. The flag says whether the export is stalled.
     Full { call: QueuedCall, is_stalled: bool },
@@ -109,6 +53,7 @@ pub(crate) enum Submitted {
 /// The next duty of a worker.
 pub(crate) enum Work {
     Call(QueuedCall),
+    SendReplies(UnsentReplies),
     /// Drop the pins that are not used.
     SweepPins,
     End,
@@ -143,6 +88,9 @@ struct WorkersState {
     inline_since: Instant,
     /// The last time that a call ended, or the first one of several began.
     progress_at: Instant,
+    /// The time of a call, as a moving average.
+    mean_call: Duration,
+    unsent: UnsentReplies,
     /// Connections with a call that has no room.
     waiting: VecDeque<Arc<Connection>>,
     /// The same in a stall, with calls that no reply can refuse. They wait for the end of the stall.
@@ -187,6 +135,8 @@ impl ExportWorkers {
                 inline: 0,
                 inline_since: now,
                 progress_at: now,
+                mean_call: Duration::ZERO,
+                unsent: UnsentReplies::default(),
                 waiting: VecDeque::new(),
                 parked: VecDeque::new(),
                 is_sweep_due: false,
@@ -200,8 +150,8 @@ impl ExportWorkers {
         }
     }
 
-    /// Takes a call, unless the shares are used.
-    pub(crate) fn submit(&self, mut call: QueuedCall, inline: Option<&InlineBudget>) -> Submitted {
+    /// Takes a call of a polling thread, unless the shares are used.
+    pub(crate) fn submit(&self, mut call: QueuedCall) -> Submitted {
         let (id, bytes) = (call.connection.id, call.bytes());
         let mut state = poison::lock(&self.state);
         let now = call.received;
@@ -233,17 +183,16 @@ impl ExportWorkers {
                 }
             }
         }
-        if let Some(budget) = inline
-            && state.allows_inline(&self.shares, now)
-            && budget.take()
-        {
+        if state.defers_calls(&self.shares, now) {
             state.queue.begin(id, bytes);
-            state.begin(now);
-            state.inline += 1;
-            if state.inline == 1 {
-                state.inline_since = now;
-            }
-            return Submitted::Inline(call);
+            self.push(&mut state, call);
+            return Submitted::Deferred;
+        }
+        if state.is_drained(now) {
+            state.queue.begin(id, bytes);
+            self.push(&mut state, call);
+            // If one of their calls is slow, the supervisor wakes a worker.
+            return Submitted::Queued { needs_worker: true };
         }
         Submitted::Queued {
             needs_worker: self.enqueue(&mut state, call),
@@ -262,10 +211,63 @@ impl ExportWorkers {
     }
 
     fn enqueue_begun(&self, state: &mut WorkersState, call: QueuedCall) -> bool {
+        self.push(state, call);
+        !state.wake_one()
+    }
+
+    fn push(&self, state: &mut WorkersState, call: QueuedCall) {
         state.queue.push(call.connection.id, call);
         state.most_queued = state.most_queued.max(state.queue.queued());
         self.is_pending.store(true, Ordering::Release);
-        !state.wake_one()
+    }
+
+    /// The next queued call for a polling thread, and whether others are queued; none: workers run
+    /// them, or there is none.
+    pub(crate) fn take_inline(&self, budget: &InlineBudget) -> Option<(QueuedCall, bool)> {
+        let mut state = poison::lock(&self.state);
+        let now = Instant::now();
+        let may_run = state.queue.queued() > 0 && state.allows_inline(&self.shares, now);
+        if !may_run || !budget.take() {
+            return None;
+        }
+        let Some(call) = state.next_call() else {
+            budget.give_back();
+            return None;
+        };
+        state.begin(now);
+        state.inline += 1;
+        if state.inline == 1 {
+            state.inline_since = now;
+        }
+        Some((call, state.queue.queued() > 0))
+    }
+
+    /// Wakes a worker for the queued calls. Returns whether there are any, and no worker is free.
+    pub(crate) fn hand_over(&self) -> bool {
+        let mut state = poison::lock(&self.state);
+        state.queue.queued() > 0 && !state.wake_one()
+    }
+
+    /// Sends the queued reply of a connection, or lets it wait. The time is the one of
+    /// [`end_call`](Self::end_call). Returns whether the supervisor must look at it soon.
+    pub(crate) fn send_reply(&self, time: SendTime, connection: Option<Arc<Connection>>) -> bool {
+        match time {
+            SendTime::Now(mut unsent) => {
+                unsent.add(connection);
+                unsent.send();
+                false
+            }
+            SendTime::Later => {
+                poison::lock(&self.state).unsent.add(connection);
+                true
+            }
+        }
+    }
+
+    /// Sends all queued replies.
+    pub(crate) fn send_queued(&self) {
+        let unsent = std::mem::take(&mut poison::lock(&self.state).unsent);
+        unsent.send();
     }
 
     /// Whether a connection has a call here, queued or running.
@@ -282,11 +284,19 @@ impl ExportWorkers {
         poison::lock(&self.state).refused += 1;
     }
 
-    /// Ends a call that ran. Returns whether another one waits now and no worker is free.
-    pub(crate) fn end_call(&self, call: &EndedWork, budget: Option<&InlineBudget>) -> bool {
+    /// Ends a call that ran. Returns the time to send its reply, and whether another call waits now and
+    /// no worker is free.
+    pub(crate) fn end_call(
+        &self,
+        call: &EndedWork,
+        budget: Option<&InlineBudget>,
+    ) -> (SendTime, bool) {
         let mut state = poison::lock(&self.state);
         state.queue.end(call.connection, call.bytes);
-        state.end(Instant::now());
+        let now = Instant::now();
+        state.end(now);
+        let time = now.saturating_duration_since(call.begun);
+        state.mean_call = (state.mean_call * (MEAN_CALLS - 1) + time) / MEAN_CALLS;
         let successor = call.write.and_then(|range| state.writes.end(range));
         let needs_worker = successor.is_some_and(|next| self.enqueue_begun(&mut state, next));
         if let Some(budget) = budget {
@@ -294,11 +304,13 @@ impl ExportWorkers {
             state.inline_since = state.progress_at;
             budget.give_back();
         }
+        let may_wait = state.queue.queued() > 0 && state.mean_call <= SHORT_CALL;
+        let send_time = state.unsent.send_time(may_wait);
         let mut resumed = state.take_waiting();
         resumed.append(&mut state.parked);
         drop(state);
         resumed.iter().for_each(|connection| connection.resume());
-        needs_worker
+        (send_time, needs_worker)
     }
 
     /// Counts a call in the figures of a thread.
@@ -366,8 +378,10 @@ impl ExportWorkers {
         state.is_waking = false;
         let work = if std::mem::take(&mut state.is_sweep_due) {
             Work::SweepPins
-        } else if let Some(call) = state.queue.pop() {
+        } else if let Some(call) = state.next_call() {
             Work::Call(call)
+        } else if !state.unsent.is_empty() {
+            return Some(Work::SendReplies(std::mem::take(&mut state.unsent)));
         } else {
             return None;
         };
@@ -411,6 +425,8 @@ impl ExportWorkers {
     /// Looks at waiting calls. Returns the slot of a worker that the caller starts, with the reason.
     pub(crate) fn supervise(&self, start: Instant) -> Option<(usize, SizingReason)> {
         let now = Instant::now();
+        // The call behind these replies may be slow.
+        self.send_queued();
         let mut state = poison::lock(&self.state);
         let is_stuck = state.is_stalled(now) || state.queue.all().calls == 0;
         let resumed = match is_stuck {
@@ -433,6 +449,10 @@ impl ExportWorkers {
             load.blocked = blocked.count();
             load.idle_processors = processors::idle();
             state = poison::lock(&self.state);
+        }
+        if is_waiting {
+            // They may wait behind a slow call of a polling thread.
+            state.wake_one();
         }
         let begun = now.saturating_duration_since(start);
         let started = match state.is_stopping {
@@ -469,24 +489,6 @@ impl ExportWorkers {
     }
 }
 
-/// A call that has run, as its queue knows it.
-pub(crate) struct EndedWork {
-    pub(crate) connection: ConnectionId,
-    pub(crate) bytes: usize,
-    /// The bytes of a WRITE that others may follow.
-    pub(crate) write: Option<WriteRange>,
-}
-
-impl EndedWork {
-    pub(crate) fn of(call: &QueuedCall) -> Self {
-        Self {
-            connection: call.connection.id,
-            bytes: call.bytes(),
-            write: call.route.write.filter(|_| call.is_in_order),
-        }
-    }
-}
-
 impl WorkersState {
     fn is_stalled(&self, now: Instant) -> bool {
         self.running > 0 && now.saturating_duration_since(self.progress_at) >= STALL_LIMIT
@@ -500,14 +502,36 @@ impl WorkersState {
         self.waiting.pop_front().into_iter().collect()
     }
 
+    /// The next queued call, which runs from now on.
+    fn next_call(&mut self) -> Option<QueuedCall> {
+        self.queue.pop(match self.mean_call <= SHORT_CALL {
+            true => TURN_CALLS,
+            false => 1,
+        })
+    }
+
+    /// Whether the polling thread with a new call runs it.
+    fn defers_calls(&self, shares: &Shares, now: Instant) -> bool {
+        let is_short = self.queue.queued() == 0 || self.mean_call <= SHORT_CALL;
+        is_short && self.allows_inline(shares, now)
+    }
+
+    /// Whether polling threads run calls, and soon the queued ones.
+    fn is_drained(&self, now: Instant) -> bool {
+        self.inline > 0 && self.mean_call <= SHORT_CALL && !self.is_slow(now)
+    }
+
+    /// Whether a polling thread may run a call.
     fn allows_inline(&self, shares: &Shares, now: Instant) -> bool {
-        let is_slow =
-            self.inline > 0 && now.saturating_duration_since(self.inline_since) >= QUEUE_WAIT_LIMIT;
-        self.queue.queued() == 0
-            && self.inline < shares.inline_max
+        self.inline < shares.inline_max
             && self.running < shares.workers_max
-            && !is_slow
+            && !self.is_slow(now)
             && !self.is_stopping
+    }
+
+    /// Whether a call of a polling thread is slow.
+    fn is_slow(&self, now: Instant) -> bool {
+        self.inline > 0 && now.saturating_duration_since(self.inline_since) >= QUEUE_WAIT_LIMIT
     }
 
     fn begin(&mut self, now: Instant) {

@@ -5,7 +5,7 @@
 mod support;
 
 use pagemesh_nfs::handle::HandleBytes;
-use pagemesh_nfs::limits::{EXPORT_WORKERS_MAX, Limits};
+use pagemesh_nfs::limits::{EXPORT_WORKERS_MAX, Limits, PIN_IDLE_LIMIT};
 use pagemesh_nfs::nfs3::Nfs3Call;
 use pagemesh_nfs::nfs3::files::{Durability, ReadArguments, WriteArguments};
 use pagemesh_nfs::nfs3::status::Status;
@@ -94,6 +94,29 @@ fn stalled_export_does_not_stop_calls_of_its_connection() {
 fn xid_of_reply(session: &mut Session) -> [u8; 4] {
     let reply = session.receive().expect("a reply");
     reply[..4].try_into().unwrap()
+}
+
+#[test]
+fn replies_to_short_calls_do_not_wait_for_a_slow_one() {
+    let (world, other) = ServedWorld::pair(Limits::default());
+    let (mut session, _, stalled) = session_of_both(&world);
+    let attributes =
+        |session: &mut Session| session.bytes_of(&Nfs3Call::GetAttributes(HandleBytes(&stalled)));
+    // They come with one read, so the same thread runs them.
+    let short: Vec<_> = (0..3).map(|_| attributes(&mut session)).collect();
+    let slow = read_of(&mut session, &stalled);
+    // The first sweep of pins would send them, too.
+    let limit = PIN_IDLE_LIMIT - Duration::from_secs(1);
+    session.stream.set_read_timeout(Some(limit)).expect("set");
+    other.memory.while_stalled(|wait_for_request| {
+        let calls = [short.concat(), slow.clone()].concat();
+        session.stream.write_all(&calls).expect("sent");
+        wait_for_request();
+        for call in &short {
+            assert_eq!(xid_of_reply(&mut session), xid_of(call));
+        }
+    });
+    assert_eq!(xid_of_reply(&mut session), xid_of(&slow));
 }
 
 #[test]

@@ -8,17 +8,26 @@ use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use std::collections::VecDeque;
 use std::io::IoSlice;
+use std::sync::MutexGuard;
 use std::time::Instant;
 
 impl Connection {
     /// Sends the reply to an admitted call with these bytes, or keeps it until the socket takes it.
     pub(crate) fn reply(&self, reply: Reply, call_bytes: usize) {
+        if self.queue_reply(reply, call_bytes) {
+            self.send_queued();
+        }
+    }
+
+    /// Adds the reply to an admitted call with these bytes. Returns whether the caller must see to it
+    /// that [`send_queued`](Self::send_queued) follows.
+    pub(crate) fn queue_reply(&self, reply: Reply, call_bytes: usize) -> bool {
         let mut state = self.lock();
         state.bytes = state.bytes - call_bytes + reply.len();
         if state.is_closed {
             let len = reply.len();
             self.release(&mut state, 1, len);
-            return;
+            return false;
         }
         let is_blocked = state.blocked_since.is_some();
         let held = state.held_output + reply.len();
@@ -29,20 +38,26 @@ impl Connection {
             if is_overload {
                 self.close(EndReason::Overload);
             }
-            return;
+            return false;
         }
-        if state.is_writing {
-            return;
+        // The thread that writes sends it, too.
+        !state.is_writing
+    }
+
+    /// Sends queued replies, unless another thread does, or the socket is blocked.
+    pub(crate) fn send_queued(&self) {
+        let state = self.lock();
+        if state.blocked_since.is_none() && !state.replies.is_empty() {
+            self.begin_sends(state);
         }
-        state.is_writing = true;
-        let replies = std::mem::take(&mut state.replies);
-        drop(state);
-        self.send_all(replies);
     }
 
     /// Sends further replies after the socket was blocked.
     pub(super) fn send_blocked(&self) {
-        let mut state = self.lock();
+        self.begin_sends(self.lock());
+    }
+
+    fn begin_sends(&self, mut state: MutexGuard<'_, ConnectionState>) {
         if state.is_writing || state.is_closed {
             return;
         }
@@ -99,7 +114,7 @@ impl Connection {
     /// Keeps replies until the socket takes bytes again.
     fn block(
         &self,
-        mut state: std::sync::MutexGuard<'_, ConnectionState>,
+        mut state: MutexGuard<'_, ConnectionState>,
         mut replies: VecDeque<UnsentReply>,
     ) {
         state.is_writing = false;

@@ -1,5 +1,6 @@
 //! The calls of one export that wait for a worker: a queue for each connection, served in turn
-//! (round robin). So a connection with many calls delays a call of another one by one call.
+//! (round robin). A turn has one call, or several short ones, so that their replies are sent together.
+//! So a connection with many calls delays a call of another one by one turn.
 //!
 //! Invariants: `turns` has each connection with a queued call once. A connection has an entry while
 //! it has queued or running calls. `calls` and `bytes` are the sums of the entries.
@@ -46,6 +47,8 @@ impl CallSum {
 pub(crate) struct FairQueue<T> {
     shares: HashMap<ConnectionId, Share<T>, BuildHasherDefault<DefaultHasher>>,
     turns: VecDeque<ConnectionId>,
+    /// Calls of the first connection in this turn.
+    served: usize,
     /// Calls, queued and running.
     all: CallSum,
     queued: usize,
@@ -56,6 +59,7 @@ impl<T> Default for FairQueue<T> {
         Self {
             shares: HashMap::default(),
             turns: VecDeque::new(),
+            served: 0,
             all: CallSum::default(),
             queued: 0,
         }
@@ -102,13 +106,18 @@ impl<T> FairQueue<T> {
         }
     }
 
-    /// The next call, which runs from now on.
-    pub(crate) fn pop(&mut self) -> Option<T> {
-        let connection = self.turns.pop_front()?;
+    /// The next call, which runs from now on. A turn has at most so many calls.
+    pub(crate) fn pop(&mut self, turn_max: usize) -> Option<T> {
+        let connection = *self.turns.front()?;
         let share = self.shares.get_mut(&connection)?;
         let call = share.queued.pop_front()?;
-        if !share.queued.is_empty() {
-            self.turns.push_back(connection);
+        self.served += 1;
+        if share.queued.is_empty() || self.served >= turn_max {
+            self.served = 0;
+            self.turns.pop_front();
+            if !share.queued.is_empty() {
+                self.turns.push_back(connection);
+            }
         }
         self.queued -= 1;
         Some(call)
@@ -162,7 +171,7 @@ mod tests {
         push(&mut queue, 2, 10, (2, 0));
         push(&mut queue, 3, 10, (3, 0));
         push(&mut queue, 2, 10, (2, 1));
-        let first: Vec<_> = (0..6).filter_map(|_| queue.pop()).collect();
+        let first: Vec<_> = (0..6).filter_map(|_| queue.pop(1)).collect();
         assert_eq!(first, [(1, 0), (2, 0), (3, 0), (1, 1), (2, 1), (1, 2)]);
         assert_eq!(queue.queued(), 997);
         assert_eq!(queue.all().calls, 1003, "running calls count");
@@ -181,6 +190,7 @@ mod tests {
         #[test]
         fn sums_and_order_match_a_model(
             steps in prop::collection::vec((0u8..4, 0u64..5, 0usize..100), 0..300),
+            turn_max in 1usize..5,
         ) {
             let mut queue = FairQueue::default();
             let mut running: Vec<(u64, usize)> = Vec::new();
@@ -196,7 +206,7 @@ mod tests {
                         waiting.push((connection, bytes, number));
                     }
                     2 => {
-                        let popped = queue.pop();
+                        let popped = queue.pop(turn_max);
                         prop_assert_eq!(popped.is_none(), waiting.is_empty());
                         if let Some(call) = popped {
                             let first = waiting.iter().position(|it| it.0 == call.0);

@@ -1,6 +1,7 @@
 //! A call on its way to a thread that runs it.
 
-use crate::connection::Connection;
+use super::write_order::WriteRange;
+use crate::connection::{Connection, ConnectionId};
 use crate::rpc::Reply;
 use crate::service::CallRoute;
 use bytes::Bytes;
@@ -42,10 +43,17 @@ impl QueuedCall {
         call_bytes(&self.record, &self.route)
     }
 
+    /// Queues the reply. Returns the connection if the caller must see to it that it is sent.
+    pub(crate) fn queue_reply(mut self, reply: Reply) -> Option<Arc<Connection>> {
+        let bytes = self.admitted.take()?;
+        let connection = Arc::clone(&self.connection);
+        connection.queue_reply(reply, bytes).then_some(connection)
+    }
+
     /// Sends the reply.
-    pub(crate) fn reply(mut self, reply: Reply) {
-        if let Some(bytes) = self.admitted.take() {
-            self.connection.reply(reply, bytes);
+    pub(crate) fn reply(self, reply: Reply) {
+        if let Some(connection) = self.queue_reply(reply) {
+            connection.send_queued();
         }
     }
 }
@@ -54,6 +62,27 @@ impl Drop for QueuedCall {
     fn drop(&mut self) {
         if let Some(bytes) = self.admitted.take() {
             self.connection.drop_call(bytes);
+        }
+    }
+}
+
+/// A call that has run, as its queue knows it.
+pub(crate) struct EndedWork {
+    pub(crate) connection: ConnectionId,
+    pub(crate) bytes: usize,
+    /// The begin of its run.
+    pub(crate) begun: Instant,
+    /// The bytes of a WRITE that others may follow.
+    pub(crate) write: Option<WriteRange>,
+}
+
+impl EndedWork {
+    pub(crate) fn of(call: &QueuedCall) -> Self {
+        Self {
+            connection: call.connection.id,
+            bytes: call.bytes(),
+            begun: Instant::now(),
+            write: call.route.write.filter(|_| call.is_in_order),
         }
     }
 }
