@@ -110,6 +110,12 @@ impl Media for JoinedMedia {
         }
     }
 
+    fn prepare_stores(&self, offset: usize, len: usize) {
+        if let Some((device, at)) = self.device(offset) {
+            device.prepare_stores(at, len.min(device.len_bytes() - at));
+        }
+    }
+
     fn compare_exchange(&self, offset: usize, old: u64, new: u64) -> Result<(), u64> {
         let (device, at) = self.device(offset).ok_or(PATTERN)?;
         device.compare_exchange(at, old, new)

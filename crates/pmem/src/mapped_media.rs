@@ -32,6 +32,7 @@ pub struct MappedMedia {
     len: usize,
     file: File,
     durability: Durability,
+    is_private: bool,
     group_sync: GroupSync,
 }
 
@@ -151,6 +152,7 @@ impl MappedMedia {
             len,
             file,
             durability,
+            is_private,
             group_sync: GroupSync::default(),
         })
     }
@@ -333,6 +335,18 @@ impl Media for MappedMedia {
         check_range(self.len, offset, len, 1);
         // SAFETY: in range.
         copy::prefetch_all(unsafe { self.base.as_ptr().add(offset) }, len);
+    }
+
+    fn prepare_stores(&self, offset: usize, len: usize) {
+        check_range(self.len, offset, len, PAGE_BYTES);
+        // A private mapping would copy each page.
+        if !self.is_private {
+            // SAFETY: in range. Without an effect, each first store faults.
+            unsafe {
+                let base = self.base.as_ptr().add(offset).cast();
+                libc::madvise(base, len, libc::MADV_POPULATE_WRITE);
+            }
+        }
     }
 
     fn tolerate_unreadable(&self, from: usize) {

@@ -95,6 +95,10 @@ pub trait Media {
     /// Tells the processor that the line will be loaded soon.
     fn prefetch_load(&self, _offset: usize) {}
 
+    /// Lets the system map whole pages that will be stored to, all at once: without it the first store to each one
+    /// interrupts the thread. Changes no byte, and may do nothing.
+    fn prepare_stores(&self, _offset: usize, _len: usize) {}
+
     /// Swaps an aligned word if it is `old`, or returns its value. Not flushed.
     ///
     /// # Errors

@@ -131,6 +131,10 @@ impl Media for TieredMedia {
         route!(self, offset, prefetch_all(offset, len));
     }
 
+    fn prepare_stores(&self, offset: usize, len: usize) {
+        route!(self, offset, prepare_stores(offset, len));
+    }
+
     #[inline]
     fn prefetch_load(&self, offset: usize) {
         route!(self, offset, prefetch_load(offset));
