@@ -29,8 +29,8 @@ pub const OWNER_BYTES_MAX: usize = 1024;
 pub const SESSIONS_PER_CLIENT_MAX: usize = 16;
 /// Slots of a session: requests of a client in progress at once. Linux asks for 64.
 pub const SLOTS_MAX: u32 = 128;
-/// Slots that a session gets at least, if it asks for as many, while memory for replies is left.
-pub const SLOTS_MIN: u32 = 4;
+/// Slots that a client is asked to use at most while memory for replies is short.
+pub const SLOTS_SHORT: u32 = 4;
 /// Bytes of a reply that a slot keeps for a repeated request (ca_maxresponsesize_cached). Replies
 /// without data, with attributes and with one or two names fit.
 pub const CACHED_REPLY_BYTES_MAX: u32 = 4 << 10;
@@ -40,9 +40,19 @@ pub const SMALL_REPLY_BYTES: usize = 128;
 /// Bytes of kept replies that all sessions may reserve. 1000 sessions of 8 slots take a quarter. Most
 /// replies have some 200 bytes, so that less is in use.
 pub const CACHED_BYTES_MAX: usize = 128 << 20;
-/// A new session gets at most one part in so many of the memory for replies that is left: 64 slots
-/// with the longest replies at first, and fewer later. So 1900 sessions find some.
+/// A new session gets at most one part in so many of the memory for replies that is left, and one slot at
+/// least: 64 slots with the longest replies at first, and fewer later. So 2600 sessions find some.
 pub const CACHED_SHARE: usize = 512;
+/// Bytes of kept replies that the sessions of one address may reserve: a quarter, so that one host leaves
+/// memory to all others. Many clients may have one address, behind a gateway.
+pub const CACHED_BYTES_PER_ADDRESS_MAX: usize = 32 << 20;
+/// As [`CACHED_SHARE`], of the memory for one address: 64 slots at first, and 660 sessions find some.
+pub const CACHED_SHARE_OF_ADDRESS: usize = 128;
+/// Bytes of kept replies that the sessions of one client may reserve.
+pub const CACHED_BYTES_PER_CLIENT_MAX: usize = 1 << 20;
+/// As [`CACHED_SHARE`], of the memory for one client: 64 slots at first, and each of
+/// [`SESSIONS_PER_CLIENT_MAX`] sessions finds some.
+pub const CACHED_SHARE_OF_CLIENT: usize = 4;
 /// Operations of a COMPOUND.
 pub const OPERATIONS_MAX: u32 = 64;
 /// Bytes of a request or reply below which a channel is useless: the headers and a SEQUENCE.

@@ -60,6 +60,8 @@ pub(super) const EXPORT: u32 = 1;
 pub(super) struct TestServer {
     pub(super) state: NfsState,
     pub(super) now: Instant,
+    /// The address of the next CREATE_SESSION.
+    pub(super) address: SocketAddr,
     /// The list of [`EXPORT`].
     pub(super) list: KnownClients,
     /// The list of the file system with the next number.
@@ -73,6 +75,7 @@ impl TestServer {
         let mut server = Self {
             state: NfsState::new(Instance(1), &[], now),
             now,
+            address: address(),
             list: KnownClients::default(),
             other_list: KnownClients::default(),
             events: Vec::new(),
@@ -163,7 +166,7 @@ impl TestServer {
             fore,
             back: channel(),
             principal: user(uid),
-            address: address(),
+            address: self.address,
         };
         self.state.create_session(&args, self.now)
     }
