@@ -12,7 +12,7 @@
 //! | DESTROY_CLIENTID, BIND_CONN_TO_SESSION | [`NfsState::destroy_client`], [`NfsState::bind_connection`] |
 //! | SEQUENCE, the end of the COMPOUND | [`NfsState::sequence`], [`NfsState::finish`] |
 //! | RECLAIM_COMPLETE | [`NfsState::list_late_reclaims`], [`NfsState::reclaim_complete`] |
-//! | OPEN | [`NfsState::check_open`] before the file system, [`NfsState::open`] after it |
+//! | OPEN | [`NfsState::check_open`], [`NfsState::check_new_open`] before the file system, [`NfsState::open`] after it |
 //! | OPEN_DOWNGRADE, CLOSE | [`NfsState::open_downgrade`], [`NfsState::close`] |
 //! | READ, WRITE, SETATTR of the size | [`NfsState::check_io`] |
 //! | the same by NFSv3 | [`NfsState::check_io_without_state`] |

@@ -262,6 +262,7 @@ impl TestServer {
             access: ShareBits::new(access).expect("bits"),
             deny: ShareBits::new(deny).expect("bits"),
             is_reclaim,
+            is_new_file: false,
         };
         let grant = self.state.open(&args, self.now);
         self.store();
