@@ -10,6 +10,9 @@ pub const GRACE: Duration = LEASE;
 pub const GRACE_EXTENSION: Duration = Duration::from_secs(5);
 /// The longest grace period, with its extensions.
 pub const GRACE_MAX: Duration = Duration::from_secs(180);
+/// The time that a late RECLAIM_COMPLETE waits for the records of its reclaimed state, by NFS4ERR_DELAY. A write of a
+/// record takes milliseconds. A file system that is stalled for longer must not hold up the client's opens in others.
+pub const LATE_RECLAIM_WAIT: Duration = Duration::from_secs(10);
 /// The time that an expired client keeps its state if no other client needs it: a laptop that sleeps
 /// over a night goes on in the morning. Linux has the same time. [`COURTESY_CLIENTS_MAX`] and
 /// [`COURTESY_STATES_MAX`] bound it, and the removal of an open file ends it.

@@ -48,7 +48,7 @@ mod shares;
 
 pub use error::StateError;
 pub use events::{RemovalReason, StateEvent};
-pub use grace::GraceStatus;
+pub use grace::{GraceStatus, LateReclaims};
 pub use ids::{
     ClientId, CompoundStateIds, FileKey, Instance, Principal, SessionId, StateId, StateNo, Verifier,
 };
