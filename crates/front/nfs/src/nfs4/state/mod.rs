@@ -16,7 +16,8 @@
 //! | OPEN_DOWNGRADE, CLOSE | [`NfsState::open_downgrade`], [`NfsState::close`] |
 //! | READ, WRITE, SETATTR of the size | [`NfsState::check_io`] |
 //! | the same by NFSv3 | [`NfsState::check_io_without_state`] |
-//! | LOCK, LOCKT, LOCKU | [`NfsState::lock`], [`NfsState::test_lock`], [`NfsState::unlock`] |
+//! | LOCK | [`NfsState::prepare_lock`] before its records are durable, [`NfsState::lock`] after it |
+//! | LOCKT, LOCKU | [`NfsState::test_lock`], [`NfsState::unlock`] |
 //! | FREE_STATEID, TEST_STATEID | [`NfsState::free_stateid`], [`NfsState::test_stateid`] |
 //! | the current stateid | [`CompoundStateIds`] |
 //! | time | [`NfsState::tick`] at [`NfsState::next_deadline`] |

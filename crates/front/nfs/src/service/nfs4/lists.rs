@@ -136,6 +136,11 @@ impl ClientLists {
         }
     }
 
+    /// Whether all records so far for a file system are durable.
+    pub(super) fn is_durable(&self, number: u32) -> bool {
+        self.get(number).is_none_or(ClientList::is_durable)
+    }
+
     /// The server has stopped: stores the records that no reply has waited for.
     pub(super) fn close(&self) {
         for of_fs in &self.lists {

@@ -285,8 +285,11 @@ impl TestServer {
             range: LockRange::new(first, last).expect("a range"),
             is_reclaim: false,
         };
-        let locked = self.state.lock(&args, self.now);
+        let prepared = self.state.prepare_lock(&args, self.now);
         self.store();
+        prepared?;
+        let locked = self.state.lock(&args, self.now);
+        assert_eq!(self.state.take_events(), []);
         locked
     }
 
