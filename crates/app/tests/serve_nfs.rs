@@ -9,10 +9,12 @@ use pagemesh_nfs_client::nfs3::{Create, CreateHow, SetAttributes, StableHow, Wri
 use pagemesh_nfs_client::{Client, Credential};
 use rustix::mount::UnmountFlags;
 use std::fs;
-use std::io::Read;
-use std::net::TcpStream;
+use std::io::{Read, Write as _};
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use support::daemon::Daemon;
 use support::{Cluster, FENCED, MIB, Pools, mounted, own_ip, program, until};
@@ -323,4 +325,77 @@ fn server_ends_with_its_last_file_system() {
         last.signal("TERM");
         assert!(last.await_end().success(), "{}", last.log());
     }
+}
+
+/// The manager behind an address of its own, which answers one request less: the first one for the details of `files` after an attach.
+struct RestartingManager {
+    address: String,
+    is_attached: AtomicBool,
+    has_dropped: AtomicBool,
+}
+
+impl RestartingManager {
+    /// Serves until the end of the test's process.
+    fn start(address: &str) -> (String, Arc<RestartingManager>) {
+        let listener = TcpListener::bind(any_port()).unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let manager = Arc::new(RestartingManager {
+            address: address.to_owned(),
+            is_attached: AtomicBool::new(false),
+            has_dropped: AtomicBool::new(false),
+        });
+        let relayed = Arc::clone(&manager);
+        std::thread::spawn(move || {
+            for client in listener.incoming() {
+                let manager = Arc::clone(&relayed);
+                // A client that ends meanwhile is no error.
+                std::thread::spawn(move || manager.relay(client?));
+            }
+        });
+        (url, manager)
+    }
+
+    /// Relays one request of a connection.
+    fn relay(&self, mut client: TcpStream) -> std::io::Result<()> {
+        let mut request = Vec::new();
+        let mut byte = [0];
+        while !request.ends_with(b"\r\n\r\n") {
+            client.read_exact(&mut byte)?;
+            request.push(byte[0]);
+        }
+        let head = String::from_utf8_lossy(&request).to_lowercase();
+        if head.starts_with("post /api/v1/volumes/files/attach ") {
+            self.is_attached.store(true, Ordering::SeqCst);
+        }
+        let is_asked = head.starts_with("get /api/v1/volumes/files ");
+        if is_asked
+            && self.is_attached.load(Ordering::SeqCst)
+            && !self.has_dropped.swap(true, Ordering::SeqCst)
+        {
+            return Ok(());
+        }
+        let len = head
+            .lines()
+            .find_map(|line| line.strip_prefix("content-length:"));
+        let mut body = vec![0; len.map_or(0, |len| len.trim().parse().unwrap())];
+        client.read_exact(&mut body)?;
+        request.truncate(request.len() - 2);
+        request.extend(b"connection: close\r\n\r\n");
+        request.extend(body);
+        let mut manager = TcpStream::connect(&self.address)?;
+        manager.write_all(&request)?;
+        std::io::copy(&mut manager, &mut client)?;
+        Ok(())
+    }
+}
+
+#[test]
+fn standby_outlasts_a_manager_that_restarts_at_its_takeover() {
+    let cluster = cluster();
+    let (url, manager) = RestartingManager::start(cluster.manager_address());
+    let options = ["--standby", "--manager", &url];
+    let server = NfsServer::start(&cluster, &any_port(), None, &options).unwrap();
+    assert!(manager.has_dropped.load(Ordering::SeqCst));
+    assert_eq!(make_in(&server.address, "/files"), Ok(()));
+    server.stop();
 }

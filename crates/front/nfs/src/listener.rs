@@ -4,11 +4,13 @@
 use crate::limits::LISTEN_BACKLOG;
 use crate::server::ServerError;
 use rustix::net::{
-    AddressFamily, SocketFlags, SocketType, bind, ipproto, listen, socket_with, sockopt,
+    AddressFamily, Shutdown, SocketFlags, SocketType, bind, ipproto, listen, shutdown, socket_with,
+    sockopt,
 };
 use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
 
-/// An address of this process that no client can connect to yet.
+/// An address of this process that no client can connect to yet. No other process can bind it meanwhile.
 #[derive(Debug)]
 pub struct BoundAddress {
     listener: TcpListener,
@@ -48,6 +50,9 @@ impl BoundAddress {
                 (true, SocketAddr::V6(_)) => sockopt::set_ipv6_freebind(&socket, true)?,
             }
             bind(&socket, &wanted)?;
+            if wanted.port() != 0 {
+                exclude_others(&socket)?;
+            }
             let listener = TcpListener::from(socket);
             let address = listener.local_addr()?;
             Ok(Self { listener, address })
@@ -66,7 +71,10 @@ impl BoundAddress {
 
     /// Lets clients connect.
     pub(crate) fn open(self) -> Result<TcpListener, ServerError> {
-        match listen(&self.listener, LISTEN_BACKLOG) {
+        // Connections of an earlier server may still end, and connections of this one must not stop the bind of a later server.
+        let opened = sockopt::set_socket_reuseaddr(&self.listener, true)
+            .and_then(|()| listen(&self.listener, LISTEN_BACKLOG));
+        match opened {
             Ok(()) => Ok(self.listener),
             Err(errno) => Err(ServerError::Listen {
                 address: self.address,
@@ -74,6 +82,17 @@ impl BoundAddress {
             }),
         }
     }
+}
+
+/// Makes a bound socket the only one of its port. Linux lets several sockets with SO_REUSEADDR bind one port while none of them
+/// listens, and without SO_REUSEADDR a bind fails as long as connections of an earlier server end. One listen(2) ends the sharing
+/// for later binds, and fails if another socket listens or has excluded others. Without SO_REUSEADDR on this socket, the port stays
+/// its own after shutdown(2), which ends the listening and keeps the port.
+fn exclude_others(socket: &OwnedFd) -> std::io::Result<()> {
+    listen(socket, 1)?;
+    sockopt::set_socket_reuseaddr(socket, false)?;
+    shutdown(socket, Shutdown::Read)?;
+    Ok(())
 }
 
 #[cfg(test)]
@@ -109,6 +128,44 @@ mod tests {
                 matches!(second, Err(ServerError::Listen { .. })),
                 "{second:?}"
             );
+        }
+    }
+
+    /// A port that no process uses, and an address with it.
+    fn free_address() -> SocketAddr {
+        let bound = BoundAddress::bind(loopback()).expect("bound");
+        bound.address()
+    }
+
+    #[test]
+    fn bound_address_excludes_others_before_it_is_open() {
+        let address = free_address();
+        let any = SocketAddr::from(([0, 0, 0, 0], address.port()));
+        for bind in [BoundAddress::bind, BoundAddress::bind_ahead] {
+            let bound = bind(address).expect("bound");
+            for other in [address, any] {
+                let second = BoundAddress::bind_ahead(other).map(|it| it.address());
+                assert!(
+                    matches!(second, Err(ServerError::Listen { .. })),
+                    "{second:?}"
+                );
+            }
+            assert!(TcpStream::connect(address).is_err());
+            bound.open().expect("open");
+        }
+    }
+
+    #[test]
+    fn address_is_bound_beside_ending_connections() {
+        let address = free_address();
+        for _ in 0..3 {
+            let listener = BoundAddress::bind(address).expect("bound").open();
+            let listener = listener.expect("open");
+            listener.set_nonblocking(false).expect("blocking");
+            let client = TcpStream::connect(address).expect("connected");
+            // The server ends the connection first, so that its end waits in TIME_WAIT.
+            drop(listener.accept().expect("a client"));
+            drop(client);
         }
     }
 

@@ -190,6 +190,34 @@ impl<'a> Takeover<'a> {
             Takeover::Refuse | Takeover::Force => None,
         }
     }
+
+    /// Asks the manager. A standby asks again until the manager answers. `pause` returns whether this process shall end; then
+    /// there is no answer.
+    pub fn ask_manager<T>(
+        self,
+        pause: impl Fn(Duration) -> bool,
+        ask: impl Fn() -> anyhow::Result<T>,
+    ) -> anyhow::Result<Option<T>> {
+        loop {
+            let cause = match ask() {
+                Ok(answer) => {
+                    self.standby().inspect(|it| it.record_answer());
+                    return Ok(Some(answer));
+                }
+                Err(cause) => cause,
+            };
+            let unreachable = cause.downcast_ref::<ManagerError>();
+            let unreachable =
+                unreachable.filter(|it| matches!(it, ManagerError::Unreachable { .. }));
+            let (Some(standby), Some(unreachable)) = (self.standby(), unreachable) else {
+                return Err(cause);
+            };
+            standby.record_no_answer(unreachable);
+            if pause(MANAGER_RETRY_PAUSE) {
+                return Ok(None);
+            }
+        }
+    }
 }
 
 /// An attached volume, its details, and an address that was bound before the attach.
@@ -207,7 +235,9 @@ pub fn attach_volume<B>(
 ) -> anyhow::Result<Option<AttachedVolume<B>>> {
     let manager = cluster_client(args.client)?;
     let standby = args.takeover.standby();
-    let Some(detail) = find_file_system(&manager, name, standby, ending)? else {
+    let find = || expect_content(&manager, name, VolumeContent::Files);
+    let pause = |time| ending.wait_for(time);
+    let Some(detail) = args.takeover.ask_manager(pause, find)? else {
         return Ok(None);
     };
     let mut was_fenced = false;
@@ -220,7 +250,6 @@ pub fn attach_volume<B>(
             Takeover::Standby(_) => ServingHolder::Await,
             Takeover::Refuse => ServingHolder::Refuse(takeover::mount_refusal(name, holder)),
         };
-        let pause = |time| ending.wait_for(time);
         let words = (&takeover::MOUNT_WORDS, standby);
         let Some(replaced) = takeover::await_holder(&manager, name, words, decide, pause)? else {
             return Ok(None);
@@ -257,30 +286,6 @@ pub fn attach_volume<B>(
     standby.inspect(|it| it.end_takeover());
     volume.plan_scrubs(args.scrubs.plan());
     Ok(Some((volume, detail, bound)))
-}
-
-/// The details of a file system. A standby waits for a manager that does not answer. None: this process shall end.
-fn find_file_system(
-    manager: &ManagerClient,
-    name: &VolumeName,
-    standby: Option<&StandbyState>,
-    ending: &Shutdown,
-) -> anyhow::Result<Option<VolumeDetail>> {
-    loop {
-        let cause = match expect_content(manager, name, VolumeContent::Files) {
-            Ok(detail) => return Ok(Some(detail)),
-            Err(cause) => cause,
-        };
-        let unreachable = cause.downcast_ref::<ManagerError>();
-        let unreachable = unreachable.filter(|it| matches!(it, ManagerError::Unreachable { .. }));
-        let (Some(standby), Some(unreachable)) = (standby, unreachable) else {
-            return Err(cause);
-        };
-        standby.record_no_answer(unreachable);
-        if ending.wait_for(MANAGER_RETRY_PAUSE) {
-            return Ok(None);
-        }
-    }
 }
 
 /// Opens the file system of the volume.
@@ -377,4 +382,56 @@ fn fenced_error(name: &VolumeName, dir: &Path) -> FencedError {
          was promoted by force. Mount it again to take it back: pagemesh mount {name} {}",
         dir.display()
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    /// The manager answers the third question. The questions, and the answer.
+    fn ask(takeover: Takeover<'_>, pauses_max: u32) -> (u32, anyhow::Result<Option<u32>>) {
+        let (questions, pauses) = (Cell::new(0), Cell::new(0));
+        let pause = |_| {
+            pauses.set(pauses.get() + 1);
+            pauses.get() == pauses_max
+        };
+        let answer = takeover.ask_manager(pause, || {
+            questions.set(questions.get() + 1);
+            match questions.get() {
+                3 => Ok(7),
+                _ => Err(ManagerError::Unreachable {
+                    url: "http://manager".into(),
+                    cause: "it restarts".into(),
+                }
+                .into()),
+            }
+        });
+        (questions.get(), answer)
+    }
+
+    #[test]
+    fn standby_asks_again_until_the_manager_answers() {
+        let state = StandbyState::default();
+        state.set_waiting(true);
+        let (questions, answer) = ask(Takeover::Standby(&state), 10);
+        assert_eq!((questions, answer.expect("no error")), (3, Some(7)));
+        let silence = state.figures(std::time::Instant::now()).manager_silence;
+        assert_eq!(silence, Duration::ZERO, "the silence is over");
+        // The end of the process ends the questions.
+        let (questions, answer) = ask(Takeover::Standby(&state), 2);
+        assert_eq!((questions, answer.expect("no error")), (2, None));
+        for other in [Takeover::Refuse, Takeover::Force] {
+            let (questions, answer) = ask(other, 10);
+            assert!(questions == 1 && answer.is_err());
+        }
+    }
+
+    #[test]
+    fn refusal_of_the_manager_ends_a_standby() {
+        let state = StandbyState::default();
+        let refuse = || -> anyhow::Result<()> { bail!("there is no such volume") };
+        let takeover = Takeover::Standby(&state);
+        assert!(takeover.ask_manager(|_| false, refuse).is_err());
+    }
 }

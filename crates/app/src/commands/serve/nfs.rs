@@ -395,14 +395,20 @@ impl Opening<'_> {
         };
         let detach = DetachGuard(Arc::clone(&volume));
         let signs = LifeSigns::start(manager.clone(), name, &volume)?;
+        // The details from before the attachment may be older than a rollback. The client before is fenced, so that a manager that restarts
+        // now must not end a standby.
+        let ask = || -> anyhow::Result<u64> { Ok(manager.volume(name)?.info.content_returns) };
+        let pause = |time| ending.wait_for(time);
+        let Some(content_returns) = wanted.takeover.ask_manager(pause, ask)? else {
+            return Ok(None);
+        };
         let fs = open_files(&volume, &detail)?;
         let (fences, known) = (Arc::clone(self.fences), name.clone());
         let fenced = FenceFlag::watch(&volume, move || fences.record(&known))?;
         let export = ExportParts {
             volume: detail.info.id,
             attachment: volume.attachment().0,
-            // The details from before the attachment may be older than a rollback.
-            content_returns: manager.volume(name)?.info.content_returns,
+            content_returns,
             free_space: Arc::from(free_space::watch(&args.client, detail, &fs)?),
         };
         let wait = pagemesh_fuse::wait;

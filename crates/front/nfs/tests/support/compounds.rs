@@ -177,14 +177,19 @@ fn compound(session: &mut Session, operations: &[Encoder]) -> (u32, Vec<u8>) {
 
 impl Client4 {
     /// A client that has no state to reclaim.
-    pub fn new(mut session: Session, name: &str) -> Client4 {
+    pub fn new(session: Session, name: &str) -> Client4 {
+        Client4::with_replies(session, name, 1 << 20)
+    }
+
+    /// A client whose session has replies of at most so many bytes.
+    pub fn with_replies(mut session: Session, name: &str, reply_bytes: u32) -> Client4 {
         let mut exchange = op(42, &[1, 2]);
         exchange.opaque(name.as_bytes()).word(0).word(0).word(0);
         let (status, results) = compound(&mut session, &[exchange]);
         assert_eq!(status, 0, "EXCHANGE_ID");
         let mut decoder = Decoder(&results[12..]);
         let client: [u32; 3] = std::array::from_fn(|_| decoder.word());
-        let channel = [0, 1 << 20, 1 << 20, 4096, 32, 4, 0];
+        let channel = [0, 1 << 20, reply_bytes, 4096, 32, 4, 0];
         let fields = [&client[..], &[0], &channel, &channel, &[0, 0]].concat();
         let (status, results) = compound(&mut session, &[op(43, &fields)]);
         assert_eq!(status, 0, "CREATE_SESSION");

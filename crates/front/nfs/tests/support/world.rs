@@ -100,7 +100,7 @@ impl Channel for TestChannel {
 }
 
 /// A file system in memory.
-fn export(
+pub fn export(
     name: &str,
     volume: Uuid,
     options: ExportOptions,
@@ -186,7 +186,8 @@ impl ServedWorld {
         (world, space)
     }
 
-    fn of(
+    /// A server of these exports. The result has the file system of the first one.
+    pub fn of(
         exports: Vec<(Export, TestSpace)>,
         limits: Limits,
         change: impl FnOnce(Exports) -> Exports,

@@ -44,6 +44,8 @@ pub(super) struct Client {
     pub(super) listed_in: BTreeSet<u32>,
     /// The file systems in which it has reclaimed state, before its RECLAIM_COMPLETE.
     pub(super) reclaimed_in: BTreeSet<u32>,
+    /// The first RECLAIM_COMPLETE after the grace period.
+    pub(super) late_since: Option<Instant>,
     pub(super) opens: BTreeSet<StateNo>,
     pub(super) lock_states: BTreeSet<StateNo>,
     pub(super) open_owners: HashMap<Arc<[u8]>, OwnerNo>,
@@ -207,6 +209,7 @@ impl ClientTable {
             has_reclaimed: false,
             listed_in: BTreeSet::new(),
             reclaimed_in: BTreeSet::new(),
+            late_since: None,
             opens: BTreeSet::new(),
             lock_states: BTreeSet::new(),
             open_owners: HashMap::new(),

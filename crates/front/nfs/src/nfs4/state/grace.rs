@@ -5,7 +5,7 @@
 use super::clients::Client;
 use super::ids::Principal;
 use super::journal::{JournalRecord, KnownClients};
-use super::limits::{GRACE, GRACE_EXTENSION, GRACE_MAX};
+use super::limits::{GRACE, GRACE_EXTENSION, GRACE_MAX, LATE_RECLAIM_WAIT};
 use super::{ClientId, NfsState, StateError, StateEvent};
 use std::collections::HashMap;
 use std::ops::Bound;
@@ -31,6 +31,16 @@ pub struct GraceStatus {
     pub clients: usize,
     /// The time until it ends, if no reclaim extends it.
     pub left: Duration,
+}
+
+/// The state of a client that completes its reclaims after the grace period.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LateReclaims {
+    /// The file systems in which it has reclaimed state.
+    pub exports: Vec<u32>,
+    /// Whether RECLAIM_COMPLETE waits for the records there. After [`LATE_RECLAIM_WAIT`] it does not: a crash before they are
+    /// durable loses the state there, as the client notices, and the other file systems do not wait for a stalled one.
+    pub must_wait: bool,
 }
 
 impl Grace {
@@ -168,8 +178,8 @@ impl NfsState {
     }
 
     /// Puts a client that has reclaimed state, and is late with its RECLAIM_COMPLETE, into the lists of the
-    /// file systems of that state, because the end of the grace period has dropped its entries. Returns
-    /// these file systems: their records must be durable before [`Self::reclaim_complete`].
+    /// file systems of that state, because the end of the grace period has dropped its entries. Their records must be
+    /// durable before [`Self::reclaim_complete`], for a bounded time.
     ///
     /// # Errors
     /// If the client is gone.
@@ -177,17 +187,21 @@ impl NfsState {
         &mut self,
         client: ClientId,
         now: Instant,
-    ) -> Result<Vec<u32>, StateError> {
+    ) -> Result<LateReclaims, StateError> {
         self.update_grace(now);
-        let record = self.clients.get(client)?;
+        let record = self.clients.get_mut(client)?;
         if !self.grace.is_over() || record.has_reclaimed {
-            return Ok(Vec::new());
+            return Ok(LateReclaims::default());
         }
+        let since = *record.late_since.get_or_insert(now);
         let exports: Vec<u32> = record.reclaimed_in.iter().copied().collect();
         for export in &exports {
             self.list_client(client, *export)?;
         }
-        Ok(exports)
+        Ok(LateReclaims {
+            exports,
+            must_wait: now.saturating_duration_since(since) < LATE_RECLAIM_WAIT,
+        })
     }
 
     /// RECLAIM_COMPLETE (RFC 8881 section 18.51). For one file system it changes nothing: no file

@@ -10,6 +10,9 @@ pub const GRACE: Duration = LEASE;
 pub const GRACE_EXTENSION: Duration = Duration::from_secs(5);
 /// The longest grace period, with its extensions.
 pub const GRACE_MAX: Duration = Duration::from_secs(180);
+/// The time that a late RECLAIM_COMPLETE waits for the records of its reclaimed state, by NFS4ERR_DELAY. A write of a
+/// record takes milliseconds. A file system that is stalled for longer must not hold up the client's opens in others.
+pub const LATE_RECLAIM_WAIT: Duration = Duration::from_secs(10);
 /// The time that an expired client keeps its state if no other client needs it: a laptop that sleeps
 /// over a night goes on in the morning. Linux has the same time. [`COURTESY_CLIENTS_MAX`] and
 /// [`COURTESY_STATES_MAX`] bound it, and the removal of an open file ends it.
@@ -29,8 +32,8 @@ pub const OWNER_BYTES_MAX: usize = 1024;
 pub const SESSIONS_PER_CLIENT_MAX: usize = 16;
 /// Slots of a session: requests of a client in progress at once. Linux asks for 64.
 pub const SLOTS_MAX: u32 = 128;
-/// Slots that a session gets at least, if it asks for as many, while memory for replies is left.
-pub const SLOTS_MIN: u32 = 4;
+/// Slots that a client is asked to use at most while memory for replies is short.
+pub const SLOTS_SHORT: u32 = 4;
 /// Bytes of a reply that a slot keeps for a repeated request (ca_maxresponsesize_cached). Replies
 /// without data, with attributes and with one or two names fit.
 pub const CACHED_REPLY_BYTES_MAX: u32 = 4 << 10;
@@ -40,9 +43,19 @@ pub const SMALL_REPLY_BYTES: usize = 128;
 /// Bytes of kept replies that all sessions may reserve. 1000 sessions of 8 slots take a quarter. Most
 /// replies have some 200 bytes, so that less is in use.
 pub const CACHED_BYTES_MAX: usize = 128 << 20;
-/// A new session gets at most one part in so many of the memory for replies that is left: 64 slots
-/// with the longest replies at first, and fewer later. So 1900 sessions find some.
+/// A new session gets at most one part in so many of the memory for replies that is left, and one slot at
+/// least: 64 slots with the longest replies at first, and fewer later. So 2600 sessions find some.
 pub const CACHED_SHARE: usize = 512;
+/// Bytes of kept replies that the sessions of one address may reserve: a quarter, so that one host leaves
+/// memory to all others. Many clients may have one address, behind a gateway.
+pub const CACHED_BYTES_PER_ADDRESS_MAX: usize = 32 << 20;
+/// As [`CACHED_SHARE`], of the memory for one address: 64 slots at first, and 660 sessions find some.
+pub const CACHED_SHARE_OF_ADDRESS: usize = 128;
+/// Bytes of kept replies that the sessions of one client may reserve.
+pub const CACHED_BYTES_PER_CLIENT_MAX: usize = 1 << 20;
+/// As [`CACHED_SHARE`], of the memory for one client: 64 slots at first, and each of
+/// [`SESSIONS_PER_CLIENT_MAX`] sessions finds some.
+pub const CACHED_SHARE_OF_CLIENT: usize = 4;
 /// Operations of a COMPOUND.
 pub const OPERATIONS_MAX: u32 = 64;
 /// Bytes of a request or reply below which a channel is useless: the headers and a SEQUENCE.

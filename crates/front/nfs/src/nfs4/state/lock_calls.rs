@@ -25,6 +25,13 @@ fn needed_access(kind: LockKind) -> ShareBits {
     }
 }
 
+fn denied_lock(args: &LockArgs<'_>, denied: LockDenied) -> LockError {
+    match args.is_reclaim {
+        true => StateError::ReclaimConflict.into(),
+        false => LockError::Denied(denied),
+    }
+}
+
 impl NfsState {
     fn locker(&self, args: &LockArgs<'_>) -> Result<LockerState, StateError> {
         let (client, file, instance) = (args.client, Some(&args.file), self.instance);
@@ -94,26 +101,47 @@ impl NfsState {
         })
     }
 
-    /// LOCK (RFC 8881 section 18.10). Expired clients in the way lose their state.
+    fn checked_locker(
+        &mut self,
+        args: &LockArgs<'_>,
+        now: Instant,
+    ) -> Result<(LockerState, Option<OwnerNo>), StateError> {
+        self.check_grace(args.client, args.file.export, args.is_reclaim, now)?;
+        let locker = self.locker(args)?;
+        if !locker.access.contains(needed_access(args.kind)) {
+            return Err(StateError::OpenMode);
+        }
+        let state = locker.lock.and_then(|it| self.shares.locks.get(&it));
+        let owner = state.map(|it| it.owner);
+        Ok((locker, owner))
+    }
+
+    /// The first part of LOCK: expired clients in the way, or in need of room, lose their state. Their records are
+    /// durable before [`Self::lock`], which changes nothing that a failed write would have to undo.
+    ///
+    /// # Errors
+    /// Those of [`Self::lock`].
+    pub fn prepare_lock(&mut self, args: &LockArgs<'_>, now: Instant) -> Result<(), LockError> {
+        let (locker, owner) = self.checked_locker(args, now)?;
+        let wanted = (args.range, args.kind);
+        self.unlock_way(args.client, owner, &args.file, wanted, now)
+            .map_err(|denied| denied_lock(args, denied))?;
+        if locker.lock.is_none() {
+            self.make_room_for_lock_state();
+        }
+        self.make_room_for_ranges();
+        Ok(())
+    }
+
+    /// LOCK (RFC 8881 section 18.10), after [`Self::prepare_lock`]. It removes no client.
     ///
     /// # Errors
     /// DENIED with the lock in the way, RECLAIM_CONFLICT, the errors of the stateid and of the grace
     /// period, OPENMODE, INVAL for a long owner, and DELAY if there are too many locks.
     pub fn lock(&mut self, args: &LockArgs<'_>, now: Instant) -> Result<StateId, LockError> {
-        self.check_grace(args.client, args.file.export, args.is_reclaim, now)?;
-        let locker = self.locker(args)?;
-        if !locker.access.contains(needed_access(args.kind)) {
-            return Err(StateError::OpenMode.into());
-        }
-        let owner = locker.lock.and_then(|it| self.shares.locks.get(&it));
-        let owner = owner.map(|it| it.owner);
-        if let Err(denied) =
-            self.unlock_way(args.client, owner, &args.file, (args.range, args.kind), now)
-        {
-            return Err(match args.is_reclaim {
-                true => StateError::ReclaimConflict.into(),
-                false => LockError::Denied(denied),
-            });
+        let (locker, owner) = self.checked_locker(args, now)?;
+        if let Some(denied) = self.lock_conflict(owner, &args.file, args.range, args.kind) {
+            return Err(denied_lock(args, denied));
         }
         let (number, is_new) = self.lock_state(args, &locker)?;
         if let Err(refusal) = self.lock_range(number, args) {
@@ -152,24 +180,30 @@ impl NfsState {
         }
     }
 
-    fn check_lock_limits(&mut self, client: ClientId) -> Result<(), StateError> {
-        if self.clients.get(client)?.lock_states.len() >= LOCK_STATES_PER_CLIENT_MAX {
-            return Err(StateError::Delay);
+    /// Removes expired clients while there are too many lock states.
+    fn make_room_for_lock_state(&mut self) {
+        while self.shares.locks.len() >= LOCK_STATES_MAX && self.remove_first(LeaseStatus::Courtesy)
+        {
         }
-        while self.shares.locks.len() >= LOCK_STATES_MAX {
-            if !self.remove_first(LeaseStatus::Courtesy) {
-                return Err(StateError::Delay);
-            }
+    }
+
+    /// Removes expired clients while there are too many ranges.
+    fn make_room_for_ranges(&mut self) {
+        while self.shares.ranges() + RANGES_PER_LOCK_MAX > RANGES_MAX
+            && self.remove_first(LeaseStatus::Courtesy)
+        {}
+    }
+
+    fn check_lock_limits(&self, client: ClientId) -> Result<(), StateError> {
+        let of_client = self.clients.get(client)?.lock_states.len();
+        match of_client >= LOCK_STATES_PER_CLIENT_MAX || self.shares.locks.len() >= LOCK_STATES_MAX
+        {
+            true => Err(StateError::Delay),
+            false => Ok(()),
         }
-        Ok(())
     }
 
     fn lock_range(&mut self, number: StateNo, args: &LockArgs<'_>) -> Result<(), StateError> {
-        while self.shares.ranges() + RANGES_PER_LOCK_MAX > RANGES_MAX {
-            if !self.remove_first(LeaseStatus::Courtesy) {
-                break;
-            }
-        }
         let limits = self.shares.lock_limits(&args.file);
         let state = self.shares.locks.get(&number);
         let lock = Lock {

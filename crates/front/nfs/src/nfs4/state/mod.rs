@@ -12,11 +12,12 @@
 //! | DESTROY_CLIENTID, BIND_CONN_TO_SESSION | [`NfsState::destroy_client`], [`NfsState::bind_connection`] |
 //! | SEQUENCE, the end of the COMPOUND | [`NfsState::sequence`], [`NfsState::finish`] |
 //! | RECLAIM_COMPLETE | [`NfsState::list_late_reclaims`], [`NfsState::reclaim_complete`] |
-//! | OPEN | [`NfsState::check_open`] before the file system, [`NfsState::open`] after it |
+//! | OPEN | [`NfsState::check_open`], [`NfsState::check_new_open`] before the file system, [`NfsState::open`] after it |
 //! | OPEN_DOWNGRADE, CLOSE | [`NfsState::open_downgrade`], [`NfsState::close`] |
 //! | READ, WRITE, SETATTR of the size | [`NfsState::check_io`] |
 //! | the same by NFSv3 | [`NfsState::check_io_without_state`] |
-//! | LOCK, LOCKT, LOCKU | [`NfsState::lock`], [`NfsState::test_lock`], [`NfsState::unlock`] |
+//! | LOCK | [`NfsState::prepare_lock`] before its records are durable, [`NfsState::lock`] after it |
+//! | LOCKT, LOCKU | [`NfsState::test_lock`], [`NfsState::unlock`] |
 //! | FREE_STATEID, TEST_STATEID | [`NfsState::free_stateid`], [`NfsState::test_stateid`] |
 //! | the current stateid | [`CompoundStateIds`] |
 //! | time | [`NfsState::tick`] at [`NfsState::next_deadline`] |
@@ -48,7 +49,7 @@ mod shares;
 
 pub use error::StateError;
 pub use events::{RemovalReason, StateEvent};
-pub use grace::GraceStatus;
+pub use grace::{GraceStatus, LateReclaims};
 pub use ids::{
     ClientId, CompoundStateIds, FileKey, Instance, Principal, SessionId, StateId, StateNo, Verifier,
 };

@@ -35,6 +35,18 @@ impl NfsState {
         }
     }
 
+    /// Whether the limits of opens allow one more. OPEN calls it before it creates a file, because a refusal must leave none.
+    /// [`Self::open`] does not ask again for a new file, so that requests in progress may exceed the limits by one open each.
+    ///
+    /// # Errors
+    /// INVAL for a long owner, and DELAY if there are too many opens.
+    pub fn check_new_open(&mut self, client: ClientId, owner: &[u8]) -> Result<(), StateError> {
+        if owner.len() > OWNER_BYTES_MAX {
+            return Err(StateError::Inval);
+        }
+        self.check_open_limits(client)
+    }
+
     /// OPEN of a file that exists (RFC 8881 section 18.16). A further OPEN of the same owner adds its
     /// bits to the open. Expired clients in the way lose their state.
     ///
@@ -63,7 +75,9 @@ impl NfsState {
                 is_first_of_file: false,
             });
         }
-        self.check_open_limits(args.client)?;
+        if !args.is_new_file {
+            self.check_open_limits(args.client)?;
+        }
         let client = self.clients.get_mut(args.client)?;
         let bits = (args.access, args.deny);
         let (number, is_first_of_file) = self.shares.add_open(client, args.owner, args.file, bits);

@@ -275,6 +275,8 @@ pub struct OpenArgs<'a> {
     pub deny: ShareBits,
     /// CLAIM_PREVIOUS; false for CLAIM_NULL and CLAIM_FH. Other claims are of delegations.
     pub is_reclaim: bool,
+    /// This OPEN has made the file, after [`super::NfsState::check_new_open`].
+    pub is_new_file: bool,
 }
 
 /// The result of OPEN.

@@ -7,7 +7,7 @@ use super::clients::Client;
 use super::events::RemovalReason;
 use super::ids::SessionId;
 use super::limits::{
-    CHANNEL_BYTES_MIN, LEASE, OPERATIONS_MAX, SESSIONS_PER_CLIENT_MAX, SLOTS_MAX, SLOTS_MIN,
+    CHANNEL_BYTES_MIN, LEASE, OPERATIONS_MAX, SESSIONS_PER_CLIENT_MAX, SLOTS_MAX, SLOTS_SHORT,
 };
 use super::listing::LeaseStatus;
 use super::requests::{
@@ -64,7 +64,7 @@ impl NfsState {
     ///
     /// # Errors
     /// STALE_CLIENTID, SEQ_MISORDERED, CLID_INUSE, INVAL for unknown flags, TOOSMALL, and NOSPC if
-    /// the client has too many sessions or no memory for replies is left.
+    /// the client has too many sessions, or no memory for replies is left to it, its address or the server.
     pub fn create_session(
         &mut self,
         args: &CreateSessionArgs,
@@ -85,10 +85,13 @@ impl NfsState {
         if client.sessions.len() >= SESSIONS_PER_CLIENT_MAX {
             return Err(StateError::NoSpc);
         }
-        (fore.slots, fore.cached_reply_bytes_max) = self.sessions.negotiate(&args.fore)?;
+        let address = args.address.ip();
+        (fore.slots, fore.cached_reply_bytes_max) =
+            self.sessions
+                .negotiate(&args.fore, &client.sessions, address)?;
         self.confirm(args, now);
         let reply = CreateSessionReply {
-            session: self.sessions.insert(args.client, fore),
+            session: self.sessions.insert(args.client, fore, address),
             sequence: args.sequence,
             flags: 0,
             fore,
@@ -210,7 +213,7 @@ impl NfsState {
     /// is no backchannel, and no state moves or can be recalled.
     fn sequence_reply(&self, args: &SequenceArgs, slots: u32) -> SequenceReply {
         let target = if self.sessions.is_short_of_memory() {
-            slots.min(SLOTS_MIN)
+            slots.min(SLOTS_SHORT)
         } else {
             slots
         };

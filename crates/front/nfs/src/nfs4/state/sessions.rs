@@ -2,15 +2,23 @@
 //!
 //! A session reserves the memory of its replies when it is made, so that no slot loses a reply later:
 //! a repeated request always finds it. Slots take memory when they are used first.
+//!
+//! Invariant: the reservations of one client, of one address and of all sessions are within a limit each.
+//! A new session gets a part of the memory that is left below each limit, so that its slots get fewer
+//! long before a session is refused.
 
 use super::StateError;
 use super::ids::{ClientId, SessionId};
 use super::limits::{
-    CACHED_BYTES_MAX, CACHED_REPLY_BYTES_MAX, CACHED_SHARE, SLOTS_MAX, SLOTS_MIN, SMALL_REPLY_BYTES,
+    CACHED_BYTES_MAX, CACHED_BYTES_PER_ADDRESS_MAX, CACHED_BYTES_PER_CLIENT_MAX,
+    CACHED_REPLY_BYTES_MAX, CACHED_SHARE, CACHED_SHARE_OF_ADDRESS, CACHED_SHARE_OF_CLIENT,
+    SLOTS_MAX, SMALL_REPLY_BYTES,
 };
 use super::requests::{ChannelAttributes, SlotUse};
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::hash::{BuildHasher, RandomState};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 /// The last request of a slot.
@@ -44,6 +52,8 @@ pub(super) enum SlotStep {
 pub(super) struct Session {
     pub(super) client: ClientId,
     pub(super) fore: ChannelAttributes,
+    /// The address that reserves the memory.
+    address: IpAddr,
     reserved_bytes: usize,
     slots: Vec<Slot>,
 }
@@ -100,7 +110,15 @@ pub(super) struct SessionTable {
     /// The keys of session ids. A client that guesses an id could end the session of another client.
     keys: RandomState,
     reserved_bytes: usize,
+    /// The part of each address.
+    reserved_by_address: HashMap<IpAddr, usize>,
     kept_bytes: usize,
+}
+
+/// The slots that a new session may have: a part of those that are left, and one at least if any is left.
+fn slot_share(bytes_max: usize, reserved_bytes: usize, slot_bytes: usize, share: usize) -> usize {
+    let left = bytes_max.saturating_sub(reserved_bytes) / slot_bytes;
+    (left / share).max(1).min(left)
 }
 
 impl SessionTable {
@@ -125,23 +143,52 @@ impl SessionTable {
         self.sessions.get(&id).ok_or(StateError::BadSession)
     }
 
-    /// The slots and the bytes of each kept reply that a new session gets.
+    /// The slots and the bytes of each kept reply that a new session gets, for a client with these sessions.
     ///
     /// # Errors
     /// If there is no memory for any.
-    pub(super) fn negotiate(&self, asked: &ChannelAttributes) -> Result<(u32, u32), StateError> {
+    pub(super) fn negotiate(
+        &self,
+        asked: &ChannelAttributes,
+        of_client: &[SessionId],
+        address: IpAddr,
+    ) -> Result<(u32, u32), StateError> {
         let reply_bytes = asked.cached_reply_bytes_max.min(CACHED_REPLY_BYTES_MAX);
         let slot_bytes = (reply_bytes as usize).max(SMALL_REPLY_BYTES);
-        let left = CACHED_BYTES_MAX.saturating_sub(self.reserved_bytes) / slot_bytes;
-        let share = u32::try_from(left / CACHED_SHARE).unwrap_or(SLOTS_MAX);
-        let slots = asked.slots.min(SLOTS_MAX).min(share.max(SLOTS_MIN));
-        if slots as usize > left {
-            return Err(StateError::NoSpc);
+        let sessions = of_client.iter().filter_map(|it| self.sessions.get(it));
+        let by_client = sessions.map(|it| it.reserved_bytes).sum();
+        let address = address.to_canonical();
+        let by_address = self.reserved_by_address.get(&address).copied();
+        let bounds = [
+            (CACHED_BYTES_MAX, self.reserved_bytes, CACHED_SHARE),
+            (
+                CACHED_BYTES_PER_ADDRESS_MAX,
+                by_address.unwrap_or(0),
+                CACHED_SHARE_OF_ADDRESS,
+            ),
+            (
+                CACHED_BYTES_PER_CLIENT_MAX,
+                by_client,
+                CACHED_SHARE_OF_CLIENT,
+            ),
+        ];
+        let shares = bounds.map(|(max, reserved, share)| {
+            let slots = slot_share(max, reserved, slot_bytes, share);
+            u32::try_from(slots).unwrap_or(SLOTS_MAX)
+        });
+        let most = asked.slots.min(SLOTS_MAX);
+        match shares.into_iter().fold(most, u32::min) {
+            0 => Err(StateError::NoSpc),
+            slots => Ok((slots, reply_bytes)),
         }
-        Ok((slots, reply_bytes))
     }
 
-    pub(super) fn insert(&mut self, client: ClientId, fore: ChannelAttributes) -> SessionId {
+    pub(super) fn insert(
+        &mut self,
+        client: ClientId,
+        fore: ChannelAttributes,
+        address: IpAddr,
+    ) -> SessionId {
         let id = loop {
             self.next_number += 1;
             let id = SessionId::new(client, self.keys.hash_one(self.next_number));
@@ -151,10 +198,13 @@ impl SessionTable {
         };
         let slot_bytes = (fore.cached_reply_bytes_max as usize).max(SMALL_REPLY_BYTES);
         let reserved_bytes = fore.slots as usize * slot_bytes;
+        let address = address.to_canonical();
         self.reserved_bytes += reserved_bytes;
+        *self.reserved_by_address.entry(address).or_default() += reserved_bytes;
         let session = Session {
             client,
             fore,
+            address,
             reserved_bytes,
             slots: Vec::new(),
         };
@@ -166,6 +216,12 @@ impl SessionTable {
     pub(super) fn remove(&mut self, id: SessionId) -> Option<(ClientId, usize)> {
         let session = self.sessions.remove(&id)?;
         self.reserved_bytes -= session.reserved_bytes;
+        if let Entry::Occupied(mut by_address) = self.reserved_by_address.entry(session.address) {
+            *by_address.get_mut() -= session.reserved_bytes;
+            if *by_address.get() == 0 {
+                by_address.remove();
+            }
+        }
         self.kept_bytes -= session.kept_bytes();
         Some((session.client, session.running()))
     }

@@ -2,7 +2,7 @@
 //! its reply.
 //!
 //! A reply beyond the bounds of the session is NFS4ERR_REP_TOO_BIG, or NFS4ERR_REP_TOO_BIG_TO_CACHE. An
-//! operation that changes something is not begun unless its longest result fits.
+//! operation that changes something is not begun unless its longest result fits. READ and READDIR return as much as fits.
 
 use super::handles::CurrentFile;
 use super::{Done, Fault};
@@ -337,7 +337,7 @@ impl Compound<'_> {
     fn check_room(&self, arguments: &Arguments<'_>, out: &Writer) -> Done {
         let wanted = match arguments {
             Arguments::Lock(_) | Arguments::TestLock(_) => LOCK_RESULT_BYTES,
-            Arguments::Read(it) => it.count as usize + super::data::READ_BYTES,
+            Arguments::Read(it) => it.count.min(1) as usize + super::data::READ_BYTES,
             Arguments::Close(_)
             | Arguments::Create(_)
             | Arguments::Link(_)

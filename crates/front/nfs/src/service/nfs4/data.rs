@@ -13,7 +13,7 @@ use crate::xdr::{UNIT_BYTES, Writer};
 use pagemesh_fs::{FILE_BYTES_MAX, FsError, InodeKind, Wcc};
 use rustix::io::Errno;
 
-/// Bytes of the result of a READ without its data.
+/// Bytes of the result of a READ without its data, and with its padding.
 pub(super) const READ_BYTES: usize = 4 * UNIT_BYTES;
 
 impl Target<'_> {
@@ -31,13 +31,16 @@ impl Target<'_> {
 }
 
 impl Compound<'_> {
-    /// The data goes into the reply without a copy if no operation follows.
+    /// The data goes into the reply without a copy if no operation follows. Beyond the reply that the session allows, the
+    /// read is a short one (RFC 8881, section 18.22.3).
     pub(super) fn read(&mut self, it: &Read, out: &mut Writer) -> Done {
+        let room = self.reply_room(out).saturating_sub(READ_BYTES);
+        let count = it.count.min(u32::try_from(room).unwrap_or(u32::MAX));
         let target = self.file_or(Status::IsDirectory)?;
         self.check_io(target, it.stateid, IoAccess::Read)?;
         let pin = target.pin()?;
         let fs = &target.fs;
-        let read = fs.read_at(&pin, it.offset, it.count, &target.caller);
+        let read = fs.read_at(&pin, it.offset, count, &target.caller);
         let data = match read.result {
             Ok(data) => data,
             Err(error) => return Err(target.data_fault(&error, &read.wcc)),

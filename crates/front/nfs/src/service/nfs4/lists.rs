@@ -14,6 +14,9 @@ use pagemesh_fs::FsError;
 use std::sync::{Arc, Mutex, OnceLock};
 use uuid::Uuid;
 
+/// Lists that are read at once at the start. A server has few file systems; each list takes up to 32 MiB while it is read.
+const LIST_READERS_MAX: usize = 16;
+
 /// NFSv4.1 as operators see it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Nfs4Status {
@@ -58,15 +61,7 @@ impl ClientLists {
     /// Reads the lists of the file systems that clients may change, and begins new ones. Returns the clients
     /// that may reclaim, by the numbers of the file systems. `clock` is a number of this run by the clock.
     pub(super) fn open(exports: &Exports, clock: u32) -> (Self, Vec<(u32, KnownClients)>) {
-        let table = exports.table();
-        let stored: Vec<_> = exports
-            .file_systems()
-            .map(|fs| {
-                let is_writable = table.is_writable(fs.volume);
-                let source = is_writable.then(|| fs.take_list_source()).flatten();
-                source.map(|(identity, store)| StoredList::read(&fs.name, identity, store))
-            })
-            .collect();
+        let stored = read_lists(exports);
         let earlier = stored.iter().flatten().filter_map(StoredList::instance);
         let instance = Instance::next(clock, earlier);
         let known = stored.iter().enumerate();
@@ -141,6 +136,11 @@ impl ClientLists {
         }
     }
 
+    /// Whether all records so far for a file system are durable.
+    pub(super) fn is_durable(&self, number: u32) -> bool {
+        self.get(number).is_none_or(ClientList::is_durable)
+    }
+
     /// The server has stopped: stores the records that no reply has waited for.
     pub(super) fn close(&self) {
         for of_fs in &self.lists {
@@ -168,6 +168,41 @@ impl ClientLists {
         });
         status.collect()
     }
+}
+
+/// Reads the lists of the file systems that clients may change. Several are read at once: file systems that do not answer cost one
+/// wait together, and not one wait each.
+fn read_lists(exports: &Exports) -> Vec<Option<StoredList>> {
+    let table = exports.table();
+    let writable = exports.file_systems().enumerate();
+    let writable: Vec<_> = writable
+        .filter(|(_, fs)| table.is_writable(fs.volume))
+        .collect();
+    let readers = writable.len().min(LIST_READERS_MAX);
+    let (unread, read) = (Mutex::new(writable.into_iter()), Mutex::new(Vec::new()));
+    let read_some = || {
+        loop {
+            let next = poison::lock(&unread).next();
+            let Some((index, fs)) = next else { break };
+            if let Some((identity, store)) = fs.take_list_source() {
+                let list = StoredList::read(&fs.name, identity, store);
+                poison::lock(&read).push((index, list));
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..readers {
+            let thread = std::thread::Builder::new().name("nfs lists".into());
+            // Without a thread the others read its lists.
+            let _ = thread.spawn_scoped(scope, read_some);
+        }
+        read_some();
+    });
+    let mut stored: Vec<_> = exports.file_systems().map(|_| None).collect();
+    for (index, list) in poison::recover(read.into_inner()) {
+        stored[index] = Some(list);
+    }
+    stored
 }
 
 fn log_grace(known: &[(u32, KnownClients)]) {

@@ -12,6 +12,9 @@ use crate::service::Target;
 use crate::xdr::Writer;
 use pagemesh_fs::InodeKind;
 
+/// Attempts of a LOCK while other requests append records to the list of its file system.
+const LOCK_ATTEMPTS: u32 = 8;
+
 fn kind(wire: LockType) -> LockKind {
     match wire.is_exclusive() {
         true => LockKind::Write,
@@ -75,27 +78,43 @@ impl<'a> Compound<'a> {
             },
             WireLocker::Existing(id) => Locker::Existing(self.resolved(id)?),
         };
-        let (kind, range) = (kind(it.kind), range(it.bytes)?);
-        // A list that cannot be written refuses the lock before anything changes.
-        self.store_list(target)?;
-        let locked = self.service.nfs4.call(|locked, now| {
-            let args = LockArgs {
-                client,
-                file: locked.key(volume, id),
-                locker,
-                kind,
-                range,
-                is_reclaim: it.is_reclaim,
-            };
-            locked.state.lock(&args, now)
-        });
-        let stateid = locked.map_err(|error| denied(error, out))?;
-        // Expired clients may have lost their locks to this one.
-        let target = self.file_or(Status::IsDirectory)?;
-        self.store_list(target)?;
+        let nfs4 = &self.service.nfs4;
+        let args = LockArgs {
+            client,
+            file: nfs4.call(|locked, _| locked.key(volume, id)),
+            locker,
+            kind: kind(it.kind),
+            range: range(it.bytes)?,
+            is_reclaim: it.is_reclaim,
+        };
+        let stateid = self.granted_lock(target, &args, out)?;
         self.stateids.set(stateid);
         encode_state_id(stateid, out);
         Ok(())
+    }
+
+    /// The stateid of a lock. The records of expired clients that make way are durable before the lock is: nothing would
+    /// undo it if their write failed.
+    fn granted_lock(
+        &self,
+        target: &Target<'_>,
+        args: &LockArgs<'_>,
+        out: &mut Writer,
+    ) -> Result<StateId, Fault> {
+        let nfs4 = &self.service.nfs4;
+        for _ in 0..LOCK_ATTEMPTS {
+            let prepared = nfs4.call(|locked, now| locked.state.prepare_lock(args, now));
+            prepared.map_err(|error| denied(error, out))?;
+            self.store_list(target)?;
+            let locked = nfs4.call(|locked, now| {
+                let is_durable = locked.lists.is_durable(args.file.export);
+                is_durable.then(|| locked.state.lock(args, now))
+            });
+            if let Some(locked) = locked {
+                return locked.map_err(|error| denied(error, out));
+            }
+        }
+        Err(Status::Delay.into())
     }
 
     pub(super) fn test_lock(&self, it: &TestLock<'_>, out: &mut Writer) -> Done {

@@ -1,7 +1,7 @@
 //! OPEN, CLOSE and OPEN_DOWNGRADE.
 //!
-//! OPEN finds or makes the file, checks the permissions of its caller, and then asks the state for the
-//! share reservation. The pin of the file is taken before, and kept while an open exists. A size of 0 in an
+//! OPEN checks the limits of state, finds or makes the file, checks the permissions of its caller, and then asks the
+//! state for the share reservation. The pin of the file is taken before, and kept while an open exists. A size of 0 in an
 //! unchecked create truncates an existing file only after its reservation is granted.
 
 use super::attributes::creation;
@@ -94,7 +94,7 @@ impl<'a> Compound<'a> {
         let (access, deny) = share_bits(it.access, it.deny)?;
         let is_reclaim = matches!(it.claim, Claim::Previous { .. });
         if let CurrentFile::File(place) = self.place()? {
-            self.check_open(place, client, is_reclaim)?;
+            self.check_open(place, client, it)?;
         }
         let opened = self.opened_file(it)?;
         if opened.kind != InodeKind::File {
@@ -128,12 +128,19 @@ impl<'a> Compound<'a> {
         Ok(())
     }
 
-    /// Checks that the client may get state in the file system of a place now. It is in the stable list there then.
-    fn check_open(&self, place: &Target<'_>, client: ClientId, is_reclaim: bool) -> Done {
+    /// Checks that the client may get state in the file system of a place now. It is in the stable list there then. An open that may
+    /// make a file also needs room: a refusal after the create would leave the file.
+    fn check_open(&self, place: &Target<'_>, client: ClientId, it: &OpenArguments<'_>) -> Done {
         self.prepare_list(place);
+        let is_reclaim = matches!(it.claim, Claim::Previous { .. });
+        let may_create = !matches!(it.how, OpenHow::NoCreate);
         self.service.nfs4.call(|locked, now| {
             let export = locked.key(place.export.volume, place.id).export;
-            locked.state.check_open(client, export, is_reclaim, now)
+            locked.state.check_open(client, export, is_reclaim, now)?;
+            match may_create {
+                true => locked.state.check_new_open(client, it.owner.0),
+                false => Ok(()),
+            }
         })?;
         self.store_list(place)
     }
@@ -259,6 +266,7 @@ impl<'a> Compound<'a> {
                 access,
                 deny,
                 is_reclaim,
+                is_new_file: opened.is_new,
             };
             let grant = locked.state.open(&args, now);
             // The last open of the same file may have ended in this call, before the new one.

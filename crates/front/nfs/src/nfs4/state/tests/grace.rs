@@ -1,5 +1,5 @@
 use super::*;
-use limits::{GRACE, GRACE_EXTENSION, GRACE_MAX};
+use limits::{GRACE, GRACE_EXTENSION, GRACE_MAX, LATE_RECLAIM_WAIT};
 
 /// A server after a restart that these clients have survived.
 fn restarted(owners: &[&str]) -> TestServer {
@@ -104,12 +104,19 @@ fn late_reclaim_complete_lists_the_reclaimed_state() {
     let (slow, session) = server.reclaiming_client("slow");
     assert_eq!(open(&mut server, slow, true), Ok(()));
     let early = server.state.list_late_reclaims(slow, server.now);
-    assert_eq!(early, Ok(vec![]));
+    assert_eq!(early, Ok(LateReclaims::default()));
     server.pass(GRACE_MAX - SECOND);
     server.renew(session, 1);
     server.pass(SECOND);
-    let late = server.state.list_late_reclaims(slow, server.now);
-    assert_eq!(late, Ok(vec![EXPORT]));
+    let mut check = |must_wait, now| {
+        let late = server.state.list_late_reclaims(slow, now);
+        let exports = vec![EXPORT];
+        assert_eq!(late, Ok(LateReclaims { exports, must_wait }));
+    };
+    let since = server.now;
+    check(true, since);
+    check(true, since + LATE_RECLAIM_WAIT - SECOND);
+    check(false, since + LATE_RECLAIM_WAIT);
     assert_eq!(complete(&mut server, slow), Ok(()));
     assert_eq!(server.list.len(), 1);
 }

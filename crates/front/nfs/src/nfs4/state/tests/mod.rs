@@ -60,6 +60,8 @@ pub(super) const EXPORT: u32 = 1;
 pub(super) struct TestServer {
     pub(super) state: NfsState,
     pub(super) now: Instant,
+    /// The address of the next CREATE_SESSION.
+    pub(super) address: SocketAddr,
     /// The list of [`EXPORT`].
     pub(super) list: KnownClients,
     /// The list of the file system with the next number.
@@ -73,6 +75,7 @@ impl TestServer {
         let mut server = Self {
             state: NfsState::new(Instance(1), &[], now),
             now,
+            address: address(),
             list: KnownClients::default(),
             other_list: KnownClients::default(),
             events: Vec::new(),
@@ -163,7 +166,7 @@ impl TestServer {
             fore,
             back: channel(),
             principal: user(uid),
-            address: address(),
+            address: self.address,
         };
         self.state.create_session(&args, self.now)
     }
@@ -259,6 +262,7 @@ impl TestServer {
             access: ShareBits::new(access).expect("bits"),
             deny: ShareBits::new(deny).expect("bits"),
             is_reclaim,
+            is_new_file: false,
         };
         let grant = self.state.open(&args, self.now);
         self.store();
@@ -281,8 +285,11 @@ impl TestServer {
             range: LockRange::new(first, last).expect("a range"),
             is_reclaim: false,
         };
-        let locked = self.state.lock(&args, self.now);
+        let prepared = self.state.prepare_lock(&args, self.now);
         self.store();
+        prepared?;
+        let locked = self.state.lock(&args, self.now);
+        assert_eq!(self.state.take_events(), []);
         locked
     }
 

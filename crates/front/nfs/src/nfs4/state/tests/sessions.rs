@@ -180,6 +180,7 @@ fn kept_replies_are_bounded_for_all_sessions() {
     let mut sessions = 0;
     let refused = 'filled: loop {
         let owner = format!("host {sessions}");
+        server.address = SocketAddr::from(([10, 0, 0, (sessions / 400) as u8], 700));
         let client = server.exchange(&owner, 1, 1, 0).expect("new").client;
         for sequence in 1..=limits::SESSIONS_PER_CLIENT_MAX as u32 {
             match server.create_with(client, sequence, 1, fore) {
@@ -192,8 +193,70 @@ fn kept_replies_are_bounded_for_all_sessions() {
     };
     assert_eq!(refused, StateError::NoSpc);
     assert!(sessions > 1000, "{sessions}");
+    let reserved = server.state.counts().cached_bytes_reserved;
+    assert_eq!(reserved, limits::CACHED_BYTES_MAX);
     server.pass(limits::LEASE);
     assert_eq!(server.state.counts(), StateCounts::default());
+}
+
+/// The attributes of a session that reserves as much as it can get.
+fn greedy() -> ChannelAttributes {
+    ChannelAttributes {
+        cached_reply_bytes_max: u32::MAX,
+        slots: u32::MAX,
+        ..channel()
+    }
+}
+
+/// Clients of one address make sessions until one is refused: their number.
+fn fill_address(server: &mut TestServer, name: &str) -> usize {
+    let mut sessions = 0;
+    loop {
+        let owner = format!("{name} {sessions}");
+        let client = server.exchange(&owner, 1, 1, 0).expect("new").client;
+        match server.create_with(client, 1, 1, greedy()) {
+            Ok(_) => sessions += 1,
+            Err(error) => {
+                assert_eq!(error, StateError::NoSpc);
+                return sessions;
+            }
+        }
+    }
+}
+
+#[test]
+fn greedy_address_leaves_memory_for_replies_to_others() {
+    let mut server = TestServer::new();
+    let sessions = fill_address(&mut server, "greedy");
+    assert!(sessions > 500, "{sessions}");
+    let reserved = server.state.counts().cached_bytes_reserved;
+    assert_eq!(reserved, limits::CACHED_BYTES_PER_ADDRESS_MAX);
+    // Another form of the same address.
+    server.address = "[::ffff:192.0.2.1]:700".parse().expect("an address");
+    assert_eq!(fill_address(&mut server, "mapped"), 0);
+    server.address = SocketAddr::from(([192, 0, 2, 2], 700));
+    let client = server.exchange("other", 1, 1, 0).expect("new").client;
+    let other = server.create_with(client, 1, 1, greedy()).expect("memory");
+    assert!(other.fore.slots >= 32, "{} slots", other.fore.slots);
+    // The memory comes back with the end of the sessions.
+    server.address = address();
+    server.pass(limits::LEASE);
+    assert_eq!(fill_address(&mut server, "again"), sessions);
+}
+
+#[test]
+fn sessions_of_one_client_get_fewer_slots_each() {
+    let mut server = TestServer::new();
+    let client = server.exchange("host", 1, 1, 0).expect("new").client;
+    let mut before = u32::MAX;
+    for sequence in 1..=limits::SESSIONS_PER_CLIENT_MAX as u32 {
+        let created = server.create_with(client, sequence, 1, greedy());
+        let slots = created.expect("memory").fore.slots;
+        assert!(slots >= 1 && slots <= before, "{slots} after {before}");
+        before = slots;
+    }
+    let reserved = server.state.counts().cached_bytes_reserved;
+    assert!(reserved <= limits::CACHED_BYTES_PER_CLIENT_MAX);
 }
 
 #[test]
@@ -205,9 +268,10 @@ fn short_memory_lowers_the_slot_target() {
         slots: u32::MAX,
         ..channel()
     };
-    let mut number = 0;
+    let mut number = 0_u32;
     while !server.state.sessions.is_short_of_memory() {
         number += 1;
+        server.address = SocketAddr::from(([10, 0, 0, (number / 400) as u8], 700));
         let owner = format!("other {number}");
         let client = server.exchange(&owner, 1, 1, 0).expect("new").client;
         server
@@ -215,7 +279,7 @@ fn short_memory_lowers_the_slot_target() {
             .expect("memory is left");
     }
     let grant = server.run(session, 0, 1);
-    assert_eq!(grant.reply.target_highest_slot, limits::SLOTS_MIN - 1);
+    assert_eq!(grant.reply.target_highest_slot, limits::SLOTS_SHORT - 1);
     assert_eq!(grant.reply.highest_slot, 7);
     server.state.finish(grant.slot, None, server.now);
 }
