@@ -170,6 +170,21 @@ pub fn measure_allocation<T>(work: impl FnOnce() -> T) -> (T, u64) {
     }
 }
 
+/// Bytes that an allocation takes beyond the requested ones: glibc has a header of 8 bytes, and rounds up to 16.
+pub const ALLOCATION_EXTRA_BYTES: i64 = 16;
+
+/// Runs `work`; returns its result and the bytes that this thread had allocated in it and not freed, with
+/// [`ALLOCATION_EXTRA_BYTES`] for each allocation.
+pub fn measure_retained<T>(work: impl FnOnce() -> T) -> (T, i64) {
+    let mut result = None;
+    let info = allocation_counter::measure(|| result = Some(work()));
+    let extra = ALLOCATION_EXTRA_BYTES * info.count_current;
+    match result {
+        Some(result) => (result, info.bytes_current + extra),
+        None => unreachable!("the work was done"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -218,5 +233,15 @@ mod tests {
         let (len, bytes) = measure_allocation(|| vec![1u8; 5000].len());
         assert_eq!(len, 5000);
         assert!((5000..6000).contains(&bytes), "{bytes}");
+    }
+
+    #[test]
+    fn freed_bytes_are_not_retained() {
+        let (kept, bytes) = measure_retained(|| {
+            drop(vec![1u8; 5000]);
+            vec![1u8; 300]
+        });
+        assert_eq!(bytes, 300 + ALLOCATION_EXTRA_BYTES);
+        assert_eq!(measure_retained(|| drop(kept)).1, -bytes);
     }
 }

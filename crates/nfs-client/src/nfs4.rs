@@ -146,6 +146,8 @@ pub struct Nfs4Client {
     id: u64,
     session: [u8; 16],
     sequence: u32,
+    /// sr_status_flags of the last SEQUENCE.
+    status_flags: u32,
 }
 
 /// The bytes of an operation: its number, and its arguments.
@@ -252,6 +254,7 @@ impl Nfs4Client {
             id,
             session,
             sequence: 0,
+            status_flags: 0,
         })
     }
 
@@ -278,8 +281,20 @@ impl Nfs4Client {
         let results = send(&mut self.client, &all)?;
         let mut fields = Decoder::new(&results);
         expect(&mut fields, operation::SEQUENCE)?;
-        let _: [u8; 36] = fields.fixed("sequence")?;
+        // The session, the slot and its limits.
+        let _: [u8; 32] = fields.fixed("sequence")?;
+        self.status_flags = fields.u32("status flags")?;
         Ok(fields.rest().to_vec())
+    }
+
+    /// A lone SEQUENCE, which renews the lease. Returns its status flags (RFC 8881, section 18.46.3): 0 unless the server reports a
+    /// loss of state.
+    ///
+    /// # Errors
+    /// As [`Self::compound`].
+    pub fn renew(&mut self) -> Nfs4Result<u32> {
+        self.compound(&[])?;
+        Ok(self.status_flags)
     }
 
     /// RECLAIM_COMPLETE.

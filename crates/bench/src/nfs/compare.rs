@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - All servers of a comparison have equal file sets, and at one rate equal schedules and calls. In each round the first
-//!   server moves on by one.
+//!   server moves on by one. Servers at fixed rates share bricks, so [`turn_order`] also changes the server before each one.
 //! - A void point is a row with its reason. It is no figure of a median.
 //! - An answer with an unexpected status ends the run.
 
@@ -26,14 +26,16 @@ use std::time::{Duration, Instant};
 
 /// Limit of the time that makes the file set of one server, over a whole run. The set stays smaller then.
 const SETUP_LIMIT: Duration = Duration::from_secs(180);
-/// The most that the mean latency with snapshots may be, as a multiple of that without.
+/// From the seed of a measured load to the one of its warm-up: more than any number of rounds.
+const WARMUP_SEED_STEP: u64 = 1 << 32;
+/// The most that the mean latency with snapshots may be, as a multiple of the latency without snapshots.
 const SNAPSHOTS_RATIO_MAX: f64 = 1.1;
 
 /// A server of a comparison.
 pub struct Candidate<'c> {
     /// The server.
     pub target: NfsTarget,
-    /// Work before each point, such as a snapshot.
+    /// Work before the measured time of a point at a fixed rate, such as a snapshot.
     pub prepare: Box<dyn FnMut() -> Result<(), BenchError> + 'c>,
 }
 
@@ -184,13 +186,12 @@ impl<'c> LoadedServer<'c> {
         round: usize,
         options: &CompareOptions,
     ) -> Result<PointFigures, BenchError> {
-        (self.candidate.prepare)()?;
         let load = options.load(kind, rate_per_s, round);
         let pids = &self.candidate.target.pids;
         run_load(&mut self.connections, &mut self.set, &load, pids)
     }
 
-    /// A load of [`LoadKind::Beside`] for another thread, without the work before a point.
+    /// A load of [`LoadKind::Beside`] for another thread.
     pub fn load_beside(
         &mut self,
         rate_per_s: f64,
@@ -202,17 +203,33 @@ impl<'c> LoadedServer<'c> {
         move || run_load(connections, set, &load, &[])
     }
 
-    /// The same, but unexpected answers are an error.
+    /// Measures a point after the work before it. The warm-up is a load of its own with other calls before that work, so that the
+    /// measured calls are the first ones after a snapshot. Unexpected answers are an error.
     ///
     /// # Errors
-    /// If the server ends a connection, or refuses a call.
-    pub fn measure_strictly(
+    /// If the work fails, or the server ends a connection or refuses a call.
+    pub fn measure_prepared(
         &mut self,
         rate_per_s: f64,
         round: usize,
         options: &CompareOptions,
     ) -> Result<PointFigures, BenchError> {
-        let figures = self.measure(rate_per_s, round, options)?;
+        let warmup = CompareOptions {
+            runtime: options.warmup,
+            warmup: Duration::ZERO,
+            seed: options.seed.wrapping_add(WARMUP_SEED_STEP),
+            ..options.clone()
+        };
+        if !warmup.runtime.is_zero() {
+            let figures = self.measure(rate_per_s, round, &warmup)?;
+            self.check_answers(&figures)?;
+        }
+        (self.candidate.prepare)()?;
+        let measured = CompareOptions {
+            warmup: Duration::ZERO,
+            ..options.clone()
+        };
+        let figures = self.measure(rate_per_s, round, &measured)?;
         self.check_answers(&figures)?;
         Ok(figures)
     }
@@ -264,9 +281,8 @@ pub fn run_ladder(
         vec![vec![Vec::new(); rates.len()]; servers.len()];
     for round in 0..options.rounds {
         for (number, rate) in rates.iter().enumerate() {
-            for turn in 0..servers.len() {
-                let at = (turn + round) % servers.len();
-                let figures = servers[at].measure_strictly(*rate, round, options)?;
+            for at in turn_order(servers.len(), round) {
+                let figures = servers[at].measure_prepared(*rate, round, options)?;
                 print_point(servers[at].target(), round, &figures);
                 points[at][number].push(figures);
             }
@@ -274,6 +290,17 @@ pub fn run_ladder(
     }
     let targets: Vec<NfsTarget> = servers.iter().map(|it| it.target().clone()).collect();
     Ok(ladder_report((name, title), &targets, &points, options))
+}
+
+/// The order of servers in a round. The first one moves on by one every other round, and each second round is in reverse. So no
+/// server always follows the same one, whose deleted snapshot may still occupy the bricks.
+fn turn_order(servers: usize, round: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..servers).collect();
+    order.rotate_left(round / 2 % servers.max(1));
+    if round % 2 == 1 {
+        order.reverse();
+    }
+    order
 }
 
 /// A line about a measured point.
@@ -412,6 +439,26 @@ pub(super) mod tests {
             void,
             ..PointFigures::default()
         }
+    }
+
+    #[test]
+    fn servers_follow_different_ones_in_turn() {
+        assert_eq!(turn_order(3, 0), [0, 1, 2]);
+        let mut before = [[0; 3]; 3];
+        let mut firsts = [0; 3];
+        for round in 0..6 {
+            let order = turn_order(3, round);
+            firsts[order[0]] += 1;
+            for pair in order.windows(2) {
+                before[pair[0]][pair[1]] += 1;
+            }
+        }
+        assert_eq!(firsts, [2; 3]);
+        for (one, other) in [(0, 1), (0, 2), (1, 2)] {
+            assert_eq!(before[one][other], 2, "{before:?}");
+            assert_eq!(before[other][one], 2, "{before:?}");
+        }
+        assert!(turn_order(0, 1).is_empty());
     }
 
     #[test]

@@ -30,7 +30,6 @@ mod rows;
 pub mod schedule;
 pub mod search;
 pub mod sequential;
-mod session_client;
 pub mod setup;
 pub mod sizes;
 pub mod stalled;

@@ -196,7 +196,7 @@ fn bars(phases: &[(&str, PointFigures); 3], memory: &[u64]) -> [Bar; 4] {
             answered,
         ),
         Bar::ratio_at_most(
-            "mean latency from 1 s after the overload on, to that before",
+            "mean latency from 1 s after the overload on, relative to the one before",
             RECOVERED_RATIO_MAX,
             recovered,
         ),

@@ -120,7 +120,7 @@ fn bandwidth_plot(report: &Report) -> Plot {
     }
 }
 
-/// The bandwidths of the first server against the last one.
+/// The ratios of the first server's bandwidths to the last server's.
 fn bars(report: &Report, targets: &[NfsTarget]) -> Vec<Bar> {
     let (Some(own), Some(peer)) = (targets.first(), targets.get(1..).and_then(<[_]>::last)) else {
         return Vec::new();
@@ -134,7 +134,7 @@ fn bars(report: &Report, targets: &[NfsTarget]) -> Vec<Bar> {
     };
     let bar = |direction: &str| {
         let own = bandwidth(own, direction).zip(bandwidth(peer, direction));
-        let name = format!("{direction} to that of {}", peer.name);
+        let name = format!("{direction} bandwidth relative to {}", peer.name);
         Bar::ratio_at_least(name, RATIO_MIN, own.map(|(own, peer)| own / peer))
     };
     vec![bar("write"), bar("read")]

@@ -42,11 +42,7 @@ pub struct NfsTarget {
 /// If the server cannot be reached, or refuses.
 pub(super) fn remove_file(target: &NfsTarget, name: &str) -> Result<(), BenchError> {
     let mut setup = SetupClient::connect(target)?;
-    let root = setup.mount()?.root;
-    let directory = root.as_ref().ok_or_else(|| {
-        let text = format!("{} has no root", target.name);
-        BenchError::Option(text)
-    })?;
+    let directory = &setup.root()?;
     let name = name.as_bytes();
     let removed = setup.client.call(&Remove { directory, name });
     match removed.map_err(failed(target, "REMOVE"))? {
@@ -68,7 +64,7 @@ fn failed(target: &NfsTarget, during: &str) -> impl FnOnce(ClientError) -> Bench
 }
 
 /// A status of NFS as an error.
-fn refused(target: &NfsTarget, during: &str, failure: &Failure<WccData>) -> BenchError {
+fn refused<T>(target: &NfsTarget, during: &str, failure: &Failure<T>) -> BenchError {
     BenchError::Nfs {
         during: format!("{during} of {} at {}", target.name, target.server),
         cause: format!("the status is {}", failure.status).into(),
@@ -108,6 +104,17 @@ impl<'t> SetupClient<'t> {
         Ok(FileSet {
             root: Some(mounted.map_err(failed(target, "MOUNT"))?),
             ..FileSet::default()
+        })
+    }
+
+    /// The root of the export.
+    ///
+    /// # Errors
+    /// If the server does not give it.
+    pub(super) fn root(&mut self) -> Result<Handle, BenchError> {
+        self.mount()?.root.ok_or_else(|| {
+            let text = format!("{} has no root", self.target.name);
+            BenchError::Option(text)
         })
     }
 
@@ -188,7 +195,8 @@ impl<'t> SetupClient<'t> {
         self.made("SYMLINK", made)
     }
 
-    fn make_file(
+    /// Makes a file of these bytes in a directory.
+    pub(super) fn make_file(
         &mut self,
         directory: &Handle,
         name: &str,
@@ -215,6 +223,14 @@ impl<'t> SetupClient<'t> {
             offset += (written.count as usize).clamp(1, end - offset);
         }
         Ok(file)
+    }
+
+    /// Looks a name up in a directory.
+    pub(super) fn lookup(&mut self, directory: &Handle, name: &str) -> Result<(), BenchError> {
+        let found = self.client.lookup(directory, name.as_bytes());
+        let found = found.map_err(failed(self.target, "LOOKUP"))?;
+        let found = found.map_err(|it| refused(self.target, "LOOKUP", &it));
+        found.map(drop)
     }
 
     /// Flushes a part of the set, by a COMMIT of every file.

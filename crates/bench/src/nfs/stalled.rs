@@ -202,7 +202,7 @@ fn phases_report(class: &str, rounds: &[Vec<PhaseFigures>; 3], options: &Compare
         .map(|of| of.iter().map(figures).collect::<Vec<_>>());
     report.raw = json!({ "phases": PHASES, "rounds_by_phase": raw.collect::<Vec<_>>() });
     let bar = |phase: usize| {
-        let name = format!("p99 {} the stall, to that before", PHASES[phase]);
+        let name = format!("p99 {} the stall, relative to before", PHASES[phase]);
         Bar::ratio_at_most(name, P99_RATIO_MAX, ratio(&rounds[phase]))
     };
     add_bars(&mut report, &[bar(1), bar(2)]);

@@ -74,7 +74,7 @@ pub const RPCBIND_LIMIT: Duration = Duration::from_secs(1);
 /// The pause between two registrations with rpcbind: it forgets them when it restarts.
 pub const RPCBIND_PAUSE: Duration = Duration::from_secs(60);
 /// Pins of one export that the server keeps between requests: the files that its clients use at
-/// once. Each takes about 200 bytes, here and in the file system.
+/// once. Each takes about 400 bytes, here and in the file system.
 pub const PINS_MAX: usize = 1024;
 /// The time that an unused pin is kept. A removed file holds its space for as long, if the removal
 /// went another way than this server.

@@ -1,5 +1,9 @@
 //! Bytes and values of the unit tests.
 
+#[path = "../../../fs/tests/support/memory.rs"]
+#[allow(dead_code, clippy::unwrap_used)]
+pub(crate) mod memory;
+
 use crate::handle::{EncodedHandle, FileHandle, HandleKey};
 use crate::nfs3::attributes::{Attributes, DeviceNumber, FileType, Time};
 use crate::xdr::{Decode, Encode, Reader, Writer, XdrError};

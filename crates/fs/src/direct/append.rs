@@ -182,7 +182,7 @@ pub(crate) fn grant_append_space(
     let Some((extent, tail)) = granted else {
         return Ok(None);
     };
-    data.kernel_pages.mark_size_stale();
+    data.kernel_pages().mark_size_stale();
     // From now on the size is the one that direct clients report.
     hooks.notify_uncacheable(ino);
     let len = (tail.end - tail.start) as usize;

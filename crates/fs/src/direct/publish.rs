@@ -60,7 +60,7 @@ pub(crate) fn publish_open_file_map(
     let data = txs.file_lock(ino)?;
     let _lock = data.lock.write();
     txs.settle(ino)?;
-    if data.is_mmapped() || data.kernel_pages.blocks_direct_clients() {
+    if data.is_mmapped() || data.kernel_pages().blocks_direct_clients() {
         return Ok(None);
     }
     let extent = txs.inspect(|core| core.inode(ino))?.append_extent;

@@ -67,13 +67,13 @@ pub(crate) fn allocate(
         AllocateMode::Punch => {
             txs.with_reserve_fallback(|| punch_range(txs, channel, ino, offset..end))?;
             mmap_dirty::discard(txs, ino, &lock, offset..end);
-            lock.kernel_pages.record_change(offset..end);
+            lock.kernel_pages().record_change(offset..end);
             Ok(())
         }
         AllocateMode::Zero { keep_size } => {
             punch_range(txs, channel, ino, offset..end)?;
             mmap_dirty::discard(txs, ino, &lock, offset..end);
-            lock.kernel_pages.record_change(offset..end);
+            lock.kernel_pages().record_change(offset..end);
             reserve_range(txs, channel, ino, offset..end, keep_size)
         }
     }

@@ -64,7 +64,7 @@ fn write_atomic_open(
         tx.put_inode(ino, &inode)
     })?;
     for range in ranges {
-        lock.kernel_pages.record_change(range);
+        lock.kernel_pages().record_change(range);
     }
     txs.lock_core().record_unseen_write(ino);
     Ok(())

@@ -8,7 +8,7 @@ use crate::format::page_map::{FileSpan, SMALL_PAGES, SpanRef};
 use crate::format::{PAGE, page_map};
 use crate::io::channel::IoChannel;
 use crate::live::file_lock::FileLock;
-use crate::live::kernel_pages::WritePath;
+use crate::live::kernel_pages::{KernelPages, WritePath};
 use crate::tree::map_update;
 use crate::txn::manager::TxManager;
 use bytes::Bytes;
@@ -137,7 +137,8 @@ fn prepare_target(txs: &TxManager, to: Ino, target: Range<u64>) -> Result<()> {
     let size = txs.inspect(|core| core.regular_file(to))?.size;
     let is_whole_pages = target.start.is_multiple_of(PAGE)
         && (target.end.is_multiple_of(PAGE) || target.end >= size);
-    if lock.kernel_pages.has_pages() && !is_whole_pages {
+    let pages = lock.used_kernel_pages();
+    if pages.is_some_and(KernelPages::has_pages) && !is_whole_pages {
         return Err(Errno::OPNOTSUPP.into());
     }
     privileges::drop_capabilities(txs, to)
@@ -194,8 +195,9 @@ fn share_spans(
         tx.put_inode(to, &inode)
     })?;
     let of_second = second_lock.as_ref().filter(|_| to == second);
-    let pages = &of_second.unwrap_or(&first_lock).kernel_pages;
-    pages.record_change(target..target + alike.bytes);
+    let lock = of_second.unwrap_or(&first_lock);
+    lock.kernel_pages()
+        .record_change(target..target + alike.bytes);
     Ok(alike.bytes)
 }
 

@@ -127,7 +127,7 @@ pub(crate) fn extend_bulk(
     let mut core = txs.lock_core();
     let lock = core.live_inodes.get(&ino).map(|live| &live.file_lock);
     let held = lock.and_then(|lock| Some((Arc::clone(lock), lock.try_write()?)));
-    let held = held.filter(|(lock, _)| !path.leaves_old_pages(&lock.kernel_pages));
+    let held = held.filter(|(lock, _)| !path.leaves_old_pages(lock.used_kernel_pages()));
     let Some((lock, _alone)) = held else {
         return Ok(None);
     };

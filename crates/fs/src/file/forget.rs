@@ -13,7 +13,7 @@ pub(crate) fn forget_with_times(txs: &TxManager, ino: Ino, data: &FileLock) {
 
 /// Drops the state of an inode that is not in use, unless it has pending times.
 pub(crate) fn forget_without_times(txs: &TxManager, ino: Ino) {
-    let is_over = |live: &LiveInode| !live.is_used() && live.pending_times.is_empty();
+    let is_over = |live: &LiveInode| !live.is_used() && live.pending_times().is_empty();
     let data = {
         let core = txs.lock_core();
         let live = core.live_inodes.get(&ino).filter(|live| is_over(live));

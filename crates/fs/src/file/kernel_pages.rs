@@ -42,7 +42,7 @@ use std::sync::atomic::Ordering;
 /// See [`crate::Fs::begin_caching`].
 pub(crate) fn begin_caching(txs: &TxManager, hooks: &KernelHooks, ino: Ino) -> Result<()> {
     let data = txs.file_lock(ino)?;
-    let pages = &data.kernel_pages;
+    let pages = data.kernel_pages();
     pages.cached_opens.fetch_add(1, Ordering::SeqCst);
     let taken = revoke_direct_clients(txs, ino, &data);
     let told = taken.and_then(|()| notify_stale_size(txs, hooks, ino, &data));
@@ -58,8 +58,8 @@ pub(crate) fn end_caching(txs: &TxManager, ino: Ino) {
     let Ok(data) = txs.file_lock(ino) else {
         return;
     };
-    data.kernel_pages.record_cache_event();
-    data.kernel_pages
+    data.kernel_pages().record_cache_event();
+    data.kernel_pages()
         .cached_opens
         .fetch_sub(1, Ordering::SeqCst);
 }
@@ -68,7 +68,7 @@ pub(crate) fn end_caching(txs: &TxManager, ino: Ino) {
 pub(crate) fn record_cached_request(txs: &TxManager, ino: Ino) -> Result<()> {
     let data = txs.file_lock(ino)?;
     let shared = data.lock.read();
-    data.kernel_pages.record_cache_event();
+    data.kernel_pages().record_cache_event();
     drop(shared);
     record_read_pages(&data);
     revoke_direct_clients(txs, ino, &data)
@@ -76,9 +76,9 @@ pub(crate) fn record_cached_request(txs: &TxManager, ino: Ino) -> Result<()> {
 
 /// A change that began before does not know that its pages may be read; it has the lock.
 fn record_read_pages(data: &FileLock) {
-    if data.kernel_pages.record_read_pages() {
+    if data.kernel_pages().record_read_pages() {
         let alone = data.lock.write();
-        data.kernel_pages.record_waited_read();
+        data.kernel_pages().record_waited_read();
         drop(alone);
     }
 }
@@ -92,28 +92,33 @@ pub(crate) fn record_kernel_read(txs: &TxManager, ino: Ino) -> Result<()> {
 /// See [`crate::Fs::record_misplaced_write`].
 pub(crate) fn record_misplaced_write(txs: &TxManager, ino: Ino) {
     txs.lock_core().record_unseen_write(ino);
-    with_kernel_pages(txs, ino, KernelPages::mark_size_stale);
+    record_in_pages(txs, ino, KernelPages::mark_size_stale);
 }
 
-/// `None` if the kernel does not use the file.
-fn with_kernel_pages<T>(
-    txs: &TxManager,
-    ino: Ino,
-    run: impl FnOnce(&KernelPages) -> T,
-) -> Option<T> {
+/// Looks at the state of the kernel's page cache for a file; `None` is its default.
+fn with_used_pages<T>(txs: &TxManager, ino: Ino, run: impl FnOnce(&KernelPages) -> T) -> Option<T> {
     let core = txs.lock_core();
     let live = core.live_inodes.get(&ino);
-    live.map(|live| run(&live.file_lock.kernel_pages))
+    live.and_then(|live| live.file_lock.used_kernel_pages())
+        .map(run)
+}
+
+/// Changes the state of the kernel's page cache for a file in use.
+fn record_in_pages(txs: &TxManager, ino: Ino, change: impl FnOnce(&KernelPages)) {
+    let core = txs.lock_core();
+    if let Some(live) = core.live_inodes.get(&ino) {
+        change(live.file_lock.kernel_pages());
+    }
 }
 
 /// See [`crate::Fs::record_kernel_pages`].
 pub(crate) fn record_kernel_pages(txs: &TxManager, ino: Ino) {
-    with_kernel_pages(txs, ino, KernelPages::record_pages);
+    record_in_pages(txs, ino, KernelPages::record_pages);
 }
 
 /// See [`crate::Fs::has_cached_open`].
 pub(crate) fn has_cached_open(txs: &TxManager, ino: Ino) -> bool {
-    let is_open = with_kernel_pages(txs, ino, KernelPages::has_cached_open);
+    let is_open = with_used_pages(txs, ino, KernelPages::has_cached_open);
     is_open.unwrap_or(false)
 }
 
@@ -124,7 +129,7 @@ pub(crate) fn drop_written_pages(
     ino: Ino,
     bytes: Range<u64>,
 ) {
-    let changes = with_kernel_pages(txs, ino, |pages| {
+    let changes = with_used_pages(txs, ino, |pages| {
         let changes = pages.changes_within(&bytes);
         let may_be_there = pages.may_have_pages.load(Ordering::SeqCst);
         (may_be_there || !changes.is_empty()).then_some(changes)
@@ -133,21 +138,21 @@ pub(crate) fn drop_written_pages(
         if !hooks.drop_pages(ino, Some(bytes)) {
             tracing::warn!(ino = ino.0, "the kernel keeps pages of changed bytes");
         }
-        with_kernel_pages(txs, ino, |pages| pages.forget_changes(&changes));
+        with_used_pages(txs, ino, |pages| pages.forget_changes(&changes));
     }
 }
 
 /// A program of this machine may store into mappings of a file: it has the file open for writes.
 pub(crate) fn record_writable_open(txs: &TxManager, ino: Ino) -> Result<()> {
     let data = txs.file_lock(ino)?;
-    let opens = &data.kernel_pages.writable_opens;
+    let opens = &data.kernel_pages().writable_opens;
     opens.fetch_add(1, Ordering::SeqCst);
     Ok(())
 }
 
 /// Takes back one [`record_writable_open`].
 pub(crate) fn record_writable_close(txs: &TxManager, ino: Ino) {
-    with_kernel_pages(txs, ino, |pages| {
+    with_used_pages(txs, ino, |pages| {
         let opens = &pages.writable_opens;
         let less = |opens: u64| opens.checked_sub(1);
         let _ = opens.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
@@ -165,7 +170,7 @@ pub(crate) fn write_back_mappings(
     if bytes.is_empty() || !hooks.has_callbacks() {
         return;
     }
-    let may_be_dirty = with_kernel_pages(txs, ino, |pages| {
+    let may_be_dirty = with_used_pages(txs, ino, |pages| {
         pages.has_pages() && pages.writable_opens.load(Ordering::SeqCst) > 0
     });
     if may_be_dirty == Some(true) && !hooks.drop_pages(ino, Some(bytes)) {
@@ -210,7 +215,9 @@ pub(crate) fn forget_kernel(txs: &TxManager, hooks: &KernelHooks) {
         known
             .map(|(ino, live)| {
                 live.lookups = 0;
-                live.file_lock.kernel_pages.forget_kernel();
+                if let Some(pages) = live.file_lock.used_kernel_pages() {
+                    pages.forget_kernel();
+                }
                 *ino
             })
             .collect()
@@ -236,7 +243,7 @@ fn revoke_direct_clients(txs: &TxManager, ino: Ino, data: &FileLock) -> Result<(
 /// See [`crate::Fs::notify_size`].
 pub(crate) fn notify_size(txs: &TxManager, hooks: &KernelHooks, ino: Ino) {
     let told = txs.file_lock(ino).and_then(|data| {
-        let telling = data.kernel_pages.lock_notify();
+        let telling = data.kernel_pages().lock_notify();
         notify_kernel_size(txs, hooks, ino, &data, telling)
     });
     if let Err(cause) = told {
@@ -255,7 +262,7 @@ fn notify_stale_size(
     ino: Ino,
     data: &FileLock,
 ) -> Result<()> {
-    let is_stale = &data.kernel_pages.is_size_stale;
+    let is_stale = &data.kernel_pages().is_size_stale;
     if is_stale.load(Ordering::SeqCst) {
         // Otherwise the notification would overwrite data stored into a mapping of the last
         // page.
@@ -263,7 +270,7 @@ fn notify_stale_size(
     }
     // Changed under this lock: a thread that finds the flag clear has waited for the
     // notification.
-    let telling = data.kernel_pages.lock_notify();
+    let telling = data.kernel_pages().lock_notify();
     if !is_stale.swap(false, Ordering::SeqCst) {
         return Ok(());
     }
@@ -306,7 +313,7 @@ fn drop_kernel_pages(txs: &TxManager, hooks: &KernelHooks, ino: Ino) {
     let Ok(data) = txs.file_lock(ino) else {
         return;
     };
-    let pages = &data.kernel_pages;
+    let pages = data.kernel_pages();
     if pages.has_cached_open() {
         return;
     }
@@ -327,7 +334,7 @@ fn drop_kernel_pages(txs: &TxManager, hooks: &KernelHooks, ino: Ino) {
 /// `EIO`: the kernel may return old data.
 pub(crate) fn drop_changed_pages(txs: &TxManager, hooks: &KernelHooks, ino: Ino) -> Result<()> {
     let data = txs.file_lock(ino)?;
-    let pages = &data.kernel_pages;
+    let pages = data.kernel_pages();
     let changes = pages.changes_within(&(0..u64::MAX));
     let may_be_cached = pages.blocks_direct_clients();
     let is_stale = may_be_cached && !hooks.drop_pages(ino, None);
@@ -342,7 +349,7 @@ pub(crate) fn drop_changed_pages(txs: &TxManager, hooks: &KernelHooks, ino: Ino)
 /// See [`crate::Fs::is_cached`].
 pub(crate) fn is_cached(txs: &TxManager, ino: Ino) -> bool {
     let data = txs.file_lock(ino);
-    data.is_ok_and(|data| data.kernel_pages.blocks_direct_clients())
+    data.is_ok_and(|data| data.kernel_pages().blocks_direct_clients())
 }
 
 /// The size of a file and its last byte, without mmap-dirty pages.

@@ -98,7 +98,7 @@ fn buffer_write_locked(
         };
         let part = &data[(at - offset) as usize..(to - offset) as usize];
         bytes[(at - first) as usize..(to - first) as usize].copy_from_slice(part);
-        for kept in lock.kernel_pages.changed_parts(&(at..to)) {
+        for kept in lock.kernel_pages().changed_parts(&(at..to)) {
             let present = visible_page(txs, channel, ino, lock, page)?;
             let within = (kept.start - first) as usize..(kept.end - first) as usize;
             bytes[within.clone()].copy_from_slice(&present[within]);
@@ -121,7 +121,8 @@ fn buffer_write_locked(
 pub(crate) fn check_lost_pages(txs: &TxManager, ino: Ino) -> Result<()> {
     let core = txs.lock_core();
     let live = core.live_inodes.get(&ino);
-    if live.is_some_and(|live| live.file_lock.lock_mmap_dirty().has_lost_pages) {
+    let held = live.and_then(|live| live.file_lock.lock_known_mmap_dirty());
+    if held.is_some_and(|held| held.has_lost_pages) {
         Err(Errno::IO.into())
     } else {
         Ok(())
@@ -287,7 +288,7 @@ pub(crate) fn flush_old(txs: &TxManager) -> Result<()> {
             core.live_inodes
                 .get(ino)?
                 .file_lock
-                .lock_mmap_dirty()
+                .lock_known_mmap_dirty()?
                 .dirty_since
         };
         let others = core

@@ -62,7 +62,7 @@ pub(crate) fn set_size_with(
         return Err(Errno::FBIG.into());
     }
     let lock = txs.file_lock(ino)?;
-    let _telling = lock.kernel_pages.lock_notify();
+    let _telling = lock.kernel_pages().lock_notify();
     let _alone = txs.lock_exclusive(ino, &lock)?;
     txs.with_reserve_fallback(|| redo_log::complete_pending(txs, channel, ino))?;
     privileges::drop_capabilities(txs, ino)?;

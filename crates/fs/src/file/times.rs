@@ -12,7 +12,7 @@ pub(crate) fn flush_times(txs: &TxManager, ino: Ino) -> Result<()> {
         let mut core = txs.lock_core();
         core.collect_direct_write(ino);
         let live = core.live_inodes.get(&ino);
-        live.is_some_and(|live| !live.pending_times.is_empty())
+        live.is_some_and(|live| !live.pending_times().is_empty())
     };
     if !is_noted {
         return Ok(());

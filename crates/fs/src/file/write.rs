@@ -184,7 +184,7 @@ fn write_unsynced(
                 let lock = txs.file_lock(ino)?;
                 let _shared = txs.lock_shared(ino, &lock)?;
                 if !lock.has_mmap_dirty()
-                    && !path.leaves_old_pages(&lock.kernel_pages)
+                    && !path.leaves_old_pages(lock.used_kernel_pages())
                     && overwrite_locked(txs, channel, ino, offset, data, durable, hook)?
                 {
                     return Ok(all(offset));
@@ -238,8 +238,8 @@ fn write_exclusively(
         }
     };
     lock.patch_mmap_dirty(offset, &data[..(written.end - offset) as usize]);
-    if path.leaves_old_pages(&lock.kernel_pages) {
-        lock.kernel_pages.record_change(written.clone());
+    if path.leaves_old_pages(lock.used_kernel_pages()) {
+        lock.kernel_pages().record_change(written.clone());
     }
     Ok(written)
 }
@@ -280,7 +280,7 @@ fn try_overwrite(
         }
         let lock = core.live_inodes.get(&ino).map(|live| &live.file_lock);
         let held = lock.and_then(|lock| Some((lock, lock.try_read()?)));
-        let held = held.filter(|(lock, _)| !path.leaves_old_pages(&lock.kernel_pages));
+        let held = held.filter(|(lock, _)| !path.leaves_old_pages(lock.used_kernel_pages()));
         let Some((_, held)) = held else {
             return Ok(OverwriteAttempt::Locked);
         };

@@ -9,11 +9,12 @@ use crate::live::kernel_pages::KernelPages;
 use crate::live::mmap_dirty::MmapDirtyPages;
 use crate::live::shared_file_map::SharedFileMap;
 use parking_lot::{
-    ArcRwLockReadGuard, ArcRwLockWriteGuard, RawRwLock, RwLock, RwLockReadGuard, RwLockWriteGuard,
+    ArcRwLockReadGuard, ArcRwLockWriteGuard, Mutex, RawRwLock, RwLock, RwLockReadGuard,
+    RwLockWriteGuard,
 };
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 /// A file's lock. Readers and overwriters share it; changes of size or pages take it exclusively.
 /// Both block direct clients.
@@ -23,10 +24,10 @@ pub(crate) struct FileLock {
     file_map: OnceLock<Arc<dyn SharedFileMap>>,
     /// The kernel caches pages of a mapping of the file; a direct write would not change them.
     is_mmapped: AtomicBool,
-    /// Pages stored into mappings and not synced.
-    pub(crate) mmap_dirty: Mutex<MmapDirtyPages>,
-    /// The state of the kernel's page cache for the file.
-    pub(crate) kernel_pages: Arc<KernelPages>,
+    /// Pages stored into mappings and not synced. In a box, because few files have some.
+    pub(crate) mmap_dirty: Mutex<Option<Box<MmapDirtyPages>>>,
+    /// The state of the kernel's page cache for the file, from the first use by the kernel or by direct clients on.
+    kernel_pages: OnceLock<Arc<KernelPages>>,
     /// See [`crate::live::tail_pages`].
     keeps_tail_page: AtomicBool,
 }
@@ -139,10 +140,20 @@ impl FileLock {
         }
     }
 
+    /// The state of the kernel's page cache, for a change or a lock of it.
+    pub(crate) fn kernel_pages(&self) -> &KernelPages {
+        self.kernel_pages.get_or_init(Arc::default)
+    }
+
+    /// The state of the kernel's page cache; `None` is its default.
+    pub(crate) fn used_kernel_pages(&self) -> Option<&KernelPages> {
+        self.kernel_pages.get().map(Arc::as_ref)
+    }
+
     /// A lock for the same file without its map.
     pub(crate) fn without_file_map(&self) -> FileLock {
         FileLock {
-            kernel_pages: Arc::clone(&self.kernel_pages),
+            kernel_pages: self.kernel_pages.clone(),
             ..FileLock::default()
         }
     }

@@ -24,12 +24,12 @@ pub(crate) enum WritePath {
 
 impl WritePath {
     /// Whether the change must be recorded ([`KernelPages::record_change`]). The caller holds the file's lock.
-    pub(crate) fn leaves_old_pages(self, pages: &KernelPages) -> bool {
-        match self {
+    pub(crate) fn leaves_old_pages(self, pages: Option<&KernelPages>) -> bool {
+        pages.is_some_and(|pages| match self {
             WritePath::ThroughCache => false,
             WritePath::PastCache => pages.has_read_pages(),
             WritePath::Copy => pages.has_pages(),
-        }
+        })
     }
 }
 

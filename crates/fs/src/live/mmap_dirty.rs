@@ -4,10 +4,10 @@
 use crate::format::inode::{Ino, Time};
 use crate::format::{PAGE, Page, page_count};
 use crate::live::file_lock::FileLock;
-use pagemesh_base::poison;
+use parking_lot::{MappedMutexGuard, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 
 /// Buffered pages of all files of a file system: 256 MiB. Above it, the files with the most
 /// buffered pages are flushed, synced or not.
@@ -103,34 +103,44 @@ impl MmapDirtyFiles {
 }
 
 impl FileLock {
-    pub(crate) fn lock_mmap_dirty(&self) -> MutexGuard<'_, MmapDirtyPages> {
-        poison::lock(&self.mmap_dirty)
+    /// The buffered pages, for a change.
+    pub(crate) fn lock_mmap_dirty(&self) -> MappedMutexGuard<'_, MmapDirtyPages> {
+        MutexGuard::map(self.mmap_dirty.lock(), |held| {
+            &mut **held.get_or_insert_default()
+        })
+    }
+
+    /// The buffered pages; `None` if the file never had any.
+    pub(crate) fn lock_known_mmap_dirty(&self) -> Option<MappedMutexGuard<'_, MmapDirtyPages>> {
+        MutexGuard::try_map(self.mmap_dirty.lock(), Option::as_deref_mut).ok()
     }
 
     /// The file was closed by every program that may have stored the refused pages.
     pub(crate) fn clear_lost_pages(&self) {
-        self.lock_mmap_dirty().has_lost_pages = false;
+        if let Some(mut held) = self.lock_known_mmap_dirty() {
+            held.has_lost_pages = false;
+        }
     }
 
     /// Whether it has buffered pages.
     pub(crate) fn has_mmap_dirty(&self) -> bool {
-        !self.lock_mmap_dirty().pages.is_empty()
+        let held = self.lock_known_mmap_dirty();
+        held.is_some_and(|held| !held.pages.is_empty())
     }
 
     /// Whether no stored page waits for a sync or was refused.
     pub(crate) fn has_nothing_to_sync(&self) -> bool {
-        let held = self.lock_mmap_dirty();
-        held.pages.is_empty() && !held.has_lost_pages
+        let held = self.lock_known_mmap_dirty();
+        held.is_none_or(|held| held.pages.is_empty() && !held.has_lost_pages)
     }
 
     /// Overlays buffered pages on bytes that were read.
     pub(crate) fn overlay_mmap_dirty(&self, offset: u64, bytes: &mut [u8]) {
         let range = offset..offset + bytes.len() as u64;
-        for (&page, held) in self
-            .lock_mmap_dirty()
-            .pages
-            .range(pages_overlapping(&range))
-        {
+        let Some(held) = self.lock_known_mmap_dirty() else {
+            return;
+        };
+        for (&page, held) in held.pages.range(pages_overlapping(&range)) {
             let (within, at) = overlap_in_page(page, &range);
             bytes[at].copy_from_slice(&held[within]);
         }
@@ -139,7 +149,9 @@ impl FileLock {
     /// Copies bytes that were written to the file into its buffered pages. The caller holds the
     /// file exclusively.
     pub(crate) fn patch_mmap_dirty(&self, offset: u64, data: &[u8]) {
-        self.lock_mmap_dirty().overlay_write(offset, data);
+        if let Some(mut held) = self.lock_known_mmap_dirty() {
+            held.overlay_write(offset, data);
+        }
     }
 }
 

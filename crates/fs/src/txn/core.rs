@@ -27,7 +27,7 @@ use crate::format::superblock::Head;
 use crate::format::{Page, page_map};
 use crate::hash::{NumberMap, NumberSet};
 use crate::io::channel::IoChannel;
-use crate::live::inode::LiveInode;
+use crate::live::inode::{LiveInode, PendingTimes};
 use crate::live::mmap_dirty::MmapDirtyFiles;
 use crate::live::tail_pages::TailPages;
 use crate::live::unseen_writes::UnseenWrites;
@@ -254,10 +254,10 @@ impl Core {
     /// Adds the times that are not in the inode yet.
     pub(crate) fn apply_pending_times(&self, ino: Ino, inode: &mut Inode) {
         if let Some(live) = self.live_inodes.get(&ino) {
-            let mtime = live.pending_times.mtime;
+            let PendingTimes { mtime, atime } = live.pending_times();
             inode.mtime = mtime.unwrap_or(inode.mtime);
             inode.ctime = mtime.map_or(inode.ctime, |time| time.max(inode.ctime));
-            inode.atime = live.pending_times.atime.unwrap_or(inode.atime);
+            inode.atime = atime.unwrap_or(inode.atime);
         }
     }
 
@@ -269,12 +269,7 @@ impl Core {
     /// [`Core::undo_creation`], for an operation that fails.
     pub(crate) fn record_creation(&mut self, ino: Ino, opens: u64) -> (Ino, u64) {
         self.creations += 1;
-        let live = LiveInode {
-            opens,
-            lookups: 1,
-            creation: self.creations,
-            ..LiveInode::default()
-        };
+        let live = LiveInode::created(self.creations, opens);
         self.live_inodes.insert(ino, live);
         (ino, self.creations)
     }
@@ -369,7 +364,7 @@ impl Core {
 
     /// Records the time of a write; the inode gets it later.
     pub(crate) fn record_write_time(&mut self, ino: Ino, now: Time) {
-        self.live_inode(ino).pending_times.mtime = Some(now);
+        self.live_inode(ino).pending_times_mut().mtime = Some(now);
         self.inos_with_pending_times.insert(ino);
     }
 }
@@ -384,7 +379,7 @@ impl Core {
             && (inode.atime <= inode.mtime.max(inode.ctime)
                 || inode.atime.sec.saturating_add(ATIME_AGE_S) < now.sec)
         {
-            self.live_inode(ino).pending_times.atime = Some(now);
+            self.live_inode(ino).pending_times_mut().atime = Some(now);
             self.inos_with_pending_times.insert(ino);
         }
     }
@@ -570,7 +565,7 @@ impl Core {
         }
         for (ino, noted) in books.times_written.into_iter().rev() {
             if let Some(live) = self.live_inodes.get_mut(&ino) {
-                live.pending_times.fill_missing(noted);
+                live.pending_times_mut().fill_missing(noted);
                 self.inos_with_pending_times.insert(ino);
             }
         }

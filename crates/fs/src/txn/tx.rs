@@ -315,7 +315,7 @@ impl Tx<'_> {
         let now = inode.pages + inode.granted_pages();
         self.effects.page_delta += now.cast_signed() - before.cast_signed();
         if let Some(live) = self.core.live_inodes.get_mut(&ino) {
-            let noted = std::mem::take(&mut live.pending_times);
+            let noted = live.take_pending_times();
             if !noted.is_empty() {
                 self.effects.times_written.push((ino, noted));
             }

@@ -15,7 +15,7 @@ use pagemesh_bench::nfs::compare::{Candidate, CompareOptions, LoadedServer};
 use pagemesh_bench::nfs::connections::CONNECTIONS_MAX;
 use pagemesh_bench::nfs::file_set::FileSetScale;
 use pagemesh_bench::nfs::ganesha::{GaneshaOptions, GaneshaServer};
-use pagemesh_bench::nfs::idle_opens::{IdleOpensOptions, run_idle_opens};
+use pagemesh_bench::nfs::idle_opens::{IdleOpensOptions, make_files, run_idle_opens};
 use pagemesh_bench::nfs::mix::OperationMix;
 use pagemesh_bench::nfs::overload::run_overload;
 use pagemesh_bench::nfs::rates::{MEAN_MS_MAX, run_rates};
@@ -245,6 +245,8 @@ fn overload(args: &NfsArgs) -> anyhow::Result<Report> {
 fn idle(args: &NfsArgs) -> anyhow::Result<Report> {
     let scratch = MeasuredServers::start(args, 1)?;
     let served = scratch.serve("pagemesh", args)?;
+    make_files(&served.target, args.opens)?;
+    let served = scratch.restart(served)?;
     let options = IdleOpensOptions {
         opens: args.opens,
         idle: Duration::from_secs(args.idle_seconds),

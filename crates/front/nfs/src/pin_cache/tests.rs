@@ -1,14 +1,10 @@
 #![allow(clippy::unwrap_used)] // Tests.
 
 use super::*;
-use memory::{MemorySpace, wait};
+use crate::testing::memory::{MemorySpace, wait};
 use pagemesh_fs::{Caller, CreateMode, Credentials, Ino, MkfsOptions, SetAttributes, Time, mkfs};
 use std::time::Duration;
 use uuid::Uuid;
-
-#[path = "../../../../fs/tests/support/memory.rs"]
-#[allow(dead_code)]
-mod memory;
 
 const OWNER: Credentials = Credentials { uid: 7, gid: 8 };
 

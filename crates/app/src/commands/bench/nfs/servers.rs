@@ -25,7 +25,7 @@ pub(super) struct ServerDaemon(ChildDaemon);
 /// A file system and its server.
 pub(super) struct ServedFs {
     pub(super) target: NfsTarget,
-    _daemon: ServerDaemon,
+    daemon: ServerDaemon,
 }
 
 /// Options of a server.
@@ -84,13 +84,20 @@ impl MeasuredServers {
     /// Makes a file system, and serves it.
     pub(super) fn serve(&self, name: &str, args: &NfsArgs) -> anyhow::Result<ServedFs> {
         let class = self.create(name, (args.copies, args.size.0))?;
-        let names = [(name, class.as_str())];
-        let (mut targets, daemon) = self.start_server(&names, ServeOptions::default())?;
+        self.serve_existing(name, &class)
+    }
+
+    fn serve_existing(&self, name: &str, class: &str) -> anyhow::Result<ServedFs> {
+        let (mut targets, daemon) = self.start_server(&[(name, class)], ServeOptions::default())?;
         let target = targets.pop().context("the server has no export")?;
-        Ok(ServedFs {
-            target,
-            _daemon: daemon,
-        })
+        Ok(ServedFs { target, daemon })
+    }
+
+    /// Ends the server of a file system, and starts another one.
+    pub(super) fn restart(&self, served: ServedFs) -> anyhow::Result<ServedFs> {
+        let NfsTarget { name, class, .. } = served.target;
+        served.daemon.end();
+        self.serve_existing(&name, &class)
     }
 
     /// Makes a file system, and returns its durability class.

@@ -1,10 +1,10 @@
 //! Latencies at fixed rates: file systems without snapshots, with one and with 100, and the peer.
 //!
-//! Each point begins with a new snapshot, and the oldest one is deleted. So the first write to a page keeps a version in
-//! every round, and not in the first one alone.
+//! After the warm-up of each point a snapshot is taken, and the oldest one is deleted. So the measured time has the first write to
+//! each page after a snapshot, which keeps a version, and has it in every round.
 
+use super::NfsArgs;
 use super::servers::MeasuredServers;
-use super::{NfsArgs, WARMUP_DIVISOR};
 use anyhow::Context;
 use pagemesh_base::layout::VolumeName;
 use pagemesh_bench::BenchError;
@@ -110,12 +110,12 @@ fn write_between_snapshots(
     let most = KEPT.iter().map(|(_, keep)| *keep).max().unwrap_or(0);
     let load = CompareOptions {
         runtime: BETWEEN,
-        warmup: BETWEEN / WARMUP_DIVISOR,
+        warmup: Duration::ZERO,
         mix: OperationMix::WRITES,
         ..options.clone()
     };
     for number in 0..most {
-        server.measure_strictly(RATE_BETWEEN, number, &load)?;
+        server.measure_prepared(RATE_BETWEEN, number, &load)?;
     }
     Ok(())
 }

@@ -6,11 +6,10 @@
 //! moves nothing in a queue, and no search over all clients is needed.
 
 use super::events::RemovalReason;
-use super::ids::{ClientId, Instance, Principal, SessionId, StateNo, Verifier};
+use super::ids::{ClientId, Instance, OwnerNo, Principal, SessionId, StateNo, Verifier};
 use super::limits::LEASE;
 use super::listing::LeaseStatus;
 use super::requests::CreateSessionReply;
-use super::shares::OwnerNo;
 use super::{JournalRecord, NfsState, StateError, StateEvent};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{BuildHasher, RandomState};

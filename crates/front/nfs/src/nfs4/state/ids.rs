@@ -78,6 +78,10 @@ pub struct Verifier(pub [u8; 8]);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StateNo(pub(super) u64);
 
+/// The number of an open owner or a lock owner. Numbers are not used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct OwnerNo(pub(super) u64);
+
 /// A stateid (stateid4). The `other` bytes are the instance (4) and the state's number (8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StateId {

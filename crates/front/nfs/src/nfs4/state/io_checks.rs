@@ -96,8 +96,8 @@ impl NfsState {
         if !open_file.conflicts(access.bits(), ShareBits::NONE, None) {
             return Ok(());
         }
-        let opens = open_file.opens.iter().filter(|it| !own.contains(it));
-        let opens = opens.filter_map(|it| self.shares.opens.get(it));
+        let states = open_file.states.iter().filter(|it| !own.contains(it));
+        let opens = states.filter_map(|it| self.shares.opens.get(&it));
         let denying = opens.filter(|it| it.deny.overlaps(access.bits()));
         let mut clients: Vec<ClientId> = denying.map(|it| it.client).collect();
         clients.sort_unstable();

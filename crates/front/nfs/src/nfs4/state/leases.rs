@@ -80,8 +80,8 @@ impl NfsState {
         let Some(open_file) = self.shares.files.get(&file) else {
             return;
         };
-        let opens = open_file.opens.iter();
-        let opens = opens.filter_map(|it| self.shares.opens.get(it));
+        let states = open_file.states.iter();
+        let opens = states.filter_map(|it| self.shares.opens.get(&it));
         let mut clients: Vec<ClientId> = opens.map(|it| it.client).collect();
         clients.sort_unstable();
         clients.dedup();

@@ -1,13 +1,13 @@
 //! LOCK, LOCKT and LOCKU.
 
-use super::ids::{ClientId, FileKey, StateId, StateNo};
+use super::ids::{ClientId, FileKey, OwnerNo, StateId, StateNo};
 use super::limits::{
     LOCK_STATES_MAX, LOCK_STATES_PER_CLIENT_MAX, OWNER_BYTES_MAX, RANGES_MAX, RANGES_PER_LOCK_MAX,
 };
 use super::listing::LeaseStatus;
 use super::locks::{Lock, LockKind, LockRange, LockRefusal, TableFull};
 use super::requests::{LockArgs, LockDenied, LockError, Locker, ShareBits};
-use super::shares::{OwnerKind, OwnerNo, Shares, next_seqid};
+use super::shares::{OwnerKind, Shares, next_seqid};
 use super::{NfsState, StateError};
 use std::time::Instant;
 

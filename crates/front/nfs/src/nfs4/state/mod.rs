@@ -42,6 +42,7 @@ mod listing;
 mod lock_calls;
 mod locks;
 mod open_calls;
+mod owner_states;
 mod requests;
 mod session_calls;
 mod sessions;

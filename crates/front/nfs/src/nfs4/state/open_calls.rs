@@ -117,8 +117,8 @@ impl NfsState {
         } else {
             StateError::ShareDenied
         };
-        let others = file.opens.iter().filter(|it| Some(**it) != own);
-        let others = others.filter_map(|it| self.shares.opens.get(it));
+        let others = file.states.iter().filter(|it| Some(*it) != own);
+        let others = others.filter_map(|it| self.shares.opens.get(&it));
         let conflicts =
             others.filter(|it| it.access.overlaps(args.deny) || it.deny.overlaps(args.access));
         let mut clients: Vec<ClientId> = conflicts.map(|it| it.client).collect();

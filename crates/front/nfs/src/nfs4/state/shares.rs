@@ -8,16 +8,13 @@
 use super::StateError;
 use super::clients::Client;
 use super::events::StateEvent;
-use super::ids::{ClientId, FileKey, Instance, StateId, StateIdKind, StateNo};
+use super::ids::{ClientId, FileKey, Instance, OwnerNo, StateId, StateIdKind, StateNo};
 use super::limits::{RANGES_MAX, RANGES_PER_FILE_MAX, RANGES_PER_OWNER_MAX};
 use super::locks::{LockTable, LockTableLimits};
+use super::owner_states::OwnerStates;
 use super::requests::ShareBits;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
-
-/// The number of an open owner or a lock owner. Numbers are not used again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct OwnerNo(u64);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OwnerKind {
@@ -92,7 +89,7 @@ pub(super) struct LockState {
 /// A file with opens.
 #[derive(Debug, Default)]
 pub(super) struct OpenFile {
-    pub(super) opens: BTreeSet<StateNo>,
+    pub(super) states: OwnerStates,
     /// Opens with access READ, access WRITE, deny READ, deny WRITE.
     counts: [u32; 4],
     pub(super) locks: Option<Box<LockTable<OwnerNo>>>,
@@ -140,8 +137,6 @@ pub(super) struct Shares {
     pub(super) locks: HashMap<StateNo, LockState>,
     pub(super) files: HashMap<FileKey, OpenFile>,
     pub(super) owners: HashMap<OwnerNo, Owner>,
-    /// The state of an owner in a file.
-    by_owner: HashMap<(OwnerNo, FileKey), StateNo>,
     next_number: u64,
     /// Opens that deny something.
     denying: usize,
@@ -205,7 +200,7 @@ impl Shares {
         file: &FileKey,
     ) -> Option<StateNo> {
         let owner = Self::owner_of(client, name, kind)?;
-        self.by_owner.get(&(owner, *file)).copied()
+        self.files.get(file)?.states.get(owner)
     }
 
     /// Counts one more state of an owner.
@@ -262,7 +257,6 @@ impl Shares {
         let number = StateNo(self.next_number());
         let owner = self.hold_owner(client, name, OwnerKind::Open);
         client.opens.insert(number);
-        self.by_owner.insert((owner, file), number);
         let mut modes = OpenModes::default();
         modes.add(access, deny);
         let open = Open {
@@ -278,8 +272,8 @@ impl Shares {
         self.opens.insert(number, open);
         self.denying += usize::from(deny != ShareBits::NONE);
         let open_file = self.files.entry(file).or_default();
-        let is_first = open_file.opens.is_empty();
-        open_file.opens.insert(number);
+        let is_first = open_file.states.is_empty();
+        open_file.states.insert(owner, number);
         open_file.add(access, deny);
         (number, is_first)
     }
@@ -350,12 +344,11 @@ impl Shares {
         }
         client.opens.remove(&number);
         self.denying -= usize::from(open.deny != ShareBits::NONE);
-        self.by_owner.remove(&(open.owner, open.file));
         self.release_owner(client, open.owner);
         if let Some(file) = self.files.get_mut(&open.file) {
-            file.opens.remove(&number);
+            file.states.remove(open.owner);
             file.subtract(open.access, open.deny);
-            if file.opens.is_empty() {
+            if file.states.is_empty() {
                 self.files.remove(&open.file);
                 events.push(StateEvent::FileUnused(open.file));
             }
@@ -373,7 +366,9 @@ impl Shares {
         let number = StateNo(self.next_number());
         let owner = self.hold_owner(client, name, OwnerKind::Lock);
         client.lock_states.insert(number);
-        self.by_owner.insert((owner, file), number);
+        if let Some(file) = self.files.get_mut(&file) {
+            file.states.insert(owner, number);
+        }
         let state = LockState {
             client: client.id,
             owner,
@@ -410,7 +405,9 @@ impl Shares {
             }
         }
         client.lock_states.remove(&number);
-        self.by_owner.remove(&(state.owner, state.file));
+        if let Some(file) = self.files.get_mut(&state.file) {
+            file.states.remove(state.owner);
+        }
         self.release_owner(client, state.owner);
         self.with_locks(&state.file, |table| table.release(state.owner));
     }

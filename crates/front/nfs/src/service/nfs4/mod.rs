@@ -222,6 +222,9 @@ impl Nfs4 {
     }
 }
 
+#[cfg(test)]
+mod tests;
+
 /// The id of a state, as the state machine has it.
 fn state_id(id: crate::nfs4::arguments::WireStateid) -> StateId {
     StateId {

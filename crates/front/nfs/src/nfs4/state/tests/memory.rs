@@ -47,11 +47,11 @@ fn check(is_locked: bool, bytes_max: u64) {
 
 /// The peak counts, with tables that grow at that moment.
 #[test]
-fn open_takes_less_than_1_kib() {
-    check(false, 1024);
+fn open_takes_less_than_512_bytes() {
+    check(false, 512);
 }
 
 #[test]
-fn open_with_a_lock_takes_less_than_2_kib() {
-    check(true, 2048);
+fn open_with_a_lock_takes_less_than_1536_bytes() {
+    check(true, 1536);
 }
