@@ -237,6 +237,20 @@ const forget: Handler = (call) => {
   return { status: 204 };
 };
 
+const expireNfsClient: Handler = (call) => {
+  const id = call.names[0];
+  let lost: { opens: number; locks: number } | null = null;
+  for (const { export: state } of call.world.nfs) {
+    const found = state.nfs4_clients?.find((it) => it.client === id);
+    if (!found) continue;
+    lost = { opens: found.opens, locks: found.locks };
+    state.nfs4_clients = state.nfs4_clients!.filter((it) => it !== found);
+    state.nfs4_clients_total = state.nfs4_clients.length;
+  }
+  if (!lost) throw new Refused(404, "not-found", `no NFS server has a client ${id}`, "list them with: pagemesh nfs clients");
+  return { body: lost };
+};
+
 function snapshotOf(call: Call) {
   const found = call.world.snapshots.find((it) => it.volume === call.names[0] && it.name === call.names[1]);
   if (!found) throw new Refused(404, "not-found", `there is no snapshot ${call.names.slice(0, 2).join("@")}`, "list what there is with: pagemesh snapshot list");
@@ -386,6 +400,7 @@ const ROUTES: [string, string, Role, Handler][] = [
   ["GET", "volumes/*/bookmarks", "viewer", (call) => ({ body: call.world.bookmarks.filter((it) => it.volume === call.names[0]) })],
   ["GET", "volumes/*/snapshot-space", "viewer", snapshotSpace],
   ["GET", "nfs", "viewer", ({ world }) => ({ body: world.nfs })],
+  ["DELETE", "nfs/clients/*", "operator", expireNfsClient],
   ["POST", "schedules", "operator", createSchedule],
   ["GET", "schedules", "viewer", ({ world }) => ({ body: world.schedules.map((it) => it.info) })],
   ["GET", "schedules/*", "viewer", (call) => ({ body: scheduleOf(call) })],

@@ -1,7 +1,7 @@
 // An invented cluster with everything that a page can show: lost bricks, resyncs, replicas, damage, names with markup.
 
 import type {
-  BookmarkInfo, BrickInfo, ClusterStatus, Column, EventRecord, Layout, Leg, LegState, NfsExport, ScheduleDetail, Severity, SnapshotInfo, TokenInfo, VolumeDetail, VolumeInfo,
+  BookmarkInfo, BrickInfo, ClusterStatus, Column, EventRecord, Layout, Leg, LegState, Nfs4Client, NfsExport, ScheduleDetail, Severity, SnapshotInfo, TokenInfo, VolumeDetail, VolumeInfo,
 } from "../src/api/types.ts";
 import { randomFrom, uuidFrom } from "./random.ts";
 
@@ -222,10 +222,17 @@ function addSnapshots(world: World): void {
 function addNfs(world: World): void {
   const operation = (name: string, calls: number, mean_us: number, errors = 0) => ({ name, calls, errors, mean_ns: mean_us * 1000, p50_ns: mean_us * 800, p99_ns: mean_us * 7_000 });
   const clients = Array.from({ length: 6 }, (_, index) => ({ address: `10.0.4.${index + 11}`, connections: 1 + (index % 2), calls: 84_000 - index * 9_300, idle_s: index * index * 4 }));
+  const holder = (index: number, name: string, changed: Partial<Nfs4Client>): Nfs4Client => ({ client: `1f00ba5e0000000${index}`, address: `10.0.4.${index + 10}:702`, name, minor_version: 1, lease: "active", renewed_s: 11, is_reclaiming: false, sessions: 1, running: 0, opens: 0, locks: 0, file_systems: ["home"], ...changed });
+  const nfs4_clients = [
+    holder(1, "Linux NFSv4.1 db-3.example.org", { opens: 412, locks: 96, running: 2 }),
+    holder(2, `Linux NFSv4.1 laptop-17 ${MARKUP}`, { lease: "expired", renewed_s: 31_000, opens: 7, locks: 2, file_systems: ["home", "web-assets"] }),
+    holder(3, "Linux NFSv4.1 build-1.example.org", { is_reclaiming: true, opens: 1 }),
+    holder(4, "Linux NFSv4.1 new", { lease: "unconfirmed", sessions: 0, file_systems: [] }),
+  ];
   world.nfs.push({
     volume: "home", reported_ms_ago: 3_200,
     export: {
-      addresses: ["10.0.1.7:2049"], clients, clients_total: 6, step_ms: 10_000,
+      addresses: ["10.0.1.7:2049"], clients, clients_total: 6, nfs4_clients, nfs4_clients_total: 4, step_ms: 10_000,
       paths: [{ path: "/home", rules: ["10.0.4.0/24(rw,root_squash)", "*(ro,all_squash)"] }, { path: `/home/${MARKUP}`, rules: ["10.0.4.11(rw,no_root_squash)"] }],
       operations: [operation("READ", 52_310, 96), operation("LOOKUP", 41_002, 31, 830), operation("GETATTR", 30_911, 22), operation("WRITE", 12_440, 170), operation("READDIRPLUS", 903, 410), operation("COMMIT", 640, 220)],
       workers: { threads: 6, threads_max: 32, blocked: 1, queued: 2, mean_wait_ns: 1_900_000, stalled: false, last_change: "grew to 6: a call waited 1.2 ms" },

@@ -130,6 +130,8 @@ export const snapshotSpace = (of: string, dropped: string[] = [], signal?: Abort
 export const bookmarks = (of: string, signal?: AbortSignal) => get<BookmarkInfo[]>(`/volumes/${name(of)}/bookmarks`, signal);
 
 export const nfsExports = (signal?: AbortSignal) => get<NfsExport[]>("/nfs", signal);
+/** Waits for the server of the client, up to 25 s. */
+export const expireNfsClient = (client: string) => remove<{ opens: number; locks: number }>(`/nfs/clients/${name(client)}`);
 
 export const schedules = (signal?: AbortSignal) => get<ScheduleInfo[]>("/schedules", signal);
 export const schedule = (of: string, signal?: AbortSignal) => get<ScheduleDetail>(`/schedules/${name(of)}`, signal);

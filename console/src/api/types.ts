@@ -219,6 +219,22 @@ export interface NfsOperation {
   p99_ns: number;
 }
 
+/** A client of NFSv4.1. Its numbers are of all file systems of the server. */
+export interface Nfs4Client {
+  client: string;
+  address: string;
+  name: string;
+  minor_version: number;
+  lease: "unconfirmed" | "active" | "expired";
+  renewed_s: number;
+  is_reclaiming: boolean;
+  sessions: number;
+  running: number;
+  opens: number;
+  locks: number;
+  file_systems: string[];
+}
+
 export interface NfsExportState {
   addresses: string[];
   paths: { path: string; rules: string[] }[];
@@ -231,6 +247,9 @@ export interface NfsExportState {
   grace?: { left_s: number; clients: number };
   listed_clients?: number;
   unwritten_records?: number;
+  /** The ones with the most locks and opens first; a server of an earlier release has none. */
+  nfs4_clients?: Nfs4Client[];
+  nfs4_clients_total?: number;
 }
 
 /** A file system that is served over NFS, with the age of its report. */

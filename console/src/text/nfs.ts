@@ -1,5 +1,5 @@
 // The state of NFS exports in words and numbers. Pure.
-import type { NfsExport, NfsExportState } from "../api/types.ts";
+import type { Nfs4Client, NfsExport, NfsExportState } from "../api/types.ts";
 import { roughDuration } from "./format.ts";
 import type { Tone } from "./words.ts";
 
@@ -32,4 +32,19 @@ export function meanLatency(state: NfsExportState): number | null {
 export function worstLatency(state: NfsExportState): number | null {
   const busy = state.operations.filter((it) => it.calls > 0);
   return busy.length > 0 ? Math.max(...busy.map((it) => it.p99_ns)) : null;
+}
+
+/** The state of a client of NFSv4.1. */
+export function nfsClientState(client: Nfs4Client): { tone: Tone; text: string; meaning: string } {
+  if (client.lease === "unconfirmed") return { tone: "plain", text: "no session", meaning: "The client has not made a session yet." };
+  if (client.lease === "expired") {
+    return { tone: "warn", text: "expired", meaning: "The lease is over. The client keeps its opens and locks until another client needs them." };
+  }
+  if (client.is_reclaiming) return { tone: "busy", text: "reclaims", meaning: "The client takes the opens and locks back that it had before a restart of the server." };
+  return { tone: "good", text: "active", meaning: "The lease runs." };
+}
+
+/** Seconds since a client renewed its lease. */
+export function renewedSeconds(client: Nfs4Client, shown: NfsExport): number {
+  return client.renewed_s + Math.floor(shown.reported_ms_ago / 1000);
 }

@@ -481,3 +481,14 @@ check("the theme is switched and remembered", {}, async (page) => {
   await page.getByText("Busiest volumes").waitFor();
   expect(await ground()).toBe(dark);
 });
+
+check("an operator expires an NFS client", { path: "/nfs", role: "operator" }, async (page) => {
+  await button(page, "home").click();
+  const row = page.getByRole("row").filter({ hasText: "db-3.example.org" });
+  await row.getByText("active").waitFor();
+  await row.getByRole("button", { name: /^Expire/ }).click();
+  await dialog(page).getByText("The client loses 412 opens and 96 locks").waitFor();
+  await button(page, "Expire client").click();
+  await dialog(page).waitFor({ state: "detached" });
+  await row.waitFor({ state: "detached" });
+});

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
-import type { NfsExport, NfsOperation } from "../../src/api/types.ts";
-import { callsPerSecond, meanLatency, nfsState, worstLatency } from "../../src/text/nfs.ts";
+import type { Nfs4Client, NfsExport, NfsOperation } from "../../src/api/types.ts";
+import { callsPerSecond, meanLatency, nfsClientState, nfsState, renewedSeconds, worstLatency } from "../../src/text/nfs.ts";
 
 function operation(name: string, calls: number, mean_ns: number, p99_ns: number): NfsOperation {
   return { name, calls, errors: 0, mean_ns, p50_ns: mean_ns, p99_ns };
@@ -26,4 +26,11 @@ test("a server without reports is silent, and one without free workers is stalle
   const stalled = served();
   stalled.export.workers.stalled = true;
   expect(nfsState(stalled).text).toBe("stalled");
+});
+
+test("a client shows its lease, and the age of its renewal counts on since the report", () => {
+  const client: Nfs4Client = { client: "1f00ba5e00000001", address: "10.0.4.11:702", name: "Linux NFSv4.1 db", minor_version: 1, lease: "active", renewed_s: 11, is_reclaiming: false, sessions: 1, running: 0, opens: 3, locks: 1, file_systems: ["home"] };
+  const text = (changed: Partial<Nfs4Client>) => nfsClientState({ ...client, ...changed }).text;
+  expect([text({}), text({ is_reclaiming: true }), text({ lease: "unconfirmed" }), text({ lease: "expired" })]).toEqual(["active", "reclaims", "no session", "expired"]);
+  expect(renewedSeconds(client, served([], 2_900))).toBe(13);
 });

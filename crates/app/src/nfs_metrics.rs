@@ -5,6 +5,7 @@ use crate::standby::StandbyState;
 use pagemesh_base::layout::VolumeName;
 use pagemesh_metrics::MetricPage;
 use pagemesh_metrics::catalogue::nfs;
+use pagemesh_nfs::nfs4::state::{RemovalReason, StateCounts};
 use pagemesh_nfs::{
     CallFigures, ExportFigures, Figures, Nfs4Status, PROCEDURE_NAMES, Server, SizingReason,
     latency_bound,
@@ -55,12 +56,34 @@ fn add_nfs4(page: &mut MetricPage, status: &Nfs4Status) {
         grace.map_or(0, |it| it.left.as_secs()),
     );
     page.add(&nfs::GRACE_CLIENTS, &[], grace.map_or(0, |it| it.clients));
+    add_counts(page, &status.counts);
+    for (reason, removed) in RemovalReason::ALL.iter().zip(status.removals) {
+        page.add(&nfs::REMOVED_CLIENTS, &[reason.name()], removed);
+    }
     for list in &status.lists {
         let labels = [list.file_system.as_str()];
         page.add(&nfs::LISTED_CLIENTS, &labels, list.clients);
         page.add(&nfs::LIST_RECORDS, &labels, list.records);
         page.add(&nfs::LIST_UNWRITTEN, &labels, list.unwritten);
     }
+}
+
+fn add_counts(page: &mut MetricPage, counts: &StateCounts) {
+    let (unconfirmed, expired) = (counts.unconfirmed_clients, counts.courtesy_clients);
+    let active = counts.clients - unconfirmed - expired;
+    for (lease, clients) in [
+        ("unconfirmed", unconfirmed),
+        ("active", active),
+        ("expired", expired),
+    ] {
+        page.add(&nfs::CLIENTS, &[lease], clients);
+    }
+    page.add(&nfs::SESSIONS, &[], counts.sessions);
+    page.add(&nfs::OPENS, &[], counts.opens);
+    page.add(&nfs::LOCKED_RANGES, &[], counts.ranges);
+    page.add(&nfs::REPLY_BYTES, &["kept"], counts.cached_bytes);
+    let reserved = counts.cached_bytes_reserved;
+    page.add(&nfs::REPLY_BYTES, &["reserved"], reserved);
 }
 
 fn add_export(page: &mut MetricPage, figures: &ExportFigures) {

@@ -6,6 +6,7 @@
 mod support;
 
 use pagemesh_nfs_client::nfs3::{Create, CreateHow, SetAttributes, StableHow, Write};
+use pagemesh_nfs_client::nfs4::{Lock, Nfs4Client, Nfs4Result, Open, OpenFile, status};
 use pagemesh_nfs_client::{Client, Credential};
 use rustix::mount::UnmountFlags;
 use std::fs;
@@ -397,5 +398,83 @@ fn standby_outlasts_a_manager_that_restarts_at_its_takeover() {
     let server = NfsServer::start(&cluster, &any_port(), None, &options).unwrap();
     assert!(manager.has_dropped.load(Ordering::SeqCst));
     assert_eq!(make_in(&server.address, "/files"), Ok(()));
+    server.stop();
+}
+
+/// A client of version 4.1 that may open files.
+fn nfs4_client(address: &str, owner: &str) -> Nfs4Client {
+    let address = address.parse().unwrap();
+    let limit = Duration::from_secs(60);
+    let owner = (owner.as_bytes(), [7; 8]);
+    let mut client = Nfs4Client::connect(address, Credential::sys(0, 0), owner, limit).unwrap();
+    client.reclaim_complete().unwrap();
+    client
+}
+
+/// Opens a file of the export, and locks its first bytes.
+fn lock_file(client: &mut Nfs4Client) -> Nfs4Result<OpenFile> {
+    let root = client.export(b"files")?;
+    let open = Open {
+        creates: true,
+        ..Open::shared(b"opener")
+    };
+    let file = client.open(&root, b"locked", open)?;
+    let lock = Lock {
+        owner: b"locker",
+        offset: 0,
+        length: 100,
+        is_reclaim: false,
+    };
+    client.lock(&file, lock)?;
+    Ok(file)
+}
+
+fn error_of<T>(result: Nfs4Result<T>) -> Option<u32> {
+    result.err().and_then(|it| it.status())
+}
+
+#[test]
+fn operator_expires_the_holder_of_a_lock() {
+    let cluster = cluster();
+    let metrics = ["--metrics", "127.0.0.1:0"];
+    let server = NfsServer::start(&cluster, &any_port(), None, &metrics).unwrap();
+    let mut holder = nfs4_client(&server.address, "Linux NFSv4.1 holder");
+    let mut other = nfs4_client(&server.address, "other");
+    let file = lock_file(&mut holder).unwrap();
+    assert_eq!(error_of(lock_file(&mut other)), Some(status::DENIED));
+    let id = format!("{:016x}", holder.id());
+    let listed = |name: &str| {
+        let clients = cluster.json(&["nfs", "clients", "files"]);
+        let clients = clients.as_array().unwrap().iter();
+        let mut named = clients.filter(|it| it["name"] == name);
+        named.next().cloned()
+    };
+    // The server reports each 10 s.
+    until("the holder is listed with its lock", || {
+        listed("Linux NFSv4.1 holder").is_some_and(|it| {
+            let state = (&it["client"], &it["opens"], &it["locks"], &it["lease"]);
+            assert_eq!(it["minor_version"], 1);
+            state == (&id.as_str().into(), &1.into(), &1.into(), &"active".into())
+        })
+    });
+    assert!(cluster.ok(&["nfs", "clients"]).contains(&id));
+    let unknown = ["nfs", "expire", "0123456789abcdef"];
+    cluster.refused(&unknown, &["no NFS server has", "pagemesh nfs clients"]);
+    let said = cluster.ok(&["nfs", "expire", &id]);
+    assert!(said.contains("lost 1 opens and 1 locked ranges"), "{said}");
+    let written = holder.write(&file, 0, b"too late");
+    assert_eq!(error_of(written), Some(status::BADSESSION));
+    lock_file(&mut other).unwrap();
+    // The command waits for the report after the expiry.
+    assert_eq!(listed("Linux NFSv4.1 holder"), None);
+    cluster.refused(&["nfs", "expire", &id], &["no NFS server has"]);
+    let page = support::scrape::page(&server.daemon.metrics_line());
+    let value = |sample: &str| support::scrape::value(&page, &format!("pagemesh_nfs_{sample}"));
+    assert_eq!(value("clients{lease=\"active\"}"), 1);
+    assert_eq!(value("removed_clients_total{reason=\"command\"}"), 1);
+    assert_eq!(value("removed_clients_total{reason=\"lease\"}"), 0);
+    assert_eq!((value("sessions"), value("opens")), (1, 1));
+    assert_eq!(value("locked_ranges"), 1);
+    assert!(value("session_reply_bytes{state=\"reserved\"}") > 0);
     server.stop();
 }

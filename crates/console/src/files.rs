@@ -4,10 +4,10 @@ use crate::ConsoleFile;
 
 pub(crate) const FILES: &[ConsoleFile] = &[
     ConsoleFile {
-        path: "/assets/console-oEHA9M2s.js",
+        path: "/assets/console-BMLsVW8P.js",
         content_type: "text/javascript; charset=utf-8",
-        etag: "\"98aae3ac87948aaed7812f8db423e404\"",
-        bytes: include_bytes!("../assets/assets/console-oEHA9M2s.js"),
+        etag: "\"4ae40d280e7451cbda2ae48b35098934\"",
+        bytes: include_bytes!("../assets/assets/console-BMLsVW8P.js"),
     },
     ConsoleFile {
         path: "/assets/icon-WOU32JyF.svg",
@@ -24,7 +24,7 @@ pub(crate) const FILES: &[ConsoleFile] = &[
     ConsoleFile {
         path: "/index.html",
         content_type: "text/html; charset=utf-8",
-        etag: "\"402cc3a79e4190c8cded58715fd7a87a\"",
+        etag: "\"36058f55bc4296137b5cf4d9907c4125\"",
         bytes: include_bytes!("../assets/index.html"),
     },
 ];

@@ -4,6 +4,7 @@ use crate::access::TokenName;
 use crate::call_key::{BadKey, IdempotencyKey};
 use crate::error_code::ErrorCode;
 use crate::layout_state::LayoutChangeError;
+use crate::nfs_fault::NfsClientFault;
 use crate::placement::PlacementError;
 use crate::shape::ShapeError;
 use crate::snapshots::SnapshotFault;
@@ -47,6 +48,9 @@ pub enum Fault {
     /// A snapshot cannot be made, found or deleted.
     #[error(transparent)]
     Snapshot(#[from] SnapshotFault),
+    /// A client of an NFS server cannot be expired.
+    #[error(transparent)]
+    NfsClient(#[from] NfsClientFault),
     /// No volume of this name.
     #[error("there is no volume {0}")]
     NoSuchVolume(VolumeName),
@@ -240,6 +244,7 @@ impl Fault {
             },
             Fault::Store(_) | Fault::Random(_) | Fault::AdminToken(_) => ErrorCode::Internal,
             Fault::Snapshot(fault) => fault.code(),
+            Fault::NfsClient(fault) => fault.code(),
             Fault::NoSuchVolume(_)
             | Fault::NotServed(_)
             | Fault::NoSuchBrick(_)
@@ -305,6 +310,7 @@ impl Fault {
             Fault::Placement(_) => "choose a smaller size, add a brick, or delete a volume",
             Fault::LayoutChange(change) => change_hint(change),
             Fault::Snapshot(fault) => fault.hint(),
+            Fault::NfsClient(fault) => fault.hint(),
             Fault::Store(StoreError::EarlierWriteFailed(_)) => {
                 "make room on the disk of the manager's store or repair it, and start the manager again if nothing restarts it"
             }

@@ -58,6 +58,8 @@ mod media_figures;
 mod metrics;
 mod nfs_book;
 mod nfs_exports;
+mod nfs_fault;
+mod nfs_orders;
 pub mod placement;
 mod published;
 mod publisher;

@@ -51,6 +51,9 @@ pub const PENDING_DELETES_MAX: usize = 1 << 16;
 /// thousands easily.
 pub const METRIC_VOLUMES: usize = 20;
 
+/// Limit of an order to an NFS server: its next report, the end of requests in progress, and a margin.
+const NFS_ORDER_LIMIT: Duration = Duration::from_secs(25);
+
 /// How the manager reaches bricks.
 pub trait BrickConnector: Send + Sync {
     /// Opens a control connection to the brick at `host:port`; this may block for a bounded time.
@@ -105,6 +108,8 @@ pub struct ManagerSettings {
     pub metric_volumes: usize,
     /// The times of cuts for snapshots.
     pub cut: CutTimes,
+    /// Limit of an order to an NFS server, which reports each 10 s. It is shorter than the limit of a request.
+    pub nfs_order: Duration,
 }
 
 impl Default for ManagerSettings {
@@ -116,6 +121,7 @@ impl Default for ManagerSettings {
             watch: WatchTimes::default(),
             metric_volumes: METRIC_VOLUMES,
             cut: CutTimes::default(),
+            nfs_order: NFS_ORDER_LIMIT,
         }
     }
 }

@@ -1,15 +1,17 @@
-//! The last report of each volume that is served over NFS.
+//! The last report of each volume that is served over NFS, and the orders to its server.
 
+use crate::nfs_orders::NfsOrderTable;
 use crate::wire::{NfsExport, NfsExportState};
 use pagemesh_base::layout::{EpochNumber, VolumeName};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// The last report of each served volume.
+/// The last report of each served volume, and the orders to the servers.
 #[derive(Default)]
 pub(crate) struct NfsExports {
     reports: Mutex<BTreeMap<VolumeName, ReceivedNfs>>,
+    pub(crate) orders: NfsOrderTable,
 }
 
 /// A report, and its sender.

@@ -3,28 +3,32 @@
 //! Invariants: the last report of a volume is kept in memory, and is bounded. It counts only as long as the client that sent it has
 //! the volume attached. The lock of the reports is taken after the manager's, never before it.
 
+use crate::events::EventDraft;
 use crate::fault::Fault;
 use crate::manager::Manager;
 use crate::nfs_book::ReceivedNfs;
+use crate::nfs_fault::NfsClientFault;
+use crate::nfs_orders::{OrderOutcome, OrderRefusal};
 use crate::volumes::check_attachment;
-use crate::wire::{NFS_LIST_MAX, NFS_TEXT_BYTES_MAX, NfsExport, NfsExportState, ReportNfs};
+use crate::wire::{
+    LostNfsState, NFS_LIST_MAX, NFS_ORDERS_MAX, NFS_TEXT_BYTES_MAX, Nfs4ClientId, NfsExpiryResult,
+    NfsExport, NfsExportState, NfsOrders, ReportNfs,
+};
 use pagemesh_base::layout::VolumeName;
 
 impl Manager {
-    /// Takes the state of the NFS export of a volume from the client that has attached it.
+    /// Takes the state of the NFS export of a volume from the client that has attached it, and returns the orders to it.
     ///
     /// # Errors
     /// When there is no such volume, another client has attached it, or a list or text is too long.
-    pub fn report_nfs(&self, name: &VolumeName, report: ReportNfs) -> Result<(), Fault> {
-        if let Some(export) = &report.export {
-            check_bounds(export)?;
-        }
+    pub fn report_nfs(&self, name: &VolumeName, report: ReportNfs) -> Result<NfsOrders, Fault> {
+        check_bounds(&report)?;
         // Held over the record: a report would otherwise come back after its volume was deleted.
         let book = self.state();
         check_attachment(name, book.volume(name)?, Some(report.attachment))?;
         let Some(export) = report.export else {
             self.nfs_exports.remove(name);
-            return Ok(());
+            return Ok(NfsOrders::default());
         };
         let received = ReceivedNfs {
             attachment: report.attachment,
@@ -32,7 +36,73 @@ impl Manager {
             export,
         };
         self.nfs_exports.reports().insert(name.clone(), received);
-        Ok(())
+        let expire = self.nfs_exports.orders.exchange(name, &report.expiries);
+        Ok(NfsOrders { expire })
+    }
+
+    /// Lets the server of a client of NFSv4.1 expire it, and waits for the result: the client has lost its opens and locks, and cannot
+    /// reclaim them.
+    ///
+    /// # Errors
+    /// When no server has the client, the server does not answer in time, or it could not complete the expiry.
+    pub fn expire_nfs_client(&self, client: Nfs4ClientId) -> Result<LostNfsState, Fault> {
+        let volume = self.volume_of_nfs_client(client)?;
+        let orders = &self.nfs_exports.orders;
+        orders
+            .place(&volume, client)
+            .map_err(|refusal| match refusal {
+                OrderRefusal::Running => NfsClientFault::Busy(client).into(),
+                OrderRefusal::Full => Fault::TooMany {
+                    what: "orders to expire clients of this NFS server",
+                    most: NFS_ORDERS_MAX,
+                },
+            })?;
+        let result = match orders.wait(&volume, client, self.settings.nfs_order) {
+            OrderOutcome::Answered(result) => result,
+            OrderOutcome::NotGiven => return Err(NfsClientFault::NotGiven(volume).into()),
+            OrderOutcome::NotAnswered => return Err(NfsClientFault::NotAnswered(volume).into()),
+        };
+        self.record_nfs_expiry(&volume, client, result);
+        match result {
+            NfsExpiryResult::Expired(lost) => Ok(lost),
+            NfsExpiryResult::Unknown => Err(NfsClientFault::Unknown(client).into()),
+            NfsExpiryResult::Running(requests) => {
+                Err(NfsClientFault::Running { client, requests }.into())
+            }
+            NfsExpiryResult::Unwritten => Err(NfsClientFault::Unwritten(client).into()),
+        }
+    }
+
+    /// A volume of the server of a client: the one with the newest report.
+    fn volume_of_nfs_client(&self, client: Nfs4ClientId) -> Result<VolumeName, Fault> {
+        let has_client = |it: &&NfsExport| {
+            let mut clients = it.export.nfs4_clients.iter();
+            clients.any(|known| known.client == client)
+        };
+        let exports = self.nfs_exports();
+        let newest = exports
+            .iter()
+            .filter(has_client)
+            .min_by_key(|it| it.reported_ms_ago);
+        let found = newest.map(|it| it.volume.clone());
+        Ok(found.ok_or(NfsClientFault::Unknown(client))?)
+    }
+
+    fn record_nfs_expiry(
+        &self,
+        volume: &VolumeName,
+        client: Nfs4ClientId,
+        result: NfsExpiryResult,
+    ) {
+        let lost = match result {
+            NfsExpiryResult::Unknown => return,
+            NfsExpiryResult::Expired(lost) => Some(lost),
+            NfsExpiryResult::Running(_) | NfsExpiryResult::Unwritten => None,
+        };
+        let expired = EventDraft::nfs_client_expired(volume, &self.actor(), client, lost);
+        if let Err(error) = self.commit(&mut self.state(), &[], vec![expired]) {
+            tracing::error!(%error, "cannot write down that an NFS client was expired");
+        }
     }
 
     /// The NFS exports of the volumes that are attached by the client that serves them, by name.
@@ -68,24 +138,13 @@ impl Manager {
 }
 
 /// Checks that a report is no larger than a server makes it.
-fn check_bounds(export: &NfsExportState) -> Result<(), Fault> {
-    let rules = export.paths.iter().map(|it| it.rules.len());
-    let lists = [
-        export.addresses.len(),
-        export.paths.len(),
-        export.clients.len(),
-        export.operations.len(),
-    ];
-    let longest_list = lists.into_iter().chain(rules).max().unwrap_or(0);
-    let paths = export.paths.iter();
-    let path_texts = paths.flat_map(|it| std::iter::once(&it.path).chain(&it.rules));
-    let texts = path_texts
-        .chain(&export.addresses)
-        .chain(export.clients.iter().map(|it| &it.address))
-        .chain(export.operations.iter().map(|it| &it.name))
-        .chain([&export.workers.last_change]);
-    let longest_text = texts.map(String::len).max().unwrap_or(0);
-    if longest_list > NFS_LIST_MAX || longest_text > NFS_TEXT_BYTES_MAX {
+fn check_bounds(report: &ReportNfs) -> Result<(), Fault> {
+    let export = report.export.as_ref();
+    let (longest_list, longest_text) = export.map_or((0, 0), longest);
+    if longest_list > NFS_LIST_MAX
+        || longest_text > NFS_TEXT_BYTES_MAX
+        || report.expiries.len() > NFS_ORDERS_MAX
+    {
         return Err(Fault::invalid_field(
             format!(
                 "a report of an NFS export has lists of at most {NFS_LIST_MAX} entries and texts of at most {NFS_TEXT_BYTES_MAX} bytes"
@@ -94,4 +153,31 @@ fn check_bounds(export: &NfsExportState) -> Result<(), Fault> {
         ));
     }
     Ok(())
+}
+
+/// The entries of the longest list, and the bytes of the longest text.
+fn longest(export: &NfsExportState) -> (usize, usize) {
+    let rules = export.paths.iter().map(|it| it.rules.len());
+    let holders = export.nfs4_clients.iter();
+    let lists = [
+        export.addresses.len(),
+        export.paths.len(),
+        export.clients.len(),
+        export.operations.len(),
+        export.nfs4_clients.len(),
+    ];
+    let file_systems = holders.clone().map(|it| it.file_systems.len());
+    let lists = lists.into_iter().chain(rules).chain(file_systems);
+    let paths = export.paths.iter();
+    let path_texts = paths.flat_map(|it| std::iter::once(&it.path).chain(&it.rules));
+    let holder_texts =
+        holders.flat_map(|it| [&it.address, &it.name].into_iter().chain(&it.file_systems));
+    let texts = path_texts
+        .chain(holder_texts)
+        .chain(&export.addresses)
+        .chain(export.clients.iter().map(|it| &it.address))
+        .chain(export.operations.iter().map(|it| &it.name))
+        .chain([&export.workers.last_change]);
+    let longest_text = texts.map(String::len).max();
+    (lists.max().unwrap_or(0), longest_text.unwrap_or(0))
 }

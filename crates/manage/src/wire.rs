@@ -34,8 +34,9 @@ pub use devices::{
 };
 pub use holders::{AttachVolume, HolderSign, HolderStatus, ReportHolder};
 pub use nfs::{
-    NFS_LIST_MAX, NFS_TEXT_BYTES_MAX, NfsClient, NfsExport, NfsExportState, NfsGrace, NfsOperation,
-    NfsPath, NfsWorkers, ReportNfs,
+    BadNfs4ClientId, LostNfsState, NFS_LIST_MAX, NFS_ORDERS_MAX, NFS_TEXT_BYTES_MAX, Nfs4Client,
+    Nfs4ClientId, Nfs4Lease, NfsClient, NfsExpiry, NfsExpiryResult, NfsExport, NfsExportState,
+    NfsGrace, NfsOperation, NfsOrders, NfsPath, NfsWorkers, ReportNfs,
 };
 pub use problem::{ErrorBody, PROBLEM_JSON};
 pub use rollbacks::{BeginRollback, EndedRollback, FinishRollback, StartRollbackCopy};

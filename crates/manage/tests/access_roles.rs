@@ -68,6 +68,7 @@ const OPERATOR: &[(&str, &str)] = &[
     ("POST", "/api/v1/volumes/{name}/replicas/detach"),
     ("POST", "/api/v1/volumes/{name}/replicas/promote"),
     ("POST", "/api/v1/events/{seq}/acknowledge"),
+    ("DELETE", "/api/v1/nfs/clients/{client}"),
 ];
 /// Calls of administrators.
 const ADMIN: &[(&str, &str)] = &[

@@ -5,11 +5,14 @@ mod cluster;
 use cluster::{Cluster, MIB, attach_request, create_request, name};
 use pagemesh_base::layout::EpochNumber;
 use pagemesh_manage::fault::Fault;
+use pagemesh_manage::store::Store;
 use pagemesh_manage::wire::{
-    ErrorCode, NFS_LIST_MAX, NFS_TEXT_BYTES_MAX, NfsClient, NfsExportState, NfsPath, ReportNfs,
+    ErrorCode, EventFilter, EventKind, LostNfsState, NFS_LIST_MAX, NFS_ORDERS_MAX,
+    NFS_TEXT_BYTES_MAX, Nfs4Client, Nfs4ClientId, Nfs4Lease, NfsClient, NfsExpiry, NfsExpiryResult,
+    NfsExportState, NfsPath, ReportNfs,
 };
-use pagemesh_manage::{LayoutKind, Manager};
-use std::time::Duration;
+use pagemesh_manage::{LayoutKind, Manager, ManagerSettings};
+use std::time::{Duration, Instant};
 
 /// Creates a volume and attaches it.
 fn attach(manager: &Manager, volume: &str) -> EpochNumber {
@@ -41,7 +44,86 @@ fn report(
     attachment: EpochNumber,
     export: Option<NfsExportState>,
 ) -> Result<(), Fault> {
-    manager.report_nfs(&name(volume), ReportNfs { attachment, export })
+    let answers = Vec::new();
+    exchange(manager, volume, attachment, (export, answers)).map(drop)
+}
+
+/// Reports with answers to orders, and returns the open orders.
+fn exchange(
+    manager: &Manager,
+    volume: &str,
+    attachment: EpochNumber,
+    (export, expiries): (Option<NfsExportState>, Vec<NfsExpiry>),
+) -> Result<Vec<Nfs4ClientId>, Fault> {
+    let report = ReportNfs {
+        attachment,
+        export,
+        expiries,
+    };
+    let orders = manager.report_nfs(&name(volume), report);
+    orders.map(|orders| orders.expire)
+}
+
+const HOLDER: Nfs4ClientId = Nfs4ClientId(0x1f00_ba5e_0000_0001);
+
+/// The state of a server with one client of NFSv4.1.
+fn state_with_holder() -> NfsExportState {
+    let holder = Nfs4Client {
+        client: HOLDER,
+        address: "10.0.0.5:702".into(),
+        name: "Linux NFSv4.1 db".into(),
+        minor_version: 1,
+        lease: Nfs4Lease::Active,
+        renewed_s: 3,
+        is_reclaiming: false,
+        sessions: 1,
+        running: 0,
+        opens: 2,
+        locks: 3,
+        file_systems: vec!["files".into()],
+    };
+    NfsExportState {
+        nfs4_clients: vec![holder],
+        nfs4_clients_total: 1,
+        ..NfsExportState::default()
+    }
+}
+
+/// Reports until there is an order.
+fn await_order(manager: &Manager, attachment: EpochNumber) {
+    let until = Instant::now() + Duration::from_secs(60);
+    let report = || {
+        let state = (Some(state_with_holder()), Vec::new());
+        exchange(manager, "files", attachment, state).expect("taken")
+    };
+    while report() != [HOLDER] {
+        assert!(Instant::now() < until, "no order");
+        std::thread::yield_now();
+    }
+}
+
+/// The end of an order to expire the holder that its server answers so.
+fn expire_with(
+    manager: &Manager,
+    attachment: EpochNumber,
+    result: NfsExpiryResult,
+) -> Result<LostNfsState, Fault> {
+    let state = Some(state_with_holder());
+    report(manager, "files", attachment, state).expect("taken");
+    std::thread::scope(|scope| {
+        let call = scope.spawn(|| manager.expire_nfs_client(HOLDER));
+        await_order(manager, attachment);
+        // The order is given until its answer, and no other call has the client meanwhile.
+        await_order(manager, attachment);
+        let busy = manager.expire_nfs_client(HOLDER);
+        assert_refused(busy, ErrorCode::InUse);
+        let client = HOLDER;
+        let answers = vec![NfsExpiry { client, result }];
+        let state = (Some(state_with_holder()), answers);
+        let orders = exchange(manager, "files", attachment, state);
+        assert_eq!(orders.expect("taken"), []);
+        call.join().expect("no panic")
+    })
 }
 
 fn assert_refused<T: std::fmt::Debug>(answer: Result<T, Fault>, wanted: ErrorCode) {
@@ -126,4 +208,75 @@ fn too_long_reports_are_refused() {
     assert_eq!(listed(&manager), [""; 0]);
     let longest = state_with_clients(NFS_LIST_MAX);
     report(&manager, "files", attachment, Some(longest)).expect("taken");
+}
+
+#[test]
+fn server_expires_a_client_by_order() {
+    let cluster = Cluster::new(2);
+    let manager = cluster.manager_with_bricks_alive();
+    let attachment = attach(&manager, "files");
+    let lost = LostNfsState { opens: 2, locks: 3 };
+    let expire = |result| expire_with(&manager, attachment, result);
+    assert_eq!(expire(NfsExpiryResult::Expired(lost)).expect("done"), lost);
+    let refused = |result, wanted| assert_refused(expire(result), wanted);
+    refused(NfsExpiryResult::Unknown, ErrorCode::NotFound);
+    refused(NfsExpiryResult::Running(4), ErrorCode::InUse);
+    refused(NfsExpiryResult::Unwritten, ErrorCode::InUse);
+    let filter = EventFilter::default();
+    let (events, _) = manager.list_events(&filter, 1000);
+    let expiries = events
+        .into_iter()
+        .filter(|it| it.kind == EventKind::NfsClientExpired);
+    let texts: Vec<String> = expiries.map(|it| it.text.clone()).collect();
+    assert_eq!(texts.len(), 3, "{texts:?}");
+    let named = "1f00ba5e00000001";
+    assert!(texts.iter().all(|it| it.contains(named)), "{texts:?}");
+    let lost = "lost 2 opens and 3 locked ranges";
+    assert!(texts.iter().any(|it| it.contains(lost)), "{texts:?}");
+}
+
+#[test]
+fn unknown_nfs_client_is_not_expired() {
+    let cluster = Cluster::new(2);
+    let manager = cluster.manager_with_bricks_alive();
+    let attachment = attach(&manager, "files");
+    let unknown = manager.expire_nfs_client(HOLDER).expect_err("unknown");
+    assert_eq!(unknown.code(), ErrorCode::NotFound);
+    assert!(unknown.hint().contains("pagemesh nfs clients"));
+    // The report of an earlier attachment does not count.
+    let state = Some(state_with_holder());
+    report(&manager, "files", attachment, state).expect("taken");
+    attach_again(&manager, "files");
+    assert_refused(manager.expire_nfs_client(HOLDER), ErrorCode::NotFound);
+}
+
+#[test]
+fn order_ends_without_a_report_or_an_answer() {
+    let cluster = Cluster::new(2);
+    let settings = ManagerSettings {
+        nfs_order: Duration::from_millis(200),
+        ..ManagerSettings::default()
+    };
+    let store = Store::open(&cluster.store()).expect("opened");
+    let manager = cluster.manager_with_settings(store, settings);
+    cluster.send_heartbeats(&manager);
+    let attachment = attach(&manager, "files");
+    let state = Some(state_with_holder());
+    report(&manager, "files", attachment, state).expect("taken");
+    let expire = || manager.expire_nfs_client(HOLDER).expect_err("no answer");
+    assert!(expire().to_string().contains("does not report"));
+    // A late answer changes nothing, and the order is gone.
+    let result = NfsExpiryResult::Unknown;
+    let client = HOLDER;
+    let answers = vec![NfsExpiry { client, result }];
+    let late = exchange(
+        &manager,
+        "files",
+        attachment,
+        (Some(state_with_holder()), answers),
+    );
+    assert_eq!(late.expect("taken"), []);
+    let many = vec![NfsExpiry { client, result }; NFS_ORDERS_MAX + 1];
+    let many = exchange(&manager, "files", attachment, (None, many));
+    assert_refused(many, ErrorCode::BadRequest);
 }

@@ -263,6 +263,12 @@ pub mod nfs {
         LISTED_CLIENTS Gauge "pagemesh_nfs_listed_clients" ["export"] "Clients of NFSv4.1 that may reclaim their state after a restart.";
         LIST_RECORDS Counter "pagemesh_nfs_list_records_total" ["export"] "Records of the stable list of clients since the start of the server.";
         LIST_UNWRITTEN Gauge "pagemesh_nfs_list_records_unwritten" ["export"] "Records of the stable list of clients that are not durable yet.";
+        CLIENTS Gauge "pagemesh_nfs_clients" ["lease"] "Clients of NFSv4.1 by their lease: `unconfirmed` without a session so far, `active`, and `expired` ones that keep their state until another client needs it.";
+        SESSIONS Gauge "pagemesh_nfs_sessions" [] "Sessions of NFSv4.1.";
+        OPENS Gauge "pagemesh_nfs_opens" [] "Opens of files by clients of NFSv4.1.";
+        LOCKED_RANGES Gauge "pagemesh_nfs_locked_ranges" [] "Byte ranges that clients of NFSv4.1 have locked.";
+        REMOVED_CLIENTS Counter "pagemesh_nfs_removed_clients_total" ["reason"] "Clients of NFSv4.1 that the server has removed with their state. Expired ones: `command` by an operator, `lease` without state, `conflict` because another client needed a file or range, `courtesy` after 24 h, `limit` for want of room. Others: `destroyed` by themselves, `replaced` by a restarted client, `unconfirmed` without a session.";
+        REPLY_BYTES Gauge "pagemesh_nfs_session_reply_bytes" ["state"] "Bytes of replies for repeated requests of sessions: `kept` ones, and those that sessions have `reserved`.";
         STALLED Gauge "pagemesh_nfs_stalled" ["export"] "Whether calls run, and none has ended for a second: 1, or 0.";
         FENCED Gauge "pagemesh_nfs_fenced" ["export"] "Whether another client has the volume, so that calls are refused: 1, or 0.";
     }

@@ -5,6 +5,8 @@ mod fences;
 mod idmap;
 mod mounts;
 mod nfs;
+mod nfs_clients;
+mod nfs_expiries;
 mod nfs_reports;
 
 use clap::Subcommand;

@@ -77,7 +77,9 @@ pub use groups::{GroupLookup, system_groups};
 pub use listener::BoundAddress;
 pub use server::{Server, ServerError, StopReport};
 pub use service::is_fenced;
-pub use service::nfs4::{Clock, ListStatus, Nfs4Options, Nfs4Status};
+pub use service::nfs4::{
+    Clock, ExpiryProgress, ListStatus, Nfs4ClientStatus, Nfs4Options, Nfs4Status,
+};
 pub use workers::call_figures::{CallFigures, LATENCY_BUCKETS, latency_bound};
 pub use workers::figures::{ExportFigures, Figures};
 pub use workers::sizing::SizingReason;

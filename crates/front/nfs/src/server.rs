@@ -18,9 +18,10 @@ use crate::export::ErrorHook;
 use crate::export_table::{ExportedPath, Exports};
 use crate::limits::{ABANDON_LIMIT, ACCEPT_PAUSE, Limits, POLLERS_MAX, POLLERS_MIN};
 use crate::listener::BoundAddress;
+use crate::nfs4::state::{ClientId, ExpiredState};
 use crate::poller::{END_EVENT, Poller};
 use crate::service::Service;
-use crate::service::nfs4::{Nfs4Options, Nfs4Status};
+use crate::service::nfs4::{ExpiryProgress, Nfs4ClientStatus, Nfs4Options, Nfs4Status};
 use crate::stop_signal::StopSignal;
 use crate::supervisor::Supervisor;
 use crate::workers::figures::Figures;
@@ -201,10 +202,29 @@ impl Server {
         self.state.dispatcher.figures()
     }
 
-    /// The grace period and the stable lists of NFSv4.1.
+    /// The grace period, the stable lists and the counts of NFSv4.1.
     #[must_use]
     pub fn nfs4_status(&self) -> Nfs4Status {
         self.state.dispatcher.service.nfs4.status()
+    }
+
+    /// The clients of NFSv4.1, by id.
+    #[must_use]
+    pub fn nfs4_clients(&self) -> Vec<Nfs4ClientStatus> {
+        self.state.dispatcher.service.nfs4.clients()
+    }
+
+    /// Begins to expire a client of NFSv4.1: it loses its sessions at once, and its opens and locks after its requests in progress. None if
+    /// there is no such client. It does not wait; [`Server::expiry_progress`] tells of the end.
+    #[must_use]
+    pub fn expire_client(&self, client: ClientId) -> Option<ExpiredState> {
+        self.state.dispatcher.service.nfs4.expire(client)
+    }
+
+    /// The progress of an expiry. Records are durable a few seconds after the client has lost its state, if its file systems take writes.
+    #[must_use]
+    pub fn expiry_progress(&self, client: ClientId) -> ExpiryProgress {
+        self.state.dispatcher.service.nfs4.expiry_progress(client)
     }
 
     /// The clients with connections, the one with the most calls first.

@@ -7,7 +7,10 @@ mod support;
 use pagemesh_fs::{Fs, MkfsOptions, mkfs};
 use pagemesh_nfs::handle::HandleKey;
 use pagemesh_nfs::limits::Limits;
-use pagemesh_nfs::{Export, ExportOptions, Exports, Nfs4Options, Server, ServiceFileStore};
+use pagemesh_nfs::nfs4::state::{ClientId, ExpiredState, RemovalReason};
+use pagemesh_nfs::{
+    ExpiryProgress, Export, ExportOptions, Exports, Nfs4Options, Server, ServiceFileStore,
+};
 use pagemesh_nfs_client::Credential;
 use pagemesh_nfs_client::nfs4::{Lock, Nfs4Client, Nfs4Result, Open, OpenFile, status};
 use std::sync::Arc;
@@ -167,6 +170,35 @@ fn client_reclaims_its_lock_and_others_wait() {
         other.close(&others).unwrap();
         other.destroy().unwrap();
     }
+}
+
+#[test]
+fn expired_client_does_not_reclaim_after_a_crash() {
+    let mut world = Restarts::new(ExportOptions::default());
+    let mut client = world.client("first");
+    let file = locked(&mut client);
+    let id = ClientId(client.id());
+    let listed = world.server().nfs4_clients();
+    let named: Vec<_> = listed.iter().map(|it| &it.file_systems[..]).collect();
+    assert_eq!(named, [["data"]]);
+    let (opens, ranges) = (1, 1);
+    let lost = world.server().expire_client(id);
+    assert_eq!(lost, Some(ExpiredState { opens, ranges }));
+    refused(client.write(&file, 0, b"late"), status::BADSESSION);
+    let until = Instant::now() + Duration::from_secs(60);
+    // A sweep of the server writes the record.
+    while world.server().expiry_progress(id) != ExpiryProgress::Ended {
+        assert!(Instant::now() < until, "the record is not durable");
+        std::thread::yield_now();
+    }
+    let removals = world.server().nfs4_status().removals;
+    assert_eq!(removals[RemovalReason::Operator as usize], 1);
+    assert_eq!(world.server().expire_client(id), None);
+    world.restart();
+    assert_eq!(world.clients_in_grace(), 0);
+    let mut client = world.connect("first");
+    refused(client.reclaim_open(&file.handle, SHARED), status::NO_GRACE);
+    locked(&mut world.client("other"));
 }
 
 #[test]

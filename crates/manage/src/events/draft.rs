@@ -5,7 +5,7 @@
 use super::record::{EventKind, Severity, Subject, SubjectKind, TEXT_BYTES_MAX};
 use crate::records::BrickRecord;
 use crate::tier_policy::TierPolicy;
-use crate::wire::{BrickDevice, DeviceChange};
+use crate::wire::{BrickDevice, DeviceChange, LostNfsState, Nfs4ClientId};
 use pagemesh_base::brick_name::BrickLabel;
 use pagemesh_base::layout::{EpochNumber, VolumeName};
 use std::time::Duration;
@@ -406,6 +406,26 @@ impl EventDraft {
     pub(crate) fn detached(volume: &VolumeName, client: &str, actor: &str) -> EventDraft {
         let text = format!("The client {client} no longer has the volume {volume} attached.");
         EventDraft::of_volume(EventKind::Detached, Severity::Info, volume, actor, text)
+    }
+
+    /// `lost` is the state that the client has lost; none if the server is still at it.
+    pub(crate) fn nfs_client_expired(
+        volume: &VolumeName,
+        actor: &str,
+        client: Nfs4ClientId,
+        lost: Option<LostNfsState>,
+    ) -> EventDraft {
+        let effect = match lost {
+            Some(LostNfsState { opens, locks }) => {
+                format!("It has lost {opens} opens and {locks} locked ranges.")
+            }
+            None => "It loses its opens and locks as soon as its server can release them.".into(),
+        };
+        let text = format!(
+            "The NFS client {client} of the server of the file system {volume} was expired. {effect}"
+        );
+        let kind = EventKind::NfsClientExpired;
+        EventDraft::of_volume(kind, Severity::Info, volume, actor, text)
     }
 
     pub(crate) fn volume_created(volume: &VolumeName, actor: &str, bytes: u64) -> EventDraft {

@@ -33,6 +33,8 @@ pub enum EventKind {
     Attached,
     /// The attachment of a volume has ended.
     Detached,
+    /// An operator has expired a client of an NFS server.
+    NfsClientExpired,
     /// A volume was created.
     VolumeCreated,
     /// A volume has grown.

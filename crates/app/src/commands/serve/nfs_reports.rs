@@ -2,12 +2,13 @@
 //!
 //! Invariant: a report has the calls since the last report that the manager took. A manager without an answer costs nothing but that step.
 
+use super::nfs_clients::{self, shortened};
+use super::nfs_expiries::Expiries;
 use anyhow::Context;
 use pagemesh_base::layout::{EpochNumber, VolumeName};
 use pagemesh_manage::ManagerClient;
 use pagemesh_manage::wire::{
-    NFS_LIST_MAX, NFS_TEXT_BYTES_MAX, NfsClient, NfsExportState, NfsGrace, NfsOperation, NfsPath,
-    NfsWorkers, ReportNfs,
+    NFS_LIST_MAX, NfsClient, NfsExportState, NfsGrace, NfsOperation, NfsPath, NfsWorkers, ReportNfs,
 };
 use pagemesh_nfs::{
     CallFigures, ClientFigures, ExportFigures, ExportedPath, LATENCY_BUCKETS, Nfs4Status,
@@ -15,7 +16,8 @@ use pagemesh_nfs::{
 };
 use pagemesh_volume::Volume;
 use std::collections::HashMap;
-use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::ops::ControlFlow;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -40,6 +42,7 @@ struct ServerReports {
     /// The sums of each file system in its last report, and the time of it.
     reported: HashMap<String, (ProcedureSums, Instant)>,
     started: Instant,
+    expiries: Expiries,
 }
 
 impl NfsReporter {
@@ -55,13 +58,13 @@ impl NfsReporter {
             server: Arc::clone(server),
             reported: HashMap::new(),
             started: Instant::now(),
+            expiries: Expiries::default(),
         };
         let (stop, stopped) = mpsc::channel();
         let run = move || {
             loop {
                 reports.send();
-                let waited = stopped.recv_timeout(REPORT_INTERVAL);
-                if waited != Err(RecvTimeoutError::Timeout) {
+                if reports.wait(&stopped).is_break() {
                     return reports.send_end();
                 }
             }
@@ -89,8 +92,25 @@ impl Drop for NfsReporter {
 }
 
 impl ServerReports {
+    /// Waits for the time of the next report. The end of an expiry is reported at once. Break: the server ends.
+    fn wait(&mut self, stopped: &Receiver<()>) -> ControlFlow<()> {
+        let until = Instant::now() + REPORT_INTERVAL;
+        loop {
+            let now = Instant::now();
+            let left = until.saturating_duration_since(now);
+            if self.expiries.look(&*self.server, now) || left.is_zero() {
+                return ControlFlow::Continue(());
+            }
+            let pause = self.expiries.pause().map_or(left, |it| it.min(left));
+            if stopped.recv_timeout(pause) != Err(RecvTimeoutError::Timeout) {
+                return ControlFlow::Break(());
+            }
+        }
+    }
+
     fn send(&mut self) {
         let (clients, paths) = (self.server.clients(), self.server.paths());
+        let nfs4_clients = self.server.nfs4_clients();
         let nfs4 = self.server.nfs4_status();
         for figures in self.server.figures().exports {
             let Some(name) = figures.export.clone() else {
@@ -116,20 +136,22 @@ impl ServerReports {
                 .map(shown_client)
                 .collect();
             add_nfs4(&mut state, &nfs4, &name);
+            nfs_clients::add(&mut state, &nfs4_clients, &name);
             if self.report(&name, Some(state)) {
                 self.reported.insert(name, (figures.procedures, now));
             }
         }
     }
 
-    fn send_end(&self) {
-        for (name, _) in &self.volumes {
+    fn send_end(&mut self) {
+        let names: Vec<_> = self.volumes.iter().map(|(name, _)| name.clone()).collect();
+        for name in names {
             self.report(name.as_str(), None);
         }
     }
 
-    /// Whether the manager took the report.
-    fn report(&self, name: &str, export: Option<NfsExportState>) -> bool {
+    /// Sends a report, and takes the orders of the manager. Whether the manager took the report.
+    fn report(&mut self, name: &str, export: Option<NfsExportState>) -> bool {
         let named = self
             .volumes
             .iter()
@@ -141,12 +163,19 @@ impl ServerReports {
         let report = ReportNfs {
             attachment: EpochNumber(volume.attachment().0),
             export,
+            expiries: self.expiries.answers(name),
         };
-        let taken = self.manager.report_nfs(name, &report);
-        if let Err(cause) = &taken {
-            tracing::debug!(%cause, "the state of an NFS export was not reported");
+        match self.manager.report_nfs(name, &report) {
+            Ok(orders) => {
+                self.expiries.answers_taken(name, report.expiries.len());
+                self.expiries.begin(&*self.server, name, &orders.expire);
+                true
+            }
+            Err(cause) => {
+                tracing::debug!(%cause, "the state of an NFS export was not reported");
+                false
+            }
         }
-        taken.is_ok()
     }
 }
 
@@ -235,17 +264,6 @@ fn shown_paths(paths: &[ExportedPath], name: &str) -> Vec<NfsPath> {
     shown.collect()
 }
 
-/// A path that a report may have.
-fn shortened(path: &str) -> String {
-    let fits = path.len() <= NFS_TEXT_BYTES_MAX;
-    let end = path.floor_char_boundary(NFS_TEXT_BYTES_MAX - 3);
-    if fits {
-        path.to_owned()
-    } else {
-        format!("{}...", &path[..end])
-    }
-}
-
 fn shown_client(client: &ClientFigures) -> NfsClient {
     NfsClient {
         address: client.address.to_string(),
@@ -283,13 +301,5 @@ mod tests {
         let (before, now) = (calls(&[(3, 5)]), calls(&[(3, 5), (4, 7)]));
         let step = since(&now, &before);
         assert_eq!((step.calls, step.latency[3], step.latency[4]), (7, 0, 7));
-    }
-
-    #[test]
-    fn long_paths_are_shortened_at_a_character() {
-        let path = format!("/{}", "ü".repeat(NFS_TEXT_BYTES_MAX));
-        let shown = shortened(&path);
-        assert!(shown.len() <= NFS_TEXT_BYTES_MAX && shown.ends_with("..."));
-        assert_eq!(shortened("/home"), "/home");
     }
 }

@@ -3,11 +3,10 @@
 use super::clients::{Client, NewClient};
 use super::events::RemovalReason;
 use super::ids::ClientId;
-use super::journal::JournalRecord;
 use super::limits::{CLIENTS_MAX, OWNER_BYTES_MAX, UNCONFIRMED_MAX};
 use super::listing::LeaseStatus;
 use super::requests::{ExchangeIdArgs, ExchangeIdReply, StateProtection, exchange_flags};
-use super::{NfsState, StateError, StateEvent};
+use super::{NfsState, StateError};
 use std::time::Instant;
 
 fn reply(client: &Client) -> ExchangeIdReply {
@@ -52,13 +51,14 @@ impl NfsState {
     ///
     /// # Errors
     /// As above; INVAL for unknown flags and SP4_MACH_CRED, ENCR_ALG_UNSUPP for SP4_SSV, DELAY if the
-    /// server has too many clients.
+    /// server has too many clients, or while an operator expires this one.
     pub fn exchange_id(
         &mut self,
         args: &ExchangeIdArgs<'_>,
         now: Instant,
     ) -> Result<ExchangeIdReply, StateError> {
         check_exchange_id(args)?;
+        self.check_not_expiring(args.owner)?;
         let is_update = args.flags & exchange_flags::UPD_CONFIRMED_REC_A != 0;
         let Some(client) = self.clients.confirmed(args.owner) else {
             if is_update {
@@ -125,15 +125,7 @@ impl NfsState {
         if record.has_state() {
             return Err(StateError::ClientIdBusy);
         }
-        if record.is_confirmed() && !record.has_reclaimed {
-            let (owner, principal) = (record.owner.clone(), record.principal);
-            for export in self.grace.reclaimable(&owner, principal) {
-                let owner = owner.clone();
-                let record = JournalRecord::Removed { owner };
-                self.events.push(StateEvent::Journal { export, record });
-            }
-            self.complete_reclaims(&owner, principal);
-        }
+        self.revoke_reclaims(client);
         self.remove_client(client, RemovalReason::Destroyed);
         Ok(())
     }

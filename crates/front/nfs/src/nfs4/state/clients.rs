@@ -37,6 +37,8 @@ pub(super) struct Client {
     pub(super) sessions: Vec<SessionId>,
     /// Requests in progress.
     pub(super) running: usize,
+    /// An operator expires it: its state goes after its requests in progress.
+    pub(super) is_expiring: bool,
     /// RECLAIM_COMPLETE was there.
     pub(super) has_reclaimed: bool,
     /// The file systems with lists that have the client as active in this run.
@@ -205,6 +207,7 @@ impl ClientTable {
             last_session: None,
             sessions: Vec::new(),
             running: 0,
+            is_expiring: false,
             has_reclaimed: false,
             listed_in: BTreeSet::new(),
             reclaimed_in: BTreeSet::new(),

@@ -24,6 +24,37 @@ pub enum RemovalReason {
     Operator,
 }
 
+impl RemovalReason {
+    /// The number of reasons.
+    pub const COUNT: usize = 8;
+    /// All reasons.
+    pub const ALL: [Self; Self::COUNT] = [
+        Self::Destroyed,
+        Self::Replaced,
+        Self::Unconfirmed,
+        Self::LeaseExpired,
+        Self::Conflict,
+        Self::CourtesyEnded,
+        Self::Limit,
+        Self::Operator,
+    ];
+
+    /// The name in metrics.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Destroyed => "destroyed",
+            Self::Replaced => "replaced",
+            Self::Unconfirmed => "unconfirmed",
+            Self::LeaseExpired => "lease",
+            Self::Conflict => "conflict",
+            Self::CourtesyEnded => "courtesy",
+            Self::Limit => "limit",
+            Self::Operator => "command",
+        }
+    }
+}
+
 /// An effect of a call outside of the state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StateEvent {

@@ -109,6 +109,23 @@ impl NfsState {
         }
     }
 
+    /// Takes the right to reclaim from a client for ever.
+    pub(super) fn revoke_reclaims(&mut self, client: ClientId) {
+        let Ok(client) = self.clients.get(client) else {
+            return;
+        };
+        if !client.is_confirmed() || client.has_reclaimed {
+            return;
+        }
+        let (owner, principal) = (client.owner.clone(), client.principal);
+        for export in self.grace.reclaimable(&owner, principal) {
+            let owner = owner.clone();
+            let record = JournalRecord::Removed { owner };
+            self.events.push(StateEvent::Journal { export, record });
+        }
+        self.complete_reclaims(&owner, principal);
+    }
+
     /// The grace period; none if it is over.
     #[must_use]
     pub fn grace_status(&self, now: Instant) -> Option<GraceStatus> {
@@ -149,6 +166,12 @@ impl NfsState {
             return Err(StateError::ReclaimBad);
         }
         Ok(())
+    }
+
+    /// Whether a client may still reclaim state.
+    pub(super) fn has_reclaims(&self, client: &Client) -> bool {
+        let reclaimable = self.grace.reclaimable(&client.owner, client.principal);
+        !client.has_reclaimed && !reclaimable.is_empty()
     }
 
     /// Puts the client into the list of a file system, once in a run.

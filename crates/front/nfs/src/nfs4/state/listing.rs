@@ -1,6 +1,7 @@
 //! The state as operators see it.
 
 use super::NfsState;
+use super::clients::Client;
 use super::ids::ClientId;
 use std::net::SocketAddr;
 use std::ops::Bound;
@@ -33,6 +34,8 @@ pub struct ClientListing {
     pub lease_age: Duration,
     /// Whether it has completed its reclaims.
     pub has_reclaimed: bool,
+    /// Whether it may still reclaim state.
+    pub may_reclaim: bool,
     /// Sessions.
     pub sessions: usize,
     /// Requests in progress.
@@ -41,6 +44,10 @@ pub struct ClientListing {
     pub opens: usize,
     /// Lock states.
     pub lock_states: usize,
+    /// Locked ranges.
+    pub ranges: usize,
+    /// The numbers of the file systems in which it has got state.
+    pub file_systems: Vec<u32>,
 }
 
 /// Counts of all state.
@@ -48,6 +55,8 @@ pub struct ClientListing {
 pub struct StateCounts {
     /// Client records, confirmed or not.
     pub clients: usize,
+    /// Client records without a session so far.
+    pub unconfirmed_clients: usize,
     /// Expired clients that keep their state.
     pub courtesy_clients: usize,
     /// Sessions.
@@ -74,20 +83,32 @@ impl NfsState {
     pub fn clients(&self, after: Option<ClientId>, max: usize, now: Instant) -> Vec<ClientListing> {
         let start = after.map_or(Bound::Unbounded, Bound::Excluded);
         let clients = self.clients.iter_from(start).take(max);
-        clients
-            .map(|client| ClientListing {
-                client: client.id,
-                owner: client.owner.clone(),
-                address: client.address,
-                status: client.status,
-                lease_age: now.saturating_duration_since(client.renewed_at),
-                has_reclaimed: client.has_reclaimed,
-                sessions: client.sessions.len(),
-                running: client.running,
-                opens: client.opens.len(),
-                lock_states: client.lock_states.len(),
-            })
-            .collect()
+        clients.map(|client| self.listing(client, now)).collect()
+    }
+
+    fn listing(&self, client: &Client, now: Instant) -> ClientListing {
+        let file_systems = client.listed_in.union(&client.reclaimed_in);
+        ClientListing {
+            client: client.id,
+            owner: client.owner.clone(),
+            address: client.address,
+            status: client.status,
+            lease_age: now.saturating_duration_since(client.renewed_at),
+            has_reclaimed: client.has_reclaimed,
+            may_reclaim: self.has_reclaims(client),
+            sessions: client.sessions.len(),
+            running: client.running,
+            opens: client.opens.len(),
+            lock_states: client.lock_states.len(),
+            ranges: self.ranges_of(client),
+            file_systems: file_systems.copied().collect(),
+        }
+    }
+
+    /// The locked ranges of a client.
+    pub(super) fn ranges_of(&self, client: &Client) -> usize {
+        let states = client.lock_states.iter();
+        states.map(|state| self.locked_ranges(*state)).sum()
     }
 
     /// Whether an open denies access to others.
@@ -107,6 +128,7 @@ impl NfsState {
     pub fn counts(&self) -> StateCounts {
         StateCounts {
             clients: self.clients.len(),
+            unconfirmed_clients: self.clients.with_status(LeaseStatus::Unconfirmed),
             courtesy_clients: self.clients.with_status(LeaseStatus::Courtesy),
             sessions: self.sessions.len(),
             opens: self.shares.opens.len(),

@@ -21,7 +21,7 @@
 //! | FREE_STATEID, TEST_STATEID | [`NfsState::free_stateid`], [`NfsState::test_stateid`] |
 //! | the current stateid | [`CompoundStateIds`] |
 //! | time | [`NfsState::tick`] at [`NfsState::next_deadline`] |
-//! | operators | [`NfsState::clients`], [`NfsState::counts`], [`NfsState::expire_client`] |
+//! | operators | [`NfsState::clients`], [`NfsState::counts`], [`NfsState::expire_client`], [`NfsState::expiring`] |
 //!
 //! Every call may leave [`StateEvent`]s. The service takes them under the same mutex, in order. A reply that
 //! grants state in a file system waits until all records for its list are durable; other replies do not.
@@ -32,6 +32,7 @@ mod client_calls;
 mod clients;
 mod error;
 mod events;
+mod expiry;
 mod grace;
 mod ids;
 mod io_checks;
@@ -50,6 +51,7 @@ mod shares;
 
 pub use error::StateError;
 pub use events::{RemovalReason, StateEvent};
+pub use expiry::ExpiredState;
 pub use grace::{GraceStatus, LateReclaims};
 pub use ids::{
     ClientId, CompoundStateIds, FileKey, Instance, Principal, SessionId, StateId, StateNo, Verifier,

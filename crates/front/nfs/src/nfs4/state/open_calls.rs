@@ -1,6 +1,5 @@
 //! OPEN, OPEN_DOWNGRADE, CLOSE, FREE_STATEID and TEST_STATEID.
 
-use super::events::RemovalReason;
 use super::ids::{ClientId, FileKey, StateId, StateNo};
 use super::limits::{OPENS_MAX, OPENS_PER_CLIENT_MAX, OWNER_BYTES_MAX};
 use super::listing::LeaseStatus;
@@ -193,7 +192,7 @@ impl NfsState {
             .shares
             .lock_of(client, stateid, None, self.instance)
             .map_err(|_| StateError::LocksHeld)?;
-        if self.has_ranges(number) {
+        if self.locked_ranges(number) > 0 {
             return Err(StateError::LocksHeld);
         }
         let client = self.clients.get_mut(client)?;
@@ -201,12 +200,13 @@ impl NfsState {
         Ok(())
     }
 
-    fn has_ranges(&self, lock_state: StateNo) -> bool {
+    /// The locked ranges of a lock state.
+    pub(super) fn locked_ranges(&self, lock_state: StateNo) -> usize {
         let ranges = self.shares.locks.get(&lock_state).and_then(|state| {
             let file = self.shares.files.get(&state.file)?;
             Some(file.locks.as_ref()?.owner_ranges(state.owner))
         });
-        ranges.is_some_and(|it| it > 0)
+        ranges.unwrap_or(0)
     }
 
     /// The status of one stateid of TEST_STATEID (RFC 8881 section 18.48).
@@ -222,10 +222,5 @@ impl NfsState {
                 .map(|_| ()),
             other => other.map(|_| ()),
         }
-    }
-
-    /// Removes a client with all its state, for an operator; false if there is none.
-    pub fn expire_client(&mut self, client: ClientId) -> bool {
-        self.remove_client(client, RemovalReason::Operator)
     }
 }

@@ -63,14 +63,16 @@ impl NfsState {
     /// one of the same owner with its state.
     ///
     /// # Errors
-    /// STALE_CLIENTID, SEQ_MISORDERED, CLID_INUSE, INVAL for unknown flags, TOOSMALL, and NOSPC if
-    /// the client has too many sessions, or no memory for replies is left to it, its address or the server.
+    /// STALE_CLIENTID, SEQ_MISORDERED, CLID_INUSE, INVAL for unknown flags, TOOSMALL, NOSPC if the
+    /// client has too many sessions, or no memory for replies is left to it, its address or the server, and
+    /// DELAY while an operator expires it.
     pub fn create_session(
         &mut self,
         args: &CreateSessionArgs,
         now: Instant,
     ) -> Result<CreateSessionReply, StateError> {
         let client = self.clients.get(args.client)?;
+        self.check_not_expiring(&client.owner)?;
         if let Some(reply) = check_create_sequence(client, args.sequence)? {
             return Ok(reply);
         }
@@ -128,6 +130,7 @@ impl NfsState {
     /// # Errors
     /// If there is no such session.
     pub fn destroy_session(&mut self, session: SessionId) -> Result<(), StateError> {
+        self.sessions.get(session)?;
         let removed = self.sessions.remove(session);
         let (client, running) = removed.ok_or(StateError::BadSession)?;
         if let Ok(client) = self.clients.get_mut(client) {
@@ -228,7 +231,8 @@ impl NfsState {
     }
 
     /// The request of a slot has ended. `reply` is the whole result of the COMPOUND; none if there is
-    /// none, because the request has panicked or the file system is fenced. It renews the lease.
+    /// none, because the request has panicked or the file system is fenced. It renews the lease, or is the
+    /// last request of a client that an operator expires.
     pub fn finish(&mut self, slot: SlotUse, reply: Option<&[u8]>, now: Instant) {
         let Some(client) = self.sessions.finish(&slot, reply) else {
             return;
@@ -237,5 +241,6 @@ impl NfsState {
             client.running -= 1;
         }
         self.clients.renew(client, now);
+        self.end_expiry(client);
     }
 }

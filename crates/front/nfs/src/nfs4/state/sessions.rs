@@ -56,6 +56,8 @@ pub(super) struct Session {
     address: IpAddr,
     reserved_bytes: usize,
     slots: Vec<Slot>,
+    /// It takes no further requests.
+    is_closed: bool,
 }
 
 impl Session {
@@ -140,7 +142,15 @@ impl SessionTable {
     }
 
     pub(super) fn get(&self, id: SessionId) -> Result<&Session, StateError> {
-        self.sessions.get(&id).ok_or(StateError::BadSession)
+        let session = self.sessions.get(&id).filter(|it| !it.is_closed);
+        session.ok_or(StateError::BadSession)
+    }
+
+    /// The session takes no further requests. Its requests in progress go on.
+    pub(super) fn close(&mut self, id: SessionId) {
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.is_closed = true;
+        }
     }
 
     /// The slots and the bytes of each kept reply that a new session gets, for a client with these sessions.
@@ -207,6 +217,7 @@ impl SessionTable {
             address,
             reserved_bytes,
             slots: Vec::new(),
+            is_closed: false,
         };
         self.sessions.insert(id, session);
         id

@@ -7,7 +7,7 @@ use super::{Done, Nfs4};
 use crate::client_list::{ClientList, StoredList};
 use crate::export_table::{Exports, ServedFs};
 use crate::nfs4::state::limits::{GRACE, GRACE_MAX};
-use crate::nfs4::state::{GraceStatus, Instance, JournalRecord, KnownClients};
+use crate::nfs4::state::{Instance, JournalRecord, KnownClients};
 use crate::service::Target;
 use pagemesh_base::poison;
 use pagemesh_fs::FsError;
@@ -16,15 +16,6 @@ use uuid::Uuid;
 
 /// Lists that are read at once at the start. A server has few file systems; each list takes up to 32 MiB while it is read.
 const LIST_READERS_MAX: usize = 16;
-
-/// NFSv4.1 as operators see it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Nfs4Status {
-    /// The grace period; none if it is over.
-    pub grace: Option<GraceStatus>,
-    /// The stable lists.
-    pub lists: Vec<ListStatus>,
-}
 
 /// The stable list of a file system.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -154,7 +145,22 @@ impl ClientLists {
         }
     }
 
-    fn status(&self) -> Vec<ListStatus> {
+    /// The name of a file system.
+    pub(super) fn name(&self, number: u32) -> Option<&str> {
+        self.lists
+            .get(number as usize)
+            .map(|it| it.fs.name.as_str())
+    }
+
+    /// Whether all records so far are durable, but for fenced file systems: their next owner writes the lists.
+    pub(super) fn are_durable(&self) -> bool {
+        self.lists.iter().all(|of_fs| {
+            let list = of_fs.list.get();
+            of_fs.fs.is_fenced() || list.is_none_or(ClientList::is_durable)
+        })
+    }
+
+    pub(super) fn status(&self) -> Vec<ListStatus> {
         let lists = self.lists.iter();
         let opened = lists.filter_map(|it| Some((&it.fs.name, it.list.get()?)));
         let status = opened.map(|(name, list)| {
@@ -221,15 +227,6 @@ fn log_grace(known: &[(u32, KnownClients)]) {
 }
 
 impl Nfs4 {
-    /// The state for operators.
-    pub(crate) fn status(&self) -> Nfs4Status {
-        let now = (self.clock)();
-        Nfs4Status {
-            grace: poison::lock(&self.inner).state.grace_status(now),
-            lists: self.lists.status(),
-        }
-    }
-
     /// Whether the list of a file system has records that no reply waits for.
     pub(crate) fn has_unwritten_records(&self, file_system: usize) -> bool {
         let list = self.lists.get(number(file_system));

@@ -12,6 +12,7 @@
 //! | `handles` | PUTFH to RESTOREFH, LOOKUP, LOOKUPP, SECINFO |
 //! | `attributes`, `names`, `listing`, `data` | the file system |
 //! | `lists` | the stable lists of clients |
+//! | `operators` | the clients as operators see and expire them |
 //! | `opens`, `locks` | OPEN, CLOSE, OPEN_DOWNGRADE; LOCK, LOCKT, LOCKU; stateids |
 
 mod attributes;
@@ -23,6 +24,7 @@ mod lists;
 mod locks;
 mod names;
 mod opens;
+mod operators;
 mod other_access;
 mod sessions;
 
@@ -30,12 +32,13 @@ use super::Failure;
 use crate::export_table::{Exports, ServedExport};
 use crate::nfs4::identity::{Identities, NumericIdentities};
 use crate::nfs4::state::limits::LEASE;
-use crate::nfs4::state::{FileKey, NfsState, StateError, StateEvent, StateId};
+use crate::nfs4::state::{FileKey, NfsState, RemovalReason, StateError, StateEvent, StateId};
 use crate::nfs4::status::Status;
 use crate::xdr::XdrError;
 use compound::Compound;
 use lists::ClientLists;
-pub use lists::{ListStatus, Nfs4Status};
+pub use lists::ListStatus;
+pub use operators::{ExpiryProgress, Nfs4ClientStatus, Nfs4Status};
 use pagemesh_base::poison;
 use pagemesh_fs::{FileId, Pin};
 use std::collections::HashMap;
@@ -133,6 +136,8 @@ struct LockedState {
     /// The volumes by the numbers of [`FileKey`].
     volumes: Vec<Uuid>,
     lists: Arc<ClientLists>,
+    /// The clients removed so far, by the reason.
+    removals: [u64; RemovalReason::COUNT],
 }
 
 impl LockedState {
@@ -153,6 +158,7 @@ impl LockedState {
             match event {
                 StateEvent::FileUnused(file) => self.unused.extend(self.pins.remove(&file)),
                 StateEvent::ClientRemoved { client, reason } => {
+                    self.removals[reason as usize] += 1;
                     tracing::debug!(?client, ?reason, "an NFS client is removed");
                 }
                 StateEvent::Journal { export, record } => self.lists.append(export, &record),
@@ -181,6 +187,7 @@ impl Nfs4 {
                 unused: Vec::new(),
                 volumes,
                 lists: Arc::clone(&lists),
+                removals: [0; RemovalReason::COUNT],
             }),
             lists,
             summary: other_access::StateSummary::default(),

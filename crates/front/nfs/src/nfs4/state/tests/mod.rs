@@ -2,6 +2,7 @@
 
 mod bounds;
 mod exchange_id;
+mod expiry;
 mod grace;
 mod histories;
 mod leases;
