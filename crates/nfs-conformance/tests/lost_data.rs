@@ -5,7 +5,7 @@
 //! Names, sizes that a client set, stable WRITEs and committed data survive each power cut. UNSTABLE
 //! data may vanish only with a new verifier. Power fails between calls and within calls, and a client
 //! without a reply sends its call again. The histories also have holes, appends, truncations, several
-//! names of one file, reads at random offsets, and broken connections.
+//! names of one file, reads at random offsets, broken connections, and COMMITs while the pool is full.
 
 #![allow(clippy::unwrap_used)] // Tests.
 
@@ -59,6 +59,8 @@ enum Defect {
     IgnoredCommit,
     /// A stable WRITE is only in the cache.
     UnstableStableWrite,
+    /// The verifier is the same before and after a full pool.
+    FullPoolKeepsVerifier,
 }
 
 /// A server over a space, and a client.
@@ -110,9 +112,11 @@ struct History {
     defect: Defect,
     names: BTreeMap<Vec<u8>, usize>,
     files: Vec<ByteModel>,
-    /// The verifier of the last WRITE.
+    /// The verifier of the last WRITE or COMMIT.
     verifier: Verifier,
     crashes: usize,
+    /// COMMITs on a full pool that lost data.
+    losses: usize,
 }
 
 impl History {
@@ -125,6 +129,7 @@ impl History {
             files: Vec::new(),
             verifier: [0; 8],
             crashes: 0,
+            losses: 0,
         }
     }
 
@@ -287,9 +292,9 @@ impl History {
         ensure!(written.status == OK, "WRITE: status {}", written.status);
         ensure!(written.count as usize == data.len(), "a short WRITE");
         ensure!(written.committed >= sent as u32, "less durable than asked");
-        self.verifier = written.verifier;
+        self.verifier = self.shown(written.verifier);
         let is_stable = stable != StableHow::Unstable || written.committed != 0;
-        let unstable = (!is_stable).then_some(written.verifier);
+        let unstable = (!is_stable).then_some(self.verifier);
         self.files[file].write(offset, &data, unstable);
         Ok(())
     }
@@ -302,9 +307,10 @@ impl History {
                 _ => {
                     let (committed, _) = self.send(&FileCall::Commit(name.to_vec()))?;
                     ensure!(committed.status == OK, "COMMIT: {}", committed.status);
-                    committed.verifier
+                    self.shown(committed.verifier)
                 }
             };
+            self.verifier = verifier;
             let lost = self.files[file].commit(verifier);
             if lost.is_empty() {
                 return Ok(());
@@ -313,6 +319,38 @@ impl History {
                 self.write_data(name.to_vec(), file, offset, data, StableHow::Unstable)?;
             }
         }
+    }
+
+    /// The verifier that the client gets.
+    fn shown(&self, verifier: Verifier) -> Verifier {
+        let [a, b, c, d, ..] = verifier;
+        match self.defect {
+            // The other half counts the losses of a life of the server.
+            Defect::FullPoolKeepsVerifier => [a, b, c, d, 0, 0, 0, 0],
+            _ => verifier,
+        }
+    }
+
+    /// Appends, and commits while the pool is full. That may lose unstable data at the ends of all files.
+    fn commit_without_room(&mut self, name: Vec<u8>, file: usize) -> Result<()> {
+        let size = self.files[file].len();
+        let data = vec![self.rng.below(256) as u8; 1 + self.rng.below(WRITE_MAX) as usize];
+        if size + data.len() as u64 <= SIZE_MAX {
+            self.write_data(name.clone(), file, size, data, StableHow::Unstable)?;
+        }
+        let server = self.world.server.as_ref().context("a server")?;
+        self.world.space.set_room(Some(0));
+        let losses = server.lost_writes();
+        let committed = self.world.client.send(&FileCall::Commit(name));
+        if server.lost_writes() > losses {
+            self.losses += 1;
+            self.files.iter_mut().for_each(ByteModel::crash);
+        }
+        self.world.space.set_room(None);
+        server.free_pages();
+        ensure!(committed.status == OK, "COMMIT: {}", committed.status);
+        self.verifier = self.shown(committed.verifier);
+        self.check()
     }
 
     fn set_size(&mut self) -> Result<()> {
@@ -380,13 +418,17 @@ impl History {
                 None => Ok(()),
             },
             17 => self.crash(),
+            18 => match self.known_name() {
+                Some((name, file)) => self.commit_without_room(name, file),
+                None => Ok(()),
+            },
             _ => self.check(),
         }
     }
 }
 
-/// Returns the number of crashes.
-fn run(seed: u64, version: Version, defect: Defect) -> Result<usize> {
+/// Returns the numbers of crashes, and of losses on a full pool.
+fn run(seed: u64, version: Version, defect: Defect) -> Result<(usize, usize)> {
     let mut history = History::new(seed, version, defect);
     for step in 0..STEPS {
         let done = history.step();
@@ -396,16 +438,19 @@ fn run(seed: u64, version: Version, defect: Defect) -> Result<usize> {
         history.commit(&name, file)?;
     }
     history.check()?;
-    Ok(history.crashes)
+    Ok((history.crashes, history.losses))
 }
 
 #[track_caller]
 fn check_seeds(version: Version, seeds: std::ops::Range<u64>) {
-    let crashes = seeds.map(|seed| match run(seed, version, Defect::None) {
-        Ok(crashes) => crashes,
-        Err(error) => panic!("{error:#}"),
-    });
-    assert_ne!(crashes.sum::<usize>(), 0);
+    let (mut crashes, mut losses) = (0, 0);
+    for seed in seeds {
+        let counts = run(seed, version, Defect::None).unwrap_or_else(|error| panic!("{error:#}"));
+        crashes += counts.0;
+        losses += counts.1;
+    }
+    println!("{crashes} crashes, {losses} losses on a full pool");
+    assert!(crashes > 0 && losses > 0);
 }
 
 /// Histories of a server with a defect: one of them must show that data is lost.
@@ -432,6 +477,12 @@ fn nfs41_histories_with_power_cuts_match_the_model() {
 fn constant_verifier_is_found() {
     check_defect(Version::Nfs3, Defect::ConstantVerifier);
     check_defect(Version::Nfs41, Defect::ConstantVerifier);
+}
+
+#[test]
+fn same_verifier_after_a_full_pool_is_found() {
+    check_defect(Version::Nfs3, Defect::FullPoolKeepsVerifier);
+    check_defect(Version::Nfs41, Defect::FullPoolKeepsVerifier);
 }
 
 #[test]

@@ -516,6 +516,44 @@ fn lost_write_changes_the_verifier() {
     assert_eq!((stable.durability, stable.verifier), wanted);
 }
 
+/// Unstable data at the end of a file is in the memory of the server alone.
+#[test]
+fn full_pool_changes_the_verifier() {
+    let world = ServedWorld::with(ExportOptions::default(), Limits::default(), true);
+    // With a reserve the server answers before it stores the data.
+    while world.fs.free_deferred_piece() {}
+    let mut session = Session::new(&world);
+    let root = session.root();
+    let files = ["f", "g"].map(|name| session.create(&root, name, 0o644).expect("made").handle);
+    let data = [vec![1; 9000], vec![2; 5000]];
+    let mut write = |session: &mut Session, number: usize| {
+        let written = session.write(&files[number], 0, &data[number]);
+        written.map(|it| (it.durability, it.verifier))
+    };
+    let unstable = Durability::Unstable as u32;
+    let first = u64::from(ATTACHMENT) << 32;
+    for number in [0, 1] {
+        assert_eq!(write(&mut session, number), Ok((unstable, first)));
+    }
+    world.space.memory.set_room(Some(0));
+    for number in [0, 1] {
+        // The first COMMIT loses the data of both files.
+        assert_eq!(commit(&mut session, &files[number]), Ok(first + 1));
+        let read = session.read(&files[number], 0, 10_000);
+        assert_eq!(read, Ok((Vec::new(), true)));
+        assert_eq!(write(&mut session, number), Err(Status::NoSpace));
+    }
+    world.space.memory.set_room(None);
+    for number in [0, 1] {
+        assert_eq!(write(&mut session, number), Ok((unstable, first + 1)));
+    }
+    for number in [0, 1] {
+        assert_eq!(commit(&mut session, &files[number]), Ok(first + 1));
+        let read = session.read(&files[number], 0, 10_000);
+        assert_eq!(read, Ok((data[number].clone(), true)));
+    }
+}
+
 /// The pin of the read keeps the pages until it has them.
 #[test]
 fn read_in_progress_survives_the_removal_of_its_file() {

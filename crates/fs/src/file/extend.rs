@@ -115,19 +115,29 @@ pub(crate) fn extend_dense(
         durable,
     };
     let tail = core.tail_pages.take(&lock);
+    let losses = core.unstable_losses();
     let when = match durable {
         true => Acknowledge::Committed,
         false => hook.acknowledge(),
     };
     let last = txs.change_from(core, when, |tx| {
+        if tx.check_no_loss_since(losses).is_err() {
+            return Ok(None);
+        }
         tx.set_tail_page(tail.clone());
         extension.apply(tx, ino, now, hook)?;
-        Ok(tx.last_data_page())
+        Ok(Some(tx.last_data_page()))
     })?;
+    let Some(last) = last else {
+        return Ok(None);
+    };
     hook.complete();
     let end = at + data.len() as u64;
     if let Some(last) = last.filter(|_| !end.is_multiple_of(PAGE)) {
-        txs.lock_core().tail_pages.put(&lock, last);
+        let mut core = txs.lock_core();
+        if core.unstable_losses() == losses {
+            core.tail_pages.put(&lock, last);
+        }
     }
     Ok(Some(at..end))
 }

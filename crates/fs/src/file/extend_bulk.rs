@@ -50,6 +50,8 @@ struct BulkWrite<'d> {
     /// The first page behind the old end.
     first_page: u64,
     durable: bool,
+    /// [`Core::unstable_losses`] at the plan: the old end may be an unstable write.
+    losses: u64,
 }
 
 impl BulkWrite<'_> {
@@ -91,6 +93,7 @@ fn plan<'d>(
         data,
         first_page: page_count(inode.size),
         durable,
+        losses: core.unstable_losses(),
     };
     let whole = write.whole_pages();
     let pages = whole.end.saturating_sub(whole.start) / PAGE;
@@ -205,6 +208,7 @@ fn announce(
 ) -> Result<()> {
     let pages = page_count(write.end());
     txs.change(|tx| {
+        tx.check_no_loss_since(write.losses)?;
         let mut inode = tx.inode(ino)?;
         hook.begin(tx, ino, &inode)?;
         let mut page = write.first_page;

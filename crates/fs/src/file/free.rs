@@ -209,6 +209,7 @@ pub(crate) fn free_orphan_piece(
     ino: Ino,
     mut channel: Option<&mut IoChannel>,
 ) -> Result<bool> {
+    txs.settle_unstable(ino)?;
     let (inode, pieces) = txs.inspect(|core| {
         let inode = core.inode(ino)?;
         let pieces = core.pieces(&inode, 0, SPANS_FREED_MAX)?;

@@ -38,7 +38,7 @@ pub(crate) fn open(txs: &TxManager, ino: Ino) -> Result<Attr> {
         live.opens += 1;
         let number = live.creation;
         // A create that has returned is not waited for: its caller has accepted the loss.
-        let is_acknowledged = core.has_uncommitted(ino);
+        let is_acknowledged = core.has_uncommitted(ino) && !core.has_unstable(ino);
         let creation = core.creation_outcome(ino).filter(|_| !is_acknowledged);
         Ok((attr, creation, number))
     })?;

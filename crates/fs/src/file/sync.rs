@@ -38,11 +38,13 @@ pub(crate) fn sync_open_file(
     ino: Ino,
     seen: &LostWriteCursor,
 ) -> Result<()> {
+    let losses = txs.losses_before_sync(Some(ino));
     // The rest alone would be only a part of the atomic change.
     mmap_dirty::check_lost_pages(txs, ino)?;
     mmap_dirty::flush(txs, channel, ino, FlushMode::Atomic)?;
     let noted = times::flush_times(txs, ino);
     flush_and_report(txs, reported, channel, seen)?;
+    txs.check_losses_of_sync(losses)?;
     ignore_no_space(noted)
 }
 
@@ -68,9 +70,11 @@ pub(crate) fn sync_data(
     ino: Ino,
     seen: &LostWriteCursor,
 ) -> Result<()> {
+    let losses = txs.losses_before_sync(Some(ino));
     mmap_dirty::check_lost_pages(txs, ino)?;
     mmap_dirty::flush(txs, channel, ino, FlushMode::Atomic)?;
-    flush_and_report(txs, reported, channel, seen)
+    flush_and_report(txs, reported, channel, seen)?;
+    txs.check_losses_of_sync(losses)
 }
 
 /// See [`crate::Fs::sync_all`].
@@ -79,9 +83,11 @@ pub(crate) fn sync_all(
     reported: &LostWriteCursor,
     channel: &mut IoChannel,
 ) -> Result<()> {
+    let losses = txs.losses_before_sync(None);
     mmap_dirty::flush_all(txs, channel)?;
     let noted = times::flush_all_times(txs);
     flush_and_report(txs, reported, channel, reported)?;
+    txs.check_losses_of_sync(losses)?;
     ignore_no_space(noted)
 }
 
@@ -96,14 +102,15 @@ fn commit_file(txs: &TxManager, channel: &mut IoChannel, id: FileId) -> Result<u
     txs.inspect(|core| core.inode_of(id))?;
     mmap_dirty::flush(txs, channel, id.ino, FlushMode::Atomic)?;
     let noted = times::flush_times(txs, id.ino);
-    let losses = flush_all(txs, channel)?;
+    // Lost unstable writes are no error, so that the client writes them again.
+    txs.commit_acknowledged()?;
+    flush_space(txs, channel)?;
     ignore_no_space(noted)?;
-    Ok(losses)
+    Ok(txs.lost_writes())
 }
 
-/// Makes everything durable. Returns the losses so far.
-fn flush_all(txs: &TxManager, channel: &mut IoChannel) -> Result<u64> {
-    txs.commit_acknowledged()?;
+/// Makes everything durable that is committed. Returns the losses of the space so far.
+fn flush_space(txs: &TxManager, channel: &mut IoChannel) -> Result<u64> {
     // The transactions of names and sizes were flushed, each with all changes before it.
     if txs.channels.space().needs_flush() {
         let space = txs.channels.space();
@@ -119,7 +126,8 @@ fn flush_and_report(
     channel: &mut IoChannel,
     seen: &LostWriteCursor,
 ) -> Result<()> {
-    let losses = flush_all(txs, channel)?;
+    txs.commit_acknowledged()?;
+    let losses = flush_space(txs, channel)?;
     let before = seen.0.fetch_max(losses, Ordering::AcqRel);
     reported.0.fetch_max(losses, Ordering::AcqRel);
     if before < losses {

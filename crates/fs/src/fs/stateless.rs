@@ -193,8 +193,9 @@ impl Fs {
         write_at::write_at(&self.txs, &self.hooks, pin.id, what, caller)
     }
 
-    /// Makes completed changes of a file durable, as [`Fs::sync`] does, with its times and mmap-dirty pages. Returns the write losses of
-    /// the volume so far, counted after the flush. A loss is no error here, and programs of this machine still get it from their syncs.
+    /// Makes completed changes of a file durable, as [`Fs::sync`] does, with its times and mmap-dirty pages. Returns
+    /// [`Fs::lost_writes`], counted after the flush. A loss is no error here, and programs of this machine still get a loss of the volume
+    /// from their syncs.
     ///
     /// # Errors
     /// Errors of the volume: then nothing is known to be durable.
@@ -202,10 +203,11 @@ impl Fs {
         sync::commit(&self.txs, channel, pin.id)
     }
 
-    /// Write losses of the volume so far. A loss may have hit each write that no flush followed.
+    /// Write losses so far, of the volume and of unstable writes for lack of room. A loss may have hit each write that no commit
+    /// followed.
     #[must_use]
     pub fn lost_writes(&self) -> u64 {
-        self.txs.channels.space().lost_writes()
+        self.txs.lost_writes()
     }
 
     /// Creates a file, or finds it, in one transaction. Both are committed when the call returns: a name that another call is

@@ -6,6 +6,7 @@ use crate::format::page_map::Span;
 use crate::format::{PAGE, Page};
 use crate::hash::NumberSet;
 use crate::live::inode::PendingTimes;
+use crate::txn::deferred_commit::Acknowledge;
 use bytes::Bytes;
 use pagemesh_base::slice::TransactionPart;
 use pagemesh_base::space::SpaceError;
@@ -87,6 +88,10 @@ pub(crate) struct AcknowledgedChanges {
     pub(super) inos: NumberSet<Ino>,
     /// The time of the first one.
     pub(super) since: Option<Instant>,
+    /// Whether one of them is an unstable write: its caller expects to lose it until a sync.
+    pub(super) has_unstable: bool,
+    /// Whether one of them is another change, which must not be lost.
+    pub(super) has_deferrable: bool,
 }
 
 impl AcknowledgedChanges {
@@ -94,9 +99,17 @@ impl AcknowledgedChanges {
         self.since.is_none()
     }
 
-    pub(super) fn add(&mut self, inos: impl IntoIterator<Item = Ino>, now: Instant) {
+    pub(super) fn add(
+        &mut self,
+        inos: impl IntoIterator<Item = Ino>,
+        (when, now): (Acknowledge, Instant),
+    ) {
         self.since.get_or_insert(now);
         self.inos.extend(inos);
+        match when {
+            Acknowledge::Unstable => self.has_unstable = true,
+            _ => self.has_deferrable = true,
+        }
     }
 }
 

@@ -45,6 +45,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
 /// The state under the lock.
@@ -88,6 +89,9 @@ pub(crate) struct Core {
     pub(super) reserved_pages: u64,
     /// The cause of the loss of acknowledged changes.
     pub(crate) lost_changes: Option<SpaceError>,
+    /// Losses of unstable writes for lack of room. A loss takes changes of files back, so a change must not rely on a state from
+    /// before it.
+    pub(super) unstable_losses: Arc<AtomicU64>,
     /// Whether a page was read that a batch has changed and that is not committed. [`TxManager::change_from`] clears it.
     ///
     /// [`TxManager::change_from`]: crate::txn::manager::TxManager::change_from
@@ -133,6 +137,7 @@ impl Core {
             in_flight: None,
             reserved_pages: 0,
             lost_changes: None,
+            unstable_losses: Arc::default(),
             has_read_uncommitted: false,
             waiters: 0,
             stop_error: None,
@@ -325,6 +330,12 @@ impl Core {
         }
     }
 
+    /// Takes no more changes, because acknowledged ones are lost. A later change would survive them.
+    pub(super) fn stop_after_loss(&mut self, cause: &SpaceError) {
+        self.lost_changes = Some(cause.clone());
+        self.stop_error = Some(FsError::Stopped(cause.clone()));
+    }
+
     /// Takes no changes, because the space is a snapshot.
     pub(crate) fn stop_for_snapshot(&mut self) {
         self.stop_error.get_or_insert(FsError::Snapshot);
@@ -496,25 +507,13 @@ impl Core {
                 self.apply_committed(batch.changes, batch.effects);
             }
             Err(cause) => {
-                let is_acknowledged = self.has_acknowledged();
+                let lost = self.changes_to_lose(cause);
                 self.in_flight = None;
                 self.fail_batch(batch.effects, cause);
-                if is_acknowledged {
-                    self.lose_acknowledged(cause);
-                }
+                self.lose_acknowledged(lost, cause);
             }
         }
         let _ = batch.outcome.set(result);
-    }
-
-    /// Acknowledged changes are lost. No later change may be stored: it would survive them.
-    fn lose_acknowledged(&mut self, cause: &SpaceError) {
-        tracing::error!(
-            %cause,
-            "DATA LOSS: acknowledged changes cannot be stored; the file system takes no more changes"
-        );
-        self.lost_changes = Some(cause.clone());
-        self.stop_error = Some(FsError::Stopped(cause.clone()));
     }
 
     fn apply_committed(&mut self, changes: PageChanges, books: BatchEffects) {
@@ -564,10 +563,9 @@ impl Core {
             self.share_counts.add(span.page, -places);
         }
         for (ino, noted) in books.times_written.into_iter().rev() {
-            if let Some(live) = self.live_inodes.get_mut(&ino) {
-                live.pending_times_mut().fill_missing(noted);
-                self.inos_with_pending_times.insert(ino);
-            }
+            // The inode of an acknowledged change may have no user by now.
+            self.live_inode(ino).pending_times_mut().fill_missing(noted);
+            self.inos_with_pending_times.insert(ino);
         }
     }
 }

@@ -15,11 +15,19 @@
 //!   So no page is read that a batch changes, and no page is discarded while a crash may undo its removal;
 //! - a call returns early only if the reserve can hold this batch and the next one, and only if the space has a write cache: without one, waiting
 //!   costs little;
-//! - if acknowledged changes cannot be stored, the file system takes no more changes, and each sync fails.
+//! - if acknowledged changes cannot be stored, the file system takes no more changes, and each sync fails;
+//! - unstable writes alone are lost without that, if the pool is full. The failed batch and the next one, which builds on it, leave no
+//!   trace in memory. The loss is counted ([`TxManager::lost_writes`]), so that clients of NFS get another write verifier and send
+//!   their data again. A sync of one of the files fails if the loss happens during it;
+//! - a change that was planned before such a loss is planned again, or fails ([`Tx::check_no_loss_since`]): the loss takes back
+//!   sizes and pages without the locks of their files.
 
 use crate::error::{FsError, Result};
-use crate::format::inode::Ino;
+use crate::format::file_id::FileId;
+use crate::format::inode::{Ino, NEEDS_TRIM, Time};
+use crate::hash::NumberSet;
 use crate::live::file_lock::{ExclusiveFileGuard, FileLock, SharedFileGuard};
+use crate::live::tail_pages::TailPages;
 use crate::txn::batch::BatchOutcome;
 use crate::txn::core::Core;
 use crate::txn::manager::TxManager;
@@ -28,8 +36,9 @@ use crate::txn::tx::Tx;
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::space::{Reply, Request, SpaceError, TRANSACTION_PAGES_MAX};
 use pagemesh_base::tier_hint::TierHint;
+use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{MutexGuard, OnceLock, TryLockError};
+use std::sync::{MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Pages of a batch from which on it is sent without waiting for the interval. The next batch fills meanwhile.
@@ -52,6 +61,15 @@ pub(crate) enum Acknowledge {
     /// When its change is in the batch: until a sync the caller expects to lose it, as an UNSTABLE write of NFS (RFC 1813,
     /// section 3.3.7).
     Unstable,
+}
+
+/// Acknowledged changes of a batch that fails, and of the next one.
+pub(super) enum ChangesToLose {
+    Nothing,
+    /// Unstable writes alone, for lack of room: their files, and a time after these writes.
+    Unstable(Vec<(FileId, Time)>),
+    /// Changes that later ones must not survive.
+    Fatal,
 }
 
 /// Called when a batch should be sent soon. It must not wait.
@@ -96,6 +114,81 @@ impl Core {
         let since = self.batch.acknowledged.since?;
         let is_half_full = self.batch.changes.len() >= SEND_PAGES_MIN;
         Some(if is_half_full { now } else { since + interval })
+    }
+
+    /// Whether an inode may have unstable changes that are not committed.
+    pub(crate) fn has_unstable(&self, ino: Ino) -> bool {
+        let in_flight = self.in_flight.as_ref().map(|sent| &sent.acknowledged);
+        let of_both = in_flight.into_iter().chain([&self.batch.acknowledged]);
+        let mut unstable = of_both.filter(|changes| changes.has_unstable);
+        unstable.any(|changes| changes.inos.contains(&ino))
+    }
+
+    /// See [`Core::unstable_losses`].
+    pub(crate) fn unstable_losses(&self) -> u64 {
+        self.unstable_losses.load(Ordering::Acquire)
+    }
+
+    /// The acknowledged changes that a failure of the batch in flight takes back.
+    pub(super) fn changes_to_lose(&mut self, cause: &SpaceError) -> ChangesToLose {
+        if !self.has_acknowledged() {
+            return ChangesToLose::Nothing;
+        }
+        let in_flight = self.in_flight.as_ref().map(|sent| &sent.acknowledged);
+        let of_both = || in_flight.into_iter().chain([&self.batch.acknowledged]);
+        let is_full = matches!(cause, SpaceError::NoSpace(_));
+        if !is_full || of_both().any(|changes| changes.has_deferrable) {
+            return ChangesToLose::Fatal;
+        }
+        let inos: NumberSet<Ino> = of_both().flat_map(|it| &it.inos).copied().collect();
+        let file = |ino: Ino| {
+            let inode = self.inode(ino).ok()?;
+            Some((FileId::of(ino, &inode), inode.change_time(inode.ctime)))
+        };
+        ChangesToLose::Unstable(inos.into_iter().filter_map(file).collect())
+    }
+
+    /// A batch and the next one have failed, with these changes.
+    pub(super) fn lose_acknowledged(&mut self, lost: ChangesToLose, cause: &SpaceError) {
+        match lost {
+            ChangesToLose::Nothing => {}
+            ChangesToLose::Unstable(files) => {
+                tracing::warn!(
+                    %cause,
+                    files = files.len(),
+                    "unstable writes cannot be stored; their NFS clients must write again"
+                );
+                self.lose_unstable(files);
+            }
+            ChangesToLose::Fatal => {
+                tracing::error!(
+                    %cause,
+                    "DATA LOSS: acknowledged changes cannot be stored; the file system takes no more changes"
+                );
+                self.stop_after_loss(cause);
+            }
+        }
+    }
+
+    /// The files are as they were before their unstable writes, with later times: readers have seen these writes.
+    fn lose_unstable(&mut self, files: Vec<(FileId, Time)>) {
+        self.unstable_losses.fetch_add(1, Ordering::AcqRel);
+        self.tail_pages = TailPages::default();
+        for (id, changed) in files {
+            // It may be gone, or have been made by the failed batch.
+            let Ok(inode) = self.inode_of(id) else {
+                continue;
+            };
+            self.record_write_time(id.ino, changed);
+            if self.live_inode(id.ino).lookups > 0 {
+                // The kernel may have pages of these writes.
+                self.record_unseen_write(id.ino);
+            }
+            if inode.flags & NEEDS_TRIM != 0 {
+                // The size of a long append is lost, and its pages are not.
+                self.defer_rest(id.ino);
+            }
+        }
     }
 
     /// The last batch with acknowledged changes.
@@ -159,14 +252,24 @@ impl TxManager {
         self.commit_policy.has_deferred.load(Ordering::Acquire)
     }
 
-    /// Commits the acknowledged changes of an inode. The caller has the file locked, so no more follow that change its pages.
+    /// Commits the acknowledged changes of an inode, or loses them if they are unstable. The caller has the file locked, so no more
+    /// follow that change its pages.
     pub(crate) fn settle(&self, ino: Ino) -> Result<()> {
+        self.settle_if(|core| core.has_uncommitted(ino))
+    }
+
+    /// As [`TxManager::settle`], if the inode has unstable changes: a loss would take pages back that the caller is about to free.
+    pub(crate) fn settle_unstable(&self, ino: Ino) -> Result<()> {
+        self.settle_if(|core| core.has_unstable(ino))
+    }
+
+    fn settle_if(&self, is_uncommitted: impl FnOnce(&Core) -> bool) -> Result<()> {
         if !self.may_have_acknowledged() {
             return Ok(());
         }
         let core = self.lock_core();
-        match core.has_uncommitted(ino) {
-            true => self.commit_acknowledged_from(core),
+        match is_uncommitted(&core) {
+            true => self.accept_unstable_loss(self.commit_acknowledged_from(core)),
             false => Ok(()),
         }
     }
@@ -196,12 +299,50 @@ impl TxManager {
     /// Commits all changes that were acknowledged before the call.
     ///
     /// # Errors
-    /// If one of them is lost, also at an earlier time.
+    /// If one of them is lost, also at an earlier time; but a loss of unstable writes is only counted.
     pub(crate) fn commit_acknowledged(&self) -> Result<()> {
         match self.may_have_acknowledged() && !defect::is(Defect::SyncSkipsAcknowledged) {
-            true => self.commit_acknowledged_from(self.lock_core()),
+            true => self.accept_unstable_loss(self.commit_acknowledged_from(self.lock_core())),
             false => Ok(()),
         }
+    }
+
+    /// The losses before a sync of a file, or of all, if the sync has unstable writes to commit.
+    pub(crate) fn losses_before_sync(&self, of: Option<Ino>) -> Option<u64> {
+        if !self.may_have_acknowledged() {
+            return None;
+        }
+        let core = self.lock_core();
+        let has_unstable = match of {
+            Some(ino) => core.has_unstable(ino),
+            None => core.has_acknowledged(),
+        };
+        has_unstable.then(|| core.unstable_losses())
+    }
+
+    /// The end of a sync.
+    ///
+    /// # Errors
+    /// `ENOSPC` if unstable writes were lost during the sync that had some to commit.
+    pub(crate) fn check_losses_of_sync(&self, before: Option<u64>) -> Result<()> {
+        match before.is_none_or(|losses| losses == self.unstable_losses.load(Ordering::Acquire)) {
+            true => Ok(()),
+            false => Err(Errno::NOSPC.into()),
+        }
+    }
+
+    /// A wait for acknowledged changes, without the error of a loss of unstable ones alone.
+    fn accept_unstable_loss(&self, committed: Result<()>) -> Result<()> {
+        match committed {
+            Err(FsError::Space(SpaceError::NoSpace(_))) => self.lock_core().check_running(),
+            committed => committed,
+        }
+    }
+
+    /// Losses of writes that no sync followed: of the space, and of unstable writes that found no room.
+    pub(crate) fn lost_writes(&self) -> u64 {
+        let unstable = self.unstable_losses.load(Ordering::Acquire);
+        unstable.wrapping_add(self.channels.space().lost_writes())
     }
 
     fn commit_acknowledged_from(&self, core: MutexGuard<'_, Core>) -> Result<()> {
@@ -228,7 +369,7 @@ impl TxManager {
         if due.is_none_or(|due| due > now) {
             return Ok(due);
         }
-        self.commit_acknowledged_from(core)?;
+        self.accept_unstable_loss(self.commit_acknowledged_from(core))?;
         Ok(self.lock_core().commit_deadline(interval, now))
     }
 
@@ -259,31 +400,24 @@ impl TxManager {
             return (core, result);
         }
         drop(core);
-        let result = match self.try_release_reserve() {
-            true => self.send_batch(request, hint),
-            false => result,
-        };
+        self.release_reserve_for_batch();
+        // Another thread may have released the reserve before: the batch has room then, too.
+        let result = self.send_batch(request, hint);
         (self.lock_core(), result)
     }
 
-    /// Releases the reserve, unless another thread fills or releases it. That thread may wait for this batch.
-    fn try_release_reserve(&self) -> bool {
-        let mut held = match self.reserved_pages.try_lock() {
-            Ok(held) => held,
-            Err(TryLockError::Poisoned(held)) => held.into_inner(),
-            Err(TryLockError::WouldBlock) => return false,
-        };
+    /// Releases the reserve, also if another thread is just filling it. That thread does not wait for this batch while it has the
+    /// lock.
+    fn release_reserve_for_batch(&self) {
+        let mut held = self.lock_reserve();
         let span = self.lock_core().head.reserve;
         let Some(span) = span.filter(|_| *held > 0) else {
-            return false;
+            return;
         };
         // Sent again until the volume is reachable, as the batch itself.
-        let is_released = self
-            .send_batch(&reserve_discard(span), TierHint::None)
-            .is_ok();
-        if is_released {
+        let released = self.send_batch(&reserve_discard(span), TierHint::None);
+        if released.is_ok() {
             self.record_released_reserve(&mut held);
         }
-        is_released
     }
 }

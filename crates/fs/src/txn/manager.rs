@@ -17,7 +17,7 @@ use pagemesh_base::poison;
 use pagemesh_base::space::{Reply, Request, Space, SpaceError};
 use pagemesh_base::tier_hint::TierHint;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -40,8 +40,13 @@ pub(crate) struct TxManager {
     batch_done: Condvar,
     /// Sends batches and the requests of the reserve.
     commit_channel: Mutex<IoChannel>,
-    /// Mapped pages of the reserve. Locked while the reserve is filled or released.
+    /// Locked by the thread that fills the reserve, which may wait for a batch.
+    pub(super) reserve_filler: Mutex<()>,
+    /// Mapped pages of the reserve. Locked while they are written or discarded, and never while a thread waits for a batch: a
+    /// thread that sends a batch takes this lock.
     pub(super) reserved_pages: Mutex<u64>,
+    /// See [`Core::unstable_losses`].
+    pub(super) unstable_losses: Arc<AtomicU64>,
     /// When calls may return before their changes are committed.
     pub(super) commit_policy: CommitPolicy,
     /// Batches are not sent again after an error.
@@ -62,12 +67,15 @@ impl TxManager {
     ) -> Result<TxManager> {
         let commit_channel = IoChannel::open_ready(&*space, wait)?;
         core.reserved_pages = reserved_pages;
+        let unstable_losses = Arc::clone(&core.unstable_losses);
         Ok(TxManager {
             clock,
             core: Mutex::new(core),
             batch_done: Condvar::new(),
             commit_channel: Mutex::new(commit_channel),
+            reserve_filler: Mutex::default(),
             reserved_pages: Mutex::new(reserved_pages),
+            unstable_losses,
             commit_policy: CommitPolicy::default(),
             is_resend_stopped: AtomicBool::new(false),
             flushes: FlushGroup::default(),
@@ -147,7 +155,7 @@ impl TxManager {
                 // Only a change that makes its batch durable may be acknowledged before.
                 let may_return = has_write_cache && self.may_defer_commit(tx.core, when);
                 if may_return {
-                    tx.acknowledge(Instant::now());
+                    tx.acknowledge(when, Instant::now());
                 }
                 tx.join_batch()?;
                 match may_return {

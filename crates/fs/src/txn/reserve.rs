@@ -6,8 +6,10 @@
 //!   releasing and filling it changes no other page, and mounting counts the pages that a crash
 //!   left.
 //! - The mapped pages of the reserve count as in use.
-//! - A thread that releases or fills it holds `Fs::reserved_pages`, and uses the commit channel. A
+//! - A thread that releases or fills it holds `TxManager::reserved_pages`, and uses the commit channel. A
 //!   thread that needs room holds a channel already, and must not wait for a second one.
+//! - One thread at a time fills it (`TxManager::reserve_filler`). That thread may wait for a batch, but not while it
+//!   holds `reserved_pages`: the thread that sends the batch may release the reserve.
 
 use crate::error::{FsError, Result};
 use crate::format::PAGE;
@@ -44,7 +46,7 @@ pub(super) fn reserve_discard(span: Span) -> Request {
 }
 
 impl TxManager {
-    pub(crate) fn lock_reserve(&self) -> MutexGuard<'_, u64> {
+    pub(super) fn lock_reserve(&self) -> MutexGuard<'_, u64> {
         poison::lock(&self.reserved_pages)
     }
 
@@ -62,7 +64,7 @@ impl TxManager {
         }
     }
 
-    pub(crate) fn release_reserve(&self) -> Result<()> {
+    fn release_reserve(&self) -> Result<()> {
         let mut held = self.lock_reserve();
         let span = self.lock_core().head.reserve;
         match span {
@@ -71,7 +73,7 @@ impl TxManager {
         }
     }
 
-    pub(crate) fn discard_reserve(&self, span: Span, held: &mut u64) -> Result<()> {
+    fn discard_reserve(&self, span: Span, held: &mut u64) -> Result<()> {
         self.lock_commit_channel().call(reserve_discard(span))?;
         self.record_released_reserve(held);
         Ok(())
@@ -89,17 +91,17 @@ impl TxManager {
         if !self.lock_core().is_running() {
             return;
         }
-        let mut held = self.lock_reserve();
+        let _filler = poison::lock(&self.reserve_filler);
         let filled = self
-            .reserve_span(&mut held)
-            .and_then(|span| span.map_or(Ok(()), |span| self.fill_reserve(span, &mut held)));
+            .reserve_span()
+            .and_then(|span| span.map_or(Ok(()), |span| self.fill_reserve(span)));
         if let Err(cause) = filled {
             tracing::debug!(%cause, "there is no reserve, or less than there should be");
         }
     }
 
     /// The span of the reserve. Allocates a larger one if the limit has risen.
-    pub(crate) fn reserve_span(&self, held: &mut u64) -> Result<Option<Span>> {
+    fn reserve_span(&self) -> Result<Option<Span>> {
         let (now, most) = {
             let core = self.lock_core();
             let most = match core.head.limit_bytes {
@@ -114,9 +116,7 @@ impl TxManager {
         if now.is_some_and(|span| span.order >= order) {
             return Ok(now);
         }
-        if let Some(span) = now {
-            self.discard_reserve(span, held)?;
-        }
+        self.release_reserve()?;
         self.change(|tx| {
             let span = tx.allocate_span(order)?;
             if let Some(old) = now {
@@ -127,7 +127,8 @@ impl TxManager {
         })
     }
 
-    pub(crate) fn fill_reserve(&self, span: Span, held: &mut u64) -> Result<()> {
+    fn fill_reserve(&self, span: Span) -> Result<()> {
+        let mut held = self.lock_reserve();
         let pages = 1 << span.order;
         let missing = pages - *held;
         {

@@ -11,6 +11,7 @@ use crate::live::tail_pages::TailPage;
 use crate::txn::batch::join_hints;
 use crate::txn::batch::{BatchEffects, PageChange};
 use crate::txn::core::Core;
+use crate::txn::deferred_commit::Acknowledge;
 use pagemesh_base::bytes::put;
 use pagemesh_base::space::TRANSACTION_PAGES_MAX;
 use pagemesh_base::tier_hint::TierHint;
@@ -49,8 +50,8 @@ pub(crate) struct Tx<'c> {
     data_hint: Option<TierHint>,
     /// Inodes stored so far.
     stored_inos: Vec<Ino>,
-    /// The call returns before the transaction is committed: the time of that.
-    acknowledged_at: Option<Instant>,
+    /// The call returns before the transaction is committed: the kind of that, and the time.
+    acknowledged: Option<(Acknowledge, Instant)>,
 }
 
 impl Drop for Tx<'_> {
@@ -76,7 +77,7 @@ impl<'c> Tx<'c> {
             durable: false,
             data_hint: None,
             stored_inos: Vec::new(),
-            acknowledged_at: None,
+            acknowledged: None,
         }
     }
 }
@@ -191,8 +192,19 @@ impl Tx<'_> {
     }
 
     /// The call returns before the transaction is committed.
-    pub(super) fn acknowledge(&mut self, now: Instant) {
-        self.acknowledged_at = Some(now);
+    pub(super) fn acknowledge(&mut self, when: Acknowledge, now: Instant) {
+        self.acknowledged = Some((when, now));
+    }
+
+    /// Fails if unstable writes were lost since a moment at which the caller has planned the change.
+    ///
+    /// # Errors
+    /// `ENOSPC`.
+    pub(crate) fn check_no_loss_since(&self, losses: u64) -> Result<()> {
+        match self.core.unstable_losses() == losses {
+            true => Ok(()),
+            false => Err(Errno::NOSPC.into()),
+        }
     }
 
     /// Allocates a span; its pages hold nothing.
@@ -383,8 +395,9 @@ impl Tx<'_> {
         if let Some(hint) = self.data_hint {
             batch.data_hint = Some(join_hints(batch.data_hint, hint));
         }
-        if let Some(now) = self.acknowledged_at {
-            batch.acknowledged.add(self.stored_inos.drain(..), now);
+        if let Some(acknowledged) = self.acknowledged {
+            let inos = self.stored_inos.drain(..);
+            batch.acknowledged.add(inos, acknowledged);
         }
         Ok(())
     }

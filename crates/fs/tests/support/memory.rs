@@ -189,10 +189,12 @@ impl MemoryContent {
     }
 
     fn commit(&mut self, step: ChangedPages) -> Result<Reply, SpaceError> {
+        let is_discard = step.iter().all(|(_, bytes)| bytes.is_none());
         let more = step
             .iter()
             .filter(|(page, bytes)| bytes.is_some() && !self.pages.contains_key(page));
         if let Some(room) = self.room
+            && !is_discard
             && self.pages.len() + more.count() > room
         {
             return Err(SpaceError::NoSpace("memory".into()));

@@ -71,6 +71,11 @@ impl WriteCacheSpace {
         (fs, port)
     }
 
+    /// Limits the number of mapped pages.
+    pub fn set_room(&self, pages: Option<usize>) {
+        self.memory.set_room(pages);
+    }
+
     /// The power cuts during each request since the last call, and now.
     pub fn take_cuts(&self) -> Vec<PowerCut> {
         let mut log = self.log.lock().expect("no panic");

@@ -49,7 +49,10 @@ pub fn make_file_system(memory: &MemorySpace) {
 }
 
 /// See the module.
-pub struct TestServer(Server);
+pub struct TestServer {
+    server: Server,
+    fs: Arc<Fs>,
+}
 
 impl TestServer {
     #[allow(dead_code)]
@@ -92,10 +95,10 @@ impl TestServer {
         options: ExportOptions,
         attachment: u32,
     ) -> TestServer {
-        let fs = Fs::mount(space, wait, clock).expect("mounted");
+        let fs = Arc::new(Fs::mount(space, wait, clock).expect("mounted"));
         let export = Export {
             name: "data".into(),
-            fs: Arc::new(fs),
+            fs: Arc::clone(&fs),
             volume: Uuid::from_u128(0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10),
             key: HandleKey::new([7; 16]),
             attachment,
@@ -105,10 +108,27 @@ impl TestServer {
         let exports = Exports::new(vec![export]).expect("exports");
         let listen = ["127.0.0.1:0".parse().expect("an address")];
         let server = Server::start_with(&listen, exports, Box::new(|_, _| {}), Limits::default());
-        TestServer(server.expect("started"))
+        let server = TestServer {
+            server: server.expect("started"),
+            fs,
+        };
+        server.free_pages();
+        server
+    }
+
+    /// Writes that the server has lost in its life.
+    #[allow(dead_code)]
+    pub fn lost_writes(&self) -> u64 {
+        self.fs.lost_writes()
+    }
+
+    /// Frees pages that a crash left or a full pool, and fills the reserve, as a thread of a mount does. With a reserve the server
+    /// answers unstable WRITEs before it stores them.
+    pub fn free_pages(&self) {
+        while self.fs.free_deferred_piece() {}
     }
 
     pub fn address(&self) -> SocketAddr {
-        self.0.local_addrs()[0]
+        self.server.local_addrs()[0]
     }
 }
