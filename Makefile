@@ -57,7 +57,7 @@ console-real: all
 # same.
 console-ready:
 	cd console && npm ci
-	$(CARGO) test --release --locked -p pagemesh-manage --test scale --no-run
+	$(CARGO) test --release --locked -p pagemesh-manage --test it --no-run
 	@scripts/console-ready
 
 # A failure does not end the run; the summary has the command that reruns each.
@@ -227,7 +227,7 @@ programs: setup all
 
 # Times of the manager's API with 100 simulated bricks and 4096 volumes, and its memory.
 bench-api:
-	$(CARGO) test --release --locked -p pagemesh-manage --test scale -- --ignored --nocapture
+	$(CARGO) test --release --locked -p pagemesh-manage --test it -- --ignored --nocapture scale::
 
 # Every number of docs/performance/measurements.md; raw results go to bench/runs/.
 bench: setup all
