@@ -210,7 +210,7 @@ doors: setup
 POOLS ?= 101
 flips:
 	PAGEMESH_POOLS=$(POOLS) PAGEMESH_FLIPS=100 \
-	$(CARGO) test --locked -p pagemesh-store --test damage flipped_bit
+	$(CARGO) test --locked -p pagemesh-store --test it damage::flips
 
 # The POSIX test suite on a mount, as root: make pjdfstest TESTS=rename FUSE=io-uring; EXEC=1
 # selects the direct path.
