@@ -57,7 +57,7 @@ console-real: all
 # same.
 console-ready:
 	cd console && npm ci
-	$(CARGO) test --release --locked -p pagemesh-manage --test scale --no-run
+	$(CARGO) test --release --locked -p pagemesh-manage --test it --no-run
 	@scripts/console-ready
 
 # A failure does not end the run; the summary has the command that reruns each.
@@ -128,20 +128,20 @@ storm: ROUNDS = 100
 SEED ?= 1
 storm: setup
 	PAGEMESH_STORM_ROUNDS=$(ROUNDS) PAGEMESH_STORM_SEED=$(SEED) \
-	$(CARGO) test --locked -p pagemesh --test faults -- --nocapture storm::
+	$(CARGO) test --locked -p pagemesh --test it -- --nocapture faults::storm::
 
 # Kills clients under load, this many times per layout: make kills ROUNDS=50.
 ROUNDS ?= 50
 kills: setup
 	PAGEMESH_TEST_ROUNDS=$(ROUNDS) \
-	$(CARGO) test --locked -p pagemesh --test faults -- --nocapture client_is_killed
+	$(CARGO) test --locked -p pagemesh --test it -- --nocapture client_is_killed
 
 # Kills and stops direct clients of a mount while others run, and all at once, this many times: make
 # direct-clients ROUNDS=1000. Needs root.
 direct-clients: setup
 	$(CARGO) build --locked -p pagemesh-preload
 	PAGEMESH_TEST_ROUNDS=$(ROUNDS) \
-	$(CARGO) test --locked -p pagemesh --test direct -- --nocapture direct_clients_are_killed direct_clients_work two_page_write
+	$(CARGO) test --locked -p pagemesh --test it -- --nocapture direct_clients_are_killed direct_clients_work two_page_write
 
 # PostgreSQL on the direct path, killed this many times with the mount and all bricks, with this
 # many clients: make databases ROUNDS=50 CLIENTS=100. Needs root.
@@ -149,7 +149,7 @@ CLIENTS ?= 4
 databases: setup
 	$(CARGO) build --locked -p pagemesh-preload
 	PAGEMESH_TEST_ROUNDS=$(ROUNDS) PAGEMESH_TEST_CLIENTS=$(CLIENTS) \
-	$(CARGO) test --locked -p pagemesh --test postgresql -- --nocapture
+	$(CARGO) test --locked -p pagemesh --test it -- --nocapture postgresql::
 
 # In-memory histories of a volume with direct clients, and crashes of direct clients in two pools:
 # make direct-client-histories LIVES=100000 STORIES=20000.
@@ -171,20 +171,20 @@ PROCESSES ?= 1000
 crowd: setup
 	$(CARGO) build --locked -p pagemesh-preload
 	PAGEMESH_TEST_PROCESSES=$(PROCESSES) \
-	$(CARGO) test --locked -p pagemesh --test direct -- --nocapture many_processes::
+	$(CARGO) test --locked -p pagemesh --test it -- --nocapture direct::many_processes::
 
 # Kills and stops programs with libpagemesh during atomic writes of several pages: make natives
 # ROUNDS=1000. Needs root.
 natives: setup
 	PAGEMESH_TEST_ROUNDS=$(ROUNDS) \
-	$(CARGO) test --locked -p pagemesh --test native -- --nocapture if_writers_are_killed
+	$(CARGO) test --locked -p pagemesh --test it -- --nocapture if_writers_are_killed
 
 # Programs write to mapped files and sync while the mount is killed this many times: make mapped
 # ROUNDS=200. Needs root.
 mapped: setup
 	$(CARGO) build --locked -p pagemesh-preload
 	PAGEMESH_TEST_ROUNDS=$(ROUNDS) \
-	$(CARGO) test --locked -p pagemesh --test mapped -- --nocapture
+	$(CARGO) test --locked -p pagemesh --test it -- --nocapture mapped::
 
 # Random file operations on a mount, compared with the same in memory, with remounts and kills, also
 # by several direct clients at once: make fsx OPS=10000000 SEED=7. Needs root.
@@ -192,7 +192,7 @@ OPS ?= 10000000
 fsx: setup
 	$(CARGO) build --locked -p pagemesh-preload
 	PAGEMESH_FSX_OPS=$(OPS) PAGEMESH_FSX_SEED=$(SEED) \
-	$(CARGO) test --locked -p pagemesh --test fsx -- --nocapture
+	$(CARGO) test --locked -p pagemesh --test it -- --nocapture fsx::
 
 # Random operations through the C library, bare system calls, io_uring and a plug-in at once, on the
 # kernel path or, with EXEC=1, on the direct path: make doors OPS=1000000 SEED=7 EXEC=1. Needs root.
@@ -202,7 +202,7 @@ WITH ?=
 doors: setup
 	$(CARGO) build --locked -p pagemesh-preload
 	PAGEMESH_DOORS_OPS=$(OPS) PAGEMESH_DOORS_SEED=$(SEED) PAGEMESH_DOORS_WITH="$(WITH)" \
-	$(CARGO) test --locked -p pagemesh --test direct -- --nocapture --include-ignored \
+	$(CARGO) test --locked -p pagemesh --test it -- --nocapture --include-ignored \
 	$(if $(EXEC),io_paths_under_exec,io_paths_through_kernel)
 
 # Flips 100 single bits in each of this many images of closed pools, and as many of crashed ones, in
@@ -210,7 +210,7 @@ doors: setup
 POOLS ?= 101
 flips:
 	PAGEMESH_POOLS=$(POOLS) PAGEMESH_FLIPS=100 \
-	$(CARGO) test --locked -p pagemesh-store --test damage flipped_bit
+	$(CARGO) test --locked -p pagemesh-store --test it damage::flips
 
 # The POSIX test suite on a mount, as root: make pjdfstest TESTS=rename FUSE=io-uring; EXEC=1
 # selects the direct path.
@@ -227,7 +227,7 @@ programs: setup all
 
 # Times of the manager's API with 100 simulated bricks and 4096 volumes, and its memory.
 bench-api:
-	$(CARGO) test --release --locked -p pagemesh-manage --test scale -- --ignored --nocapture
+	$(CARGO) test --release --locked -p pagemesh-manage --test it -- --ignored --nocapture scale::
 
 # Every number of docs/performance/measurements.md; raw results go to bench/runs/.
 bench: setup all

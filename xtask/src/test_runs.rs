@@ -139,7 +139,7 @@ fn succeeds(command: &mut Command) -> anyhow::Result<bool> {
 /// A test as nextest's report names it.
 #[derive(Debug, PartialEq)]
 struct FailedTest {
-    /// `pagemesh-store`, or `pagemesh-store::two_pools` of an integration test.
+    /// `pagemesh-store`, or `pagemesh-store::it` of an integration test.
     binary: String,
     name: String,
 }

@@ -1,10 +1,7 @@
 //! Attributes of files on a mount, compared with the results of the same calls on a tmpfs. Needs
 //! root and /dev/fuse.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, Gid, Mode, StatxFlags, Uid, XattrFlags, chmod, chown,
     copy_file_range, fallocate, ftruncate, getxattr, listxattr, removexattr, setxattr, statx,

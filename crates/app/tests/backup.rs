@@ -1,9 +1,6 @@
 //! Backups of snapshots in a directory: made, made of changes, verified, pruned and restored.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use rustix::fs::{CWD, Mode, mkfifoat};
 use serde_json::{Value, json};
 use std::fs;

@@ -1,10 +1,7 @@
 //! Wrong input from users and from unauthenticated connections: the program refuses each case with
 //! an error that names it, and no data is lost.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use pagemesh_base::checksum::crc32c_append;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

@@ -1,10 +1,7 @@
 //! `pagemesh bench disk`: a tiny run reports every cell, and nothing is left behind, also by a
 //! signal.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use serde_json::Value;
 use std::ffi::OsString;

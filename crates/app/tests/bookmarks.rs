@@ -1,9 +1,6 @@
 //! Bookmarks as starts of streams, and volumes that receive: they are read-only, and a killed receiver loses them.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::Write;

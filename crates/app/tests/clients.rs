@@ -1,9 +1,6 @@
 //! Common client programs against volumes of a real cluster.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use support::program::{self, qemu_io};

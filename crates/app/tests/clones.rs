@@ -1,15 +1,7 @@
 //! `pagemesh clone` as users and programs call it.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-#[path = "faults/nbd.rs"]
-#[allow(dead_code)] // These tests use a part of it.
-mod wire;
-
-#[path = "snapshots/counters.rs"]
-mod counters;
-mod support;
-
+use crate::snapshots::counters;
+use crate::support;
 use counters::{CounterLoad, EndGuard, SLOTS, prefix_of};
 use std::fs;
 use support::mounted::{self, TestMount};

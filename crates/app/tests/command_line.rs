@@ -1,10 +1,7 @@
 //! The commands as users and programs call them: their output, their exit codes, and the state
 //! after them.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Output};

@@ -1,58 +1,32 @@
 //! The direct path: processes that access the files of a mount without the kernel, next to
 //! processes that go through the kernel. Needs root and /dev/fuse.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-#[path = "direct/cached.rs"]
 mod cached;
-#[path = "direct/cancelled.rs"]
 mod cancelled;
-#[path = "direct/client_rows.rs"]
 mod client_rows;
-#[path = "direct/confinement.rs"]
 mod confinement;
-#[path = "direct/descriptors.rs"]
 mod descriptors;
-#[path = "direct/device_reuse.rs"]
 mod device_reuse;
-#[path = "direct/doors.rs"]
 mod doors;
-#[path = "direct/exec.rs"]
 mod exec;
-#[path = "direct/file_end.rs"]
 mod file_end;
-#[path = "direct/inotify_watchers.rs"]
 mod inotify_watchers;
-#[path = "direct/many_processes.rs"]
 mod many_processes;
-#[path = "direct/mmap_exclusion.rs"]
 mod mmap_exclusion;
-#[path = "direct/namespaces.rs"]
 mod namespaces;
-#[path = "direct/page_pairs.rs"]
 mod page_pairs;
-#[path = "direct/partial_writes.rs"]
 mod partial_writes;
-#[path = "direct/patience.rs"]
 mod patience;
-#[path = "direct/report.rs"]
 mod report;
-#[path = "direct/signals.rs"]
 mod signals;
-#[path = "direct/stacks.rs"]
 mod stacks;
-#[path = "direct/stall_bounds.rs"]
 mod stall_bounds;
-#[path = "direct/stopped.rs"]
 mod stopped;
-mod support;
-#[path = "direct/thread_exit.rs"]
 mod thread_exit;
-#[path = "direct/two_mounts.rs"]
 mod two_mounts;
-#[path = "direct/uncaught_writers.rs"]
 mod uncaught_writers;
 
+use crate::support;
 use pagemesh_direct::client::{DirectClient, DirectFile as Direct};
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
@@ -738,7 +712,7 @@ fn run_child(
 ) -> ChildGuard {
     let own = std::env::current_exe().unwrap();
     let own = own.to_str().unwrap();
-    let run = ["--exact", "child", "--nocapture"];
+    let run = ["--exact", "direct::child", "--nocapture"];
     let mut command = match is_direct {
         false => std::process::Command::new(own),
         true => {

@@ -1,10 +1,7 @@
 //! Mounts that end although other mount namespaces or open files hold them. Needs root and
 //! /dev/fuse.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};

@@ -1,9 +1,6 @@
 //! `pagemesh exec`: exit codes, and children that cannot load the library.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use std::fs;
 use std::path::Path;
 use std::process::Command;

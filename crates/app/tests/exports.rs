@@ -1,12 +1,7 @@
 //! NBD exports of a real cluster at their limits, and the end of a fenced export.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-#[path = "faults/nbd.rs"]
-#[allow(dead_code)] // These tests use a part of it.
-mod wire;
-
+use crate::faults::nbd as wire;
+use crate::support;
 use std::path::Path;
 use support::{Cluster, Pools, until};
 use wire::{Command, NbdConnection};

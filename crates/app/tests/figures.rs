@@ -1,9 +1,6 @@
 //! The figures that clients report: `pagemesh why`, and the histories in REST.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use serde_json::Value;
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;

@@ -9,16 +9,12 @@
 //! several at once, and kill them at times. Another one maps the files, through the kernel or under
 //! `pagemesh exec`.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-#[path = "fsx/mapper.rs"]
 mod mapper;
-mod support;
-#[path = "fsx/worker.rs"]
 mod worker;
-#[path = "fsx/worker_ops.rs"]
 mod worker_ops;
 
+use crate::by_both;
+use crate::support;
 use mapper::MapperProcess;
 use pagemesh_fuzz::Random;
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom, copy_file_range, fallocate};

@@ -1,9 +1,6 @@
 //! The helpers of mount(8) and umount(8). Needs root and /dev/fuse.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::symlink;

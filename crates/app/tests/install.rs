@@ -4,10 +4,7 @@
 //! replaces only the installation of the package and systemctl, which runs the unit's ExecStart as
 //! the unit's user.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::os::unix::fs::{PermissionsExt, symlink};

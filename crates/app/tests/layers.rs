@@ -1,9 +1,6 @@
 //! A mount below overlay file systems, as container engines store layers. Needs root and /dev/fuse.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use rustix::fs::{CWD, FileType, RenameFlags, renameat_with};
 use rustix::io::Errno;
 use std::fs;

@@ -1,10 +1,8 @@
 //! Files that programs map and store into: every process sees a store at once, and a sync is
 //! atomic. Needs root, /dev/fuse and python3.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::by_both;
+use crate::support;
 use rustix::process::{Pid, Signal};
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;

@@ -1,10 +1,8 @@
 //! One program stores into a mapping while another one writes to other bytes of the same pages: neither
 //! loses anything. Needs root, /dev/fuse and python3.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::by_both;
+use crate::support;
 use rustix::fs::{FallocateFlags, OFlags};
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};

@@ -1,9 +1,6 @@
 //! The metrics of running processes: documented, equal to the manager's, and off by default.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use pagemesh_metrics::Metric;
 use pagemesh_metrics::catalogue::{client, pool};
 use std::collections::BTreeSet;

@@ -1,10 +1,8 @@
 //! File systems of a real cluster, mounted through the kernel, and common programs on them. Needs
 //! root and /dev/fuse.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::by_both;
+use crate::support;
 use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags, RenameFlags, SeekFrom};
 use rustix::io::Errno;
 use std::fs::{self, File};

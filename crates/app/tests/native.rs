@@ -1,9 +1,6 @@
 //! `libpagemesh` on a mount, next to programs that go through the kernel. Needs root and /dev/fuse.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use pagemesh::{Error, File, Part};
 use std::fs::{self, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
@@ -44,7 +41,7 @@ impl Drop for ChildGuard {
 impl ChildGuard {
     fn command(what: &str, dir: &Path) -> Command {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "child", "--nocapture"]);
+        command.args(["--exact", "native::child", "--nocapture"]);
         command.env(CHILD_JOB_ENV, format!("{what},{}", dir.display()));
         command
     }

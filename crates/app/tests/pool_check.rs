@@ -1,10 +1,7 @@
 //! `pool check`: it writes nothing unless asked, names the damage, repairs all that the pool's own
 //! redundancy allows, and leaves the rest to the other copy of a volume.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use pagemesh_store::geometry::Geometry;
 use serde_json::Value;
 use support::{Cluster, MIB, Pools};

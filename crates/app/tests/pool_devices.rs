@@ -1,12 +1,9 @@
 //! `pagemesh pool device`: devices join and leave the pool of a running brick, under load, and its restart in the middle of
 //! a drain.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-#[path = "pool_devices/first_disk.rs"]
 mod first_disk;
-mod support;
 
+use crate::support;
 use pagemesh_base::rng::SplitMix64;
 use serde_json::Value;
 use std::fs::File;

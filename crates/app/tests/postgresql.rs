@@ -2,10 +2,7 @@
 //! the direct path they also survive a kill of the server, the mount and the bricks together. Needs
 //! root and /dev/fuse.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use std::fs::{self, Permissions};
 use std::io::Read;
 use std::os::unix::fs::{PermissionsExt, chown};

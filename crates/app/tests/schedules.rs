@@ -1,9 +1,6 @@
 //! Schedules of snapshots on a real cluster, and their replication to another one.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use serde_json::{Value, json};
 use std::path::Path;
 use support::{Cluster, Pools, until};

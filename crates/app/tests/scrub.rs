@@ -2,10 +2,7 @@
 //! is served, repairs them from the other copy, and counts them. It names pages that no copy holds
 //! intact.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use pagemesh_store::geometry::Geometry;
 use pagemesh_store::slot::{FRAMES_MAX, Slot};
 use serde_json::Value;

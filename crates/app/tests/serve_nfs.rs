@@ -1,10 +1,7 @@
 //! File systems of a real cluster over NFS, beside a mount of the same process: `serve nfs` and the tools of libnfs. Tests with a
 //! mount need root and /dev/fuse.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use pagemesh_nfs_client::nfs3::{Create, CreateHow, SetAttributes, StableHow, Write};
 use pagemesh_nfs_client::nfs4::{Lock, Nfs4Client, Nfs4Result, Open, OpenFile, status};
 use pagemesh_nfs_client::{Client, Credential};

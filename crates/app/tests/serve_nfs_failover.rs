@@ -1,9 +1,6 @@
 //! The process that serves a file system dies, and a standby on another machine takes it over with its address: NFS clients go on.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use pagemesh_nfs_client::nfs3::{
     Commit, Create, CreateHow, Handle, Read, SetAttributes, StableHow, Write, Written,
 };

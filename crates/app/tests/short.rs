@@ -1,9 +1,6 @@
 //! Pools on machines where memory, or a limit, is short.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -1,9 +1,6 @@
 //! `pagemesh snapshot diff` on volumes and file systems.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use serde_json::{Value, json};
 use support::mounted::{self, TestMount};
 use support::{Cluster, MIB, Pools};

@@ -1,13 +1,7 @@
 //! `pagemesh snapshot create A B C@NAME`: several volumes at one moment, while a program writes to them in turn.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-#[path = "faults/nbd.rs"]
-#[allow(dead_code)] // These tests use a part of it.
-mod wire;
-
-mod support;
-
+use crate::faults::nbd as wire;
+use crate::support;
 use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,10 +1,7 @@
 //! Receivers that die, damaged streams, and targets without room: no part of a snapshot is visible, and a later receive ends
 //! equal to the source.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};

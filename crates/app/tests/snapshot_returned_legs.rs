@@ -1,9 +1,6 @@
 //! Snapshots that were made while a copy of the volume was away.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use std::fs;
 use support::{Cluster, Export, Pools, program};
 

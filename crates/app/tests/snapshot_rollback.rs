@@ -1,9 +1,6 @@
 //! `pagemesh snapshot rollback` of volumes and file systems: to a snapshot, back, and after interruptions.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use serde_json::Value;
 use std::fs;
 use std::process::{Child, Stdio};

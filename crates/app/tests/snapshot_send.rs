@@ -1,9 +1,6 @@
 //! Snapshots sent from one cluster to another as streams, whole, cut and damaged.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use serde_json::Value;
 use std::fs::File;
 use std::path::{Path, PathBuf};

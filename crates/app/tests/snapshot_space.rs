@@ -1,9 +1,6 @@
 //! The space of snapshots as users see it.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use serde_json::{Value, json};
 use support::{Cluster, MIB, Pools};
 

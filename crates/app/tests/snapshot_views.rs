@@ -1,9 +1,7 @@
 //! `.snapshot/NAME` in mounts, `pagemesh fs restore`, and copies that pass no data through the client.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::by_both;
+use crate::support;
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;

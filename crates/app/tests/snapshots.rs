@@ -1,15 +1,9 @@
 //! `pagemesh snapshot` as users and programs call it.
 
-#![allow(clippy::unwrap_used)] // Tests.
+pub mod counters;
 
-#[path = "faults/nbd.rs"]
-#[allow(dead_code)] // These tests use a part of it.
-mod wire;
-
-#[path = "snapshots/counters.rs"]
-mod counters;
-mod support;
-
+use crate::faults::nbd as wire;
+use crate::support;
 use counters::{CounterLoad, EndGuard, SLOTS, prefix_of};
 use serde_json::json;
 use std::fs;

@@ -1,10 +1,7 @@
 //! The manager's store fails to write: everyone sees it, reads go on, and the manager ends once its
 //! disk takes writes again.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use std::io::{Read, Write};
 use std::net::TcpStream;

@@ -1,9 +1,6 @@
 //! `pagemesh support-bundle`: its contents, and the secrets that are not in it.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use flate2::read::GzDecoder;
 use serde_json::Value;
 use std::collections::BTreeMap;

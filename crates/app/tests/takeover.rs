@@ -2,10 +2,8 @@
 //! by one that serves programs, and replaces a dead one. Also: the state after the kill or the unmount of a mount with a
 //! commit interval. Needs root, /dev/fuse and python3.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::by_both;
+use crate::support;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Write};

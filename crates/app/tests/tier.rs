@@ -1,9 +1,6 @@
 //! `pagemesh pool create --flash`: a pool in memory with a disk behind it.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use serde_json::{Value, json};
 use support::mounted::{TestMount, may_mount};
 use support::{Cluster, Pools, program, until};

@@ -1,7 +1,6 @@
 //! The driver on a space that answers within `submit`, and on one that answers later.
 
-mod support;
-
+use crate::support;
 use pagemesh_bench::BenchError;
 use pagemesh_bench::load::{AccessOrder, LoadWorker, RequestMix, RunLimit, run};
 use std::sync::atomic::Ordering::Relaxed;

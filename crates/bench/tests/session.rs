@@ -1,7 +1,6 @@
 //! The session's report on a space in memory and raw memory.
 
-mod support;
-
+use crate::support;
 use pagemesh_bench::report::{Report, ReportCell};
 use pagemesh_bench::session::{RawCopies, RawMemory, SessionOptions, run_session};
 use std::time::Duration;

@@ -1,7 +1,6 @@
 //! The ramp and the table on a space in memory.
 
-mod support;
-
+use crate::support;
 use pagemesh_bench::BenchError;
 use pagemesh_bench::load::fill;
 use pagemesh_bench::ramp::{self, run_ramp};

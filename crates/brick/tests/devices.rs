@@ -1,8 +1,6 @@
 //! Pools on block devices. Only root can create them.
 
-#[path = "support/skip.rs"]
-mod skip;
-
+use crate::skip;
 use pagemesh_brick::file::{self, FileError};
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,7 +1,6 @@
 //! Unauthenticated and broken clients cannot disturb other clients of a server.
 
-mod support;
-
+use crate::support;
 use bytes::Bytes;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::slice::{SliceReply, SliceRequest};

@@ -1,7 +1,6 @@
 //! A server's unix socket, for clients on the same machine.
 
-mod support;
-
+use crate::support;
 use bytes::Bytes;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::key::Key;

@@ -1,7 +1,6 @@
 //! A client's view of a brick that ends, stays silent, or is another brick.
 
-mod support;
-
+use crate::support;
 use bytes::Bytes;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::key::Key;

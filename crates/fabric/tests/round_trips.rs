@@ -1,7 +1,6 @@
 //! Requests over TCP arrive, and their answers come back.
 
-mod support;
-
+use crate::support;
 use bytes::Bytes;
 use pagemesh_base::ids::{EPOCH_MAX, Epoch, PageNo};
 use pagemesh_base::layout::SliceId;

@@ -1,7 +1,6 @@
 //! The messages of snapshots: they arrive, and a brick that does not know them gets none.
 
-mod support;
-
+use crate::support;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::slice::*;
 use pagemesh_base::space::Extent;

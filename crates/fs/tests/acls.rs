@@ -1,11 +1,7 @@
 //! Access control lists in the file system: stored with the mode, inherited, and enforced for callers that no kernel has
 //! checked.
 
-#![allow(clippy::unwrap_used)]
-#![allow(dead_code)] // The support has more.
-
-mod support;
-
+use crate::support;
 use bytes::Bytes;
 use pagemesh_fs::{
     AccessMask, Acl, AclEntry, AclKind, AclTag, AttrChanges, Caller, CreateKind, FileId, Fs, Ino,

@@ -1,11 +1,7 @@
 //! Cases that random operations do not reach: many entries, full volumes, orphans, damage, several
 //! threads.
 
-#![allow(clippy::unwrap_used)]
-#![allow(dead_code)]
-
-mod support;
-
+use crate::support;
 use bytes::Bytes;
 use pagemesh_fs::{CreateKind, Fs, FsError, Ino, IoChannel, RenameMode, SeekTarget, mkfs};
 use rustix::io::Errno;

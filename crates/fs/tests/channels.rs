@@ -1,10 +1,6 @@
 //! Calls and their channels when the volume opens few of them.
 
-#![allow(clippy::unwrap_used)]
-#![allow(dead_code)]
-
-mod support;
-
+use crate::support;
 use bytes::Bytes;
 use pagemesh_base::space::{Channel, Completion, Request, Space, SpaceError, Token};
 use pagemesh_fs::{CreateKind, Fs, Ino};

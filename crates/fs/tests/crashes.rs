@@ -2,11 +2,7 @@
 //! file system is the model before or after the operation in progress. Only the pages of a write
 //! may be there in part.
 
-#![allow(clippy::unwrap_used)]
-#![allow(dead_code)]
-
-mod support;
-
+use crate::support;
 use pagemesh_fs::{AllocateMode, Fs, Ino, InodeKind, IoChannel};
 use pagemesh_fs_model::{FsModel, Op, OpGenerator, OpScale, check_page_counts, read, run_op};
 use support::memory::MemorySpace;

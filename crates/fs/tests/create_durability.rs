@@ -1,11 +1,7 @@
 //! A create that finds its name, and an open, report success only when a crash cannot lose the name any more: the change that made the
 //! name may still wait in a batch of another call.
 
-#![allow(clippy::unwrap_used)]
-#![allow(dead_code)] // The support has more.
-
-mod support;
-
+use crate::support;
 use pagemesh_fs::{CreateKind, CreateMode, Fs, Ino, UncommittedChanges};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;

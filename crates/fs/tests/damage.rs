@@ -1,11 +1,7 @@
 //! File systems with one inconsistency: it is reported, no change is taken, and undamaged parts can
 //! be read.
 
-#![allow(clippy::unwrap_used)]
-#![allow(dead_code)]
-
-mod support;
-
+use crate::support;
 use bytes::Bytes;
 use pagemesh_fs::{CreateKind, Ino, RenameMode, SetXattrMode};
 use rustix::io::Errno;

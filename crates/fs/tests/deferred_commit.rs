@@ -4,11 +4,7 @@
 //! A pool is enumerated as in `crashes.rs`: any 512 bytes since the last flush may be lost. The order of requests is enumerated
 //! on a space that flushes only when asked to, because a pool also flushes for its maintenance.
 
-#![allow(clippy::unwrap_used)]
-
-#[allow(dead_code)]
-mod support;
-
+use crate::support;
 use bytes::Bytes;
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_fs::{Fs, Ino, IoChannel};

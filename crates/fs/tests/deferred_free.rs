@@ -1,10 +1,6 @@
 //! Pages that a crash left to be freed, and operations on their files in the meantime.
 
-#![allow(clippy::unwrap_used)]
-#![allow(dead_code)]
-
-mod support;
-
+use crate::support;
 use bytes::Bytes;
 use pagemesh_base::space::Request;
 use pagemesh_fs::{AllocateMode, CreateKind, Fs, FsError, Ino, IoChannel};

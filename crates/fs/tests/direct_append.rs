@@ -1,11 +1,7 @@
 //! Files that direct clients extend, with a crash after every change of the space. The mounted file
 //! has the state before or after the operation in progress.
 
-#![allow(clippy::unwrap_used)]
-#![allow(dead_code)]
-
-mod support;
-
+use crate::support;
 use bytes::Bytes;
 use pagemesh_base::space::Request;
 use pagemesh_fs::{AllocateMode, Attr, CreateKind, Fs, FsError, Ino, IoChannel};

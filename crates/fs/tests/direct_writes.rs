@@ -1,10 +1,6 @@
 //! Files that direct clients and the mount write to: times of writes, and closes.
 
-#![allow(clippy::unwrap_used)]
-#![allow(dead_code)]
-
-mod support;
-
+use crate::support;
 use bytes::Bytes;
 use pagemesh_base::space::{Channel, Completion, Request, Space, SpaceError, Token};
 use pagemesh_fs::{AllocateMode, AttrChanges, CreateKind, Fs, Ino, IoChannel, SharedFileMap, Time};

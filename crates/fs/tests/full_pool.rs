@@ -1,10 +1,6 @@
 //! A full pool: operations that free room use the reserve.
 
-#![allow(clippy::unwrap_used)]
-#![allow(dead_code)]
-
-mod support;
-
+use crate::support;
 use bytes::Bytes;
 use pagemesh_fs::{AllocateMode, CreateKind, Fs, Ino, IoChannel, Time};
 use rustix::io::Errno;

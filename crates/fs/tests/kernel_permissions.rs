@@ -1,13 +1,10 @@
 //! Permissions of callers, compared with a file system of this machine's kernel. The test needs root, and a temporary
 //! directory with ACLs.
 
-#![allow(clippy::unwrap_used)]
-#![allow(dead_code)] // The support has more.
-
 #[path = "../../brick/tests/support/skip.rs"]
 mod skip;
-mod support;
 
+use crate::support;
 use bytes::Bytes;
 use pagemesh_fs::{
     AccessMask, Acl, AclEntry, AclKind, AclTag, AttrChanges, Caller, CreateKind, CreateMode,

@@ -1,10 +1,6 @@
 //! Reads of the volume by listings of directories and by reads of files.
 
-#![allow(clippy::unwrap_used)]
-#![allow(dead_code)]
-
-mod support;
-
+use crate::support;
 use bytes::Bytes;
 use pagemesh_base::space::{Channel, Completion, Request, Space, SpaceError, Token};
 use pagemesh_fs::{CreateKind, FileId, Fs, Ino};

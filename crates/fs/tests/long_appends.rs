@@ -1,11 +1,7 @@
 //! Long writes at the end of a file, and writes of NFS that need not be durable. A crash or a loss of power leaves the file as it was
 //! before such a write, or with all of it.
 
-#![allow(clippy::unwrap_used)]
-#![allow(dead_code)]
-
-mod support;
-
+use crate::support;
 use bytes::Bytes;
 use pagemesh_fs::{Attr, CreateKind, FileId, Fs, Ino, IoChannel};
 use proptest::prelude::*;

@@ -1,10 +1,6 @@
 //! Reporting of lost writes.
 
-#![allow(clippy::unwrap_used)]
-#![allow(dead_code)]
-
-mod support;
-
+use crate::support;
 use bytes::Bytes;
 use pagemesh_fs::{CreateKind, Fs, Ino, IoChannel, LostWriteCursor};
 use rustix::io::Errno;

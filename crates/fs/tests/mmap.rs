@@ -1,11 +1,7 @@
 //! Pages that programs store into mappings of files: buffered until a sync, then written
 //! atomically.
 
-#![allow(clippy::unwrap_used)]
-#![allow(dead_code)]
-
-mod support;
-
+use crate::support;
 use bytes::Bytes;
 use pagemesh_base::space::Request;
 use pagemesh_fs::{

@@ -1,10 +1,6 @@
 //! Syncs of mapped files that need a redo log: without room, interrupted, and with power failures.
 
-#![allow(clippy::unwrap_used)]
-#![allow(dead_code)]
-
-mod support;
-
+use crate::support;
 use bytes::Bytes;
 use pagemesh_fs::Ino;
 use rustix::io::Errno;

@@ -5,11 +5,7 @@
 //! finds a version that is no older than the last acknowledged one. A crash leaves none that is
 //! older than the last one written or synced.
 
-#![allow(clippy::unwrap_used)]
-#![allow(dead_code)]
-
-mod support;
-
+use crate::support;
 use bytes::Bytes;
 use pagemesh_fs::{AllocateMode, CreateKind, Fs, Ino, IoChannel};
 use pagemesh_fuzz::Random;

@@ -1,10 +1,6 @@
 //! Changes of the name space while the volume is out of reach.
 
-#![allow(clippy::unwrap_used)]
-#![allow(dead_code)]
-
-mod support;
-
+use crate::support;
 use pagemesh_fs::{CreateKind, Fs, Ino, RenameMode};
 use rustix::io::Errno;
 use std::os::fd::RawFd;

@@ -1,10 +1,6 @@
 //! The service file: no user reaches it, each crash leaves a whole one or none, and an earlier release drops it.
 
-#![allow(clippy::unwrap_used)]
-#![allow(dead_code)] // The support has more.
-
-mod support;
-
+use crate::support;
 use bytes::Bytes;
 use pagemesh_fs::{CreateKind, Fs, Ino, IoChannel};
 use rustix::io::Errno;

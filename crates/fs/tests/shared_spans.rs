@@ -1,11 +1,7 @@
 //! Copies that share spans: their cost, their isolation, and the pages left after deletes and
 //! crashes.
 
-#![allow(clippy::unwrap_used)]
-#![allow(dead_code)]
-
-mod support;
-
+use crate::support;
 use bytes::Bytes;
 use pagemesh_fs::{AllocateMode, CreateKind, Fs, Ino, IoChannel};
 use rustix::io::Errno;

@@ -1,10 +1,6 @@
 //! Mounts of snapshots: images of one moment that must not change.
 
-#![allow(clippy::unwrap_used)]
-#![allow(dead_code)] // The support has more.
-
-mod support;
-
+use crate::support;
 use bytes::Bytes;
 use pagemesh_fs::{Fs, FsError, Ino};
 use rustix::io::Errno;

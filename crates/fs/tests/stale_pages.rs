@@ -1,11 +1,7 @@
 //! Stores into mappings beside changes past the page cache. The kernel may write a page back that it read before such a
 //! change: the page lacks the change, and has stores into other bytes.
 
-#![allow(clippy::unwrap_used)] // Tests.
-#![allow(dead_code)]
-
-mod support;
-
+use crate::support;
 use bytes::Bytes;
 use pagemesh_fs::{AllocateMode, Fs, FsError, Ino, IoChannel};
 use rustix::io::Errno;

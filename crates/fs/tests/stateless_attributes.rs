@@ -1,10 +1,6 @@
 //! Changes of attributes by file ids, as a stateless server makes them.
 
-#![allow(clippy::unwrap_used)]
-#![allow(dead_code)]
-
-mod support;
-
+use crate::support;
 use bytes::Bytes;
 use pagemesh_fs::{Caller, CreateKind, FileId, Fs, Ino, SetAttributes, SetTime, Time, WccReply};
 use rustix::io::Errno;

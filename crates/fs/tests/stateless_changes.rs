@@ -1,10 +1,6 @@
 //! Changes of names by file ids, as a stateless server makes them.
 
-#![allow(clippy::unwrap_used)]
-#![allow(dead_code)]
-
-mod support;
-
+use crate::support;
 use pagemesh_fs::{
     Attr, Caller, CreateMode, Created, FileId, Fs, Ino, InodeKind, SetAttributes, SetTime, Time,
     Wcc, WccReply,

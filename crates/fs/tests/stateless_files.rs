@@ -1,10 +1,6 @@
 //! Content of files through pins, as a stateless server reads and writes it.
 
-#![allow(clippy::unwrap_used)]
-#![allow(dead_code)]
-
-mod support;
-
+use crate::support;
 use bytes::Bytes;
 use pagemesh_fs::{AttrChanges, Caller, CreateKind, FileId, Fs, FsError, Ino};
 use rustix::io::Errno;

@@ -1,10 +1,6 @@
 //! Names by file ids, as a stateless server looks them up and changes them.
 
-#![allow(clippy::unwrap_used)]
-#![allow(dead_code)]
-
-mod support;
-
+use crate::support;
 use pagemesh_fs::{AccessMask, Attr, AttrChanges, Caller, CreateKind, FileId, Ino};
 use rustix::io::Errno;
 use std::collections::BTreeMap;

@@ -1,10 +1,6 @@
 //! Appends to a page that holds the file's last bytes.
 
-#![allow(clippy::unwrap_used)]
-#![allow(dead_code)]
-
-mod support;
-
+use crate::support;
 use bytes::Bytes;
 use pagemesh_base::space::Request;
 use pagemesh_fs::{CreateKind, Fs, Ino, IoChannel};

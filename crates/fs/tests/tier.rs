@@ -1,10 +1,6 @@
 //! The tier of files: an attribute, and the hints of requests for data.
 
-#![allow(clippy::unwrap_used)]
-#![allow(dead_code)]
-
-mod support;
-
+use crate::support;
 use bytes::Bytes;
 use pagemesh_base::space::{Channel, Completion, Request, Space, SpaceError, Token};
 use pagemesh_base::tier_hint::TierHint;

@@ -1,10 +1,6 @@
 //! Atomic overwrites of several ranges of a file.
 
-#![allow(clippy::unwrap_used)]
-#![allow(dead_code)]
-
-mod support;
-
+use crate::support;
 use bytes::Bytes;
 use pagemesh_fs::{ATOMIC_PAGES_MAX, AttrChanges, CreateKind, Fs, FsError, Ino, IoChannel};
 use rustix::io::Errno;

@@ -1,11 +1,7 @@
 //! A reader may ask for the attributes of a file while an overwrite is in flight, and read the old bytes. The attributes after the
 //! overwrite differ from those: otherwise the reader would keep the old bytes for ever.
 
-#![allow(clippy::unwrap_used)]
-#![allow(dead_code)] // The support has more.
-
-mod support;
-
+use crate::support;
 use bytes::Bytes;
 use pagemesh_fs::{Attr, FileId, Fs, Pin};
 use support::server::{Server, compared, owner};

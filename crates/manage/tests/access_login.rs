@@ -1,9 +1,8 @@
 //! Login, logout and the cookie: requests that a browser sends, for pages of this manager and of other
 //! sites, and the limit of wrong tokens.
 
-mod cluster;
-mod http;
-
+use crate::cluster;
+use crate::http;
 use cluster::{Cluster, TestServer};
 use http::{HttpAnswer, exchange, fresh_peer, request, request_with};
 use pagemesh_manage::access::{TokenRole, TokenSecret, WRONG_TOKENS_MAX};

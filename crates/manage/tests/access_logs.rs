@@ -1,9 +1,8 @@
-//! No log line at any level, and no error, has a token or a hash. A test program of its own, because
-//! the log of a process is one.
+//! No log line at any level, and no error, has a token or a hash. The test sets the log of its process,
+//! which no other test of this program may do.
 
-mod cluster;
-mod http;
-
+use crate::cluster;
+use crate::http;
 use cluster::Cluster;
 use http::{exchange, fresh_peer, request, request_with};
 use pagemesh_manage::access::{TokenRole, TokenSecret};

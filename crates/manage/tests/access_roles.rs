@@ -1,9 +1,8 @@
 //! The role that each route needs: every role, and every kind of missing credential, on every route of
 //! the OpenAPI document.
 
-mod cluster;
-mod http;
-
+use crate::cluster;
+use crate::http;
 use cluster::{Cluster, TestServer};
 use http::{HttpAnswer, exchange, fresh_peer, request};
 use pagemesh_manage::Role;

@@ -1,9 +1,8 @@
 //! Tokens in the store: a model, restarts, jumps of the wall clock, the first start, and the secrets
 //! that no output may contain.
 
-mod cluster;
-mod http;
-
+use crate::cluster;
+use crate::http;
 use cluster::{Cluster, assert_refused};
 use http::{exchange, fresh_peer, request};
 use pagemesh_manage::access::{EXPIRES_S_MAX, MARK_INTERVAL_S, TOKENS_MAX, TokenRole, TokenSecret};

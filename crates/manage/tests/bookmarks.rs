@@ -1,8 +1,7 @@
 //! Bookmarks of snapshots, and volumes that receive snapshots, at a manager with fake bricks.
 
-mod cluster;
-mod snapshot_support;
-
+use crate::cluster;
+use crate::snapshot_support;
 use cluster::{Cluster, MIB, attach_request, create_request, legs, name};
 use pagemesh_base::layout::LegState;
 use pagemesh_manage::store::SCHEMA_MAX;

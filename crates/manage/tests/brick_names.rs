@@ -1,7 +1,6 @@
 //! Names of bricks: unique in the cluster, accepted and shown in place of UUIDs.
 
-mod cluster;
-
+use crate::cluster;
 use cluster::{
     Cluster, MIB, assert_refused, brick_id, create_request, name, named_registration, registration,
 };

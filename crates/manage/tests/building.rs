@@ -1,8 +1,7 @@
 //! Bricks fail in every way while slices are created and deleted. No slice without a volume
 //! remains.
 
-mod cluster;
-
+use crate::cluster;
 use cluster::{
     BrickBehavior, Cluster, MIB, brick_id, create_request, legs, name, slices_of_volumes,
 };

@@ -1,8 +1,7 @@
 //! Clones of snapshots on fake bricks: create, list, promote and delete, and their records in the store.
 
-mod cluster;
-mod snapshot_support;
-
+use crate::cluster;
+use crate::snapshot_support;
 use cluster::{BrickBehavior, Cluster, MIB, attach_request, create_request, legs, name};
 use pagemesh_base::layout::LegState;
 use pagemesh_manage::fault::Fault;

@@ -1,8 +1,7 @@
 //! Connections that send nothing.
 
-mod cluster;
-mod http;
-
+use crate::cluster;
+use crate::http;
 use cluster::Cluster;
 use pagemesh_manage::token::token;
 use pagemesh_manage::{ConnectionLimits, ManagerSettings};

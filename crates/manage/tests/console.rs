@@ -1,7 +1,6 @@
 //! The console's files over HTTP: without a token, with their headers, and never in place of the API.
 
-mod cluster;
-
+use crate::cluster;
 use cluster::{Cluster, TestServer};
 use std::io::{Read, Write};
 use std::net::TcpStream;

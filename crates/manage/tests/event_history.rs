@@ -1,8 +1,7 @@
 //! The history of events: each decision of a person stays, and each role reads its own part.
 
-mod cluster;
-mod http;
-
+use crate::cluster;
+use crate::http;
 use cluster::{Cluster, MIB, TestServer, assert_refused, create_request, name};
 use http::{exchange, fresh_peer, request};
 use pagemesh_base::layout::VolumeName;

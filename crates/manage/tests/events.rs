@@ -1,7 +1,6 @@
 //! Events: each change has one, in its transaction, and none is lost or doubled by a crash.
 
-mod cluster;
-
+use crate::cluster;
 use cluster::{Cluster, MIB, assert_refused, brick_id, create_request, name, named_registration};
 use pagemesh_base::layout::{EpochNumber, LegState};
 use pagemesh_manage::wire::{

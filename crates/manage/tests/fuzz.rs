@@ -3,6 +3,7 @@
 //!
 //! `pagemesh_fuzz` describes how the targets run, `docs/rfd/004-fuzzing.md` why they exist.
 
+mod fuzz_snapshots;
 mod fuzzing;
 
 use fuzzing::{check_decoded, check_plain, decodes, json, kept_answer, target, token_record};

@@ -2,8 +2,7 @@
 //!
 //! `pagemesh_fuzz` describes how the targets run, `docs/rfd/004-fuzzing.md` why they exist.
 
-mod fuzzing;
-
+use crate::fuzzing;
 use fuzzing::{check_decoded, check_plain, decodes, json, target};
 use pagemesh_base::layout::{
     BrickId, Column, EpochNumber, Layout, Leg, LegState, Segment, SliceId,

@@ -1,7 +1,6 @@
 //! The client that has attached a volume: its signs of life, and attaches that may replace it alone.
 
-mod cluster;
-
+use crate::cluster;
 use cluster::{Cluster, MIB, assert_refused, create_request, name};
 use pagemesh_base::layout::EpochNumber;
 use pagemesh_manage::wire::{AttachVolume, ErrorCode, HolderSign, ReportHolder};

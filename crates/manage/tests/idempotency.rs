@@ -1,8 +1,7 @@
 //! Calls with an `Idempotency-Key`: repetitions, restarts, expiry, and the client's own key.
 
-mod cluster;
-mod http;
-
+use crate::cluster;
+use crate::http;
 use cluster::{Cluster, MIB, assert_refused, create_request, name};
 use http::{HttpAnswer, fresh_peer};
 use pagemesh_manage::access::TokenRole;

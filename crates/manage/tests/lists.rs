@@ -1,7 +1,6 @@
 //! Lists in pages, entity tags, and changes that depend on them.
 
-mod cluster;
-
+use crate::cluster;
 use cluster::{Cluster, MIB, TestServer, create_request, name, named_registration};
 use pagemesh_manage::LayoutKind;
 use pagemesh_manage::token::token;

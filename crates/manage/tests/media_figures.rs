@@ -1,7 +1,6 @@
 //! Bytes written to media: of bricks, of the cluster, and for each byte of users. Reports that arrive twice or late.
 
-mod cluster;
-
+use crate::cluster;
 use cluster::{Cluster, MIB, brick_id, create_request, name};
 use pagemesh_base::layout::EpochNumber;
 use pagemesh_manage::wire::{

@@ -1,7 +1,6 @@
 //! The manager's metrics: equal to the figures of REST, documented, and bounded in number.
 
-mod cluster;
-
+use crate::cluster;
 use cluster::{Cluster, MIB, brick_id, create_request, name, registration};
 use pagemesh_base::layout::{EpochNumber, LegState};
 use pagemesh_manage::store::Store;

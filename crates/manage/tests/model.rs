@@ -1,8 +1,7 @@
 //! The manager against a small model: random histories of a few volumes on a few bricks, with
 //! crashes in between.
 
-mod cluster;
-
+use crate::cluster;
 use cluster::{Cluster, MIB, create_request, legs, name, registration};
 use pagemesh_base::layout::{EpochNumber, LegState, VolumeName};
 use pagemesh_manage::LayoutKind;

@@ -1,7 +1,6 @@
 //! NFS exports of volumes: the reports of the processes that serve them, and the state that operators see.
 
-mod cluster;
-
+use crate::cluster;
 use cluster::{Cluster, MIB, attach_request, create_request, name};
 use pagemesh_base::layout::EpochNumber;
 use pagemesh_manage::fault::Fault;

@@ -1,7 +1,6 @@
 //! The manager's own disk fails.
 
-mod cluster;
-
+use crate::cluster;
 use cluster::{Cluster, MIB, create_request, name, slices_of_volumes};
 use pagemesh_base::layout::{EpochNumber, LegState};
 use pagemesh_manage::fault::Fault;

@@ -1,7 +1,6 @@
 //! Placement of volumes, and bricks that register, move and leave.
 
-mod cluster;
-
+use crate::cluster;
 use cluster::{
     BrickBehavior, CAPACITY, Cluster, MIB, assert_refused, brick_id, create_request, name,
     registration,

@@ -1,7 +1,6 @@
 //! Peers with invalid, oversized, incomplete or missing HTTP requests.
 
-mod cluster;
-
+use crate::cluster;
 use cluster::{Cluster, MIB, TestServer, brick_id, create_request, name};
 use pagemesh_manage::LayoutKind;
 use pagemesh_manage::api::{BODY_BYTES_MAX, REQUESTS_MAX, SLOW_REQUESTS_MAX};

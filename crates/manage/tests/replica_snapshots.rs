@@ -1,8 +1,7 @@
 //! Snapshots on asynchronous replicas, and what a promotion keeps of them, on fake bricks.
 
-mod cluster;
-mod snapshot_support;
-
+use crate::cluster;
+use crate::snapshot_support;
 use cluster::{Cluster, MIB, create_request, legs, name};
 use pagemesh_base::layout::{EpochNumber, LegState, SliceId};
 use pagemesh_manage::snapshots::SnapshotRecord;

@@ -1,7 +1,6 @@
 //! Adding, removing and promoting copies of volumes, over HTTP.
 
-mod cluster;
-
+use crate::cluster;
 use cluster::{
     BrickBehavior, Cluster, MIB, assert_refused, brick_id, create_request, legs, name, registration,
 };

@@ -1,8 +1,7 @@
 //! Rollbacks on fake bricks: each step, with a crash of the manager behind it, and what is refused meanwhile.
 
-mod cluster;
-mod snapshot_support;
-
+use crate::cluster;
+use crate::snapshot_support;
 use cluster::{Cluster, attach_request, name};
 use pagemesh_base::layout::EpochNumber;
 use pagemesh_manage::Manager;

@@ -4,8 +4,7 @@
 //! The bricks are simulated: they register and send heartbeats over REST, and keep slices only in a map. An hour of figures is
 //! reported by calls of the manager. All run in this process, so its memory is an upper bound of the manager's.
 
-mod cluster;
-
+use crate::cluster;
 use cluster::{Cluster, MIB, TestServer, brick_id, create_request, name, registration};
 use pagemesh_base::layout::EpochNumber;
 use pagemesh_manage::access::TokenRole;

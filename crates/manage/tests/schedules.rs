@@ -1,8 +1,7 @@
 //! Schedules at a manager with fake bricks: policies, runs over time, health, targets, and restarts.
 
-mod cluster;
-mod snapshot_support;
-
+use crate::cluster;
+use crate::snapshot_support;
 use cluster::{Cluster, MIB, create_request, name};
 use pagemesh_manage::schedules::{Retention, ScheduleHealth};
 use pagemesh_manage::wire::{

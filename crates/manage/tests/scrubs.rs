@@ -1,8 +1,7 @@
 //! Scrubs of bricks' pools: reports in heartbeats, and requests that reach a brick once in spite of
 //! lost messages.
 
-mod cluster;
-
+use crate::cluster;
 use cluster::{Cluster, assert_refused, brick_id, named_registration, registration};
 use pagemesh_manage::Manager;
 use pagemesh_manage::wire::{

@@ -1,8 +1,7 @@
 //! Snapshots that legs lack, and get from other legs, on fake bricks.
 
-mod cluster;
-mod snapshot_support;
-
+use crate::cluster;
+use crate::snapshot_support;
 use cluster::{Cluster, FakeBrick, legs, name};
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::{EpochNumber, LegState, SliceId};

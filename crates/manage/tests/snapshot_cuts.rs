@@ -1,8 +1,7 @@
 //! Cuts for snapshots: by the client that has attached the volume, or by the manager; failures during a cut.
 
-mod cluster;
-mod snapshot_support;
-
+use crate::cluster;
+use crate::snapshot_support;
 use cluster::{BrickBehavior, Cluster, assert_refused, legs, name};
 use pagemesh_base::layout::{EpochNumber, LegState};
 use pagemesh_manage::snapshots::CutTimes;

@@ -1,8 +1,7 @@
 //! Snapshots of several volumes at one moment, with clients that follow orders, fail, or stay away.
 
-mod cluster;
-mod snapshot_support;
-
+use crate::cluster;
+use crate::snapshot_support;
 use cluster::{Cluster, MIB, TestServer, attach_request, create_request, name};
 use pagemesh_base::layout::EpochNumber;
 use pagemesh_manage::snapshots::CutTimes;

@@ -1,8 +1,7 @@
 //! Snapshots of volumes on fake bricks: create, list, hold and delete; limits, and their records in the store.
 
-mod cluster;
-mod snapshot_support;
-
+use crate::cluster;
+use crate::snapshot_support;
 use cluster::{BrickBehavior, Cluster, MIB, create_request, legs, name};
 use pagemesh_base::layout::{EpochNumber, LegState};
 use pagemesh_manage::fault::Fault;

@@ -1,7 +1,6 @@
 //! The store opens its own files, and leaves other files unchanged.
 
-mod cluster;
-
+use crate::cluster;
 use cluster::{Cluster, MIB, create_request, name};
 use pagemesh_manage::store::{SCHEMA, SCHEMA_MAX, Store, StoreError};
 use pagemesh_manage::wire::AttachVolume;

@@ -1,7 +1,6 @@
 //! The summaries that lists show equal the ones that layouts and bricks give, after any history.
 
-mod cluster;
-
+use crate::cluster;
 use cluster::{Cluster, MIB, brick_id, create_request, legs, name, registration};
 use pagemesh_base::layout::{LegState, VolumeName};
 use pagemesh_manage::wire::{

@@ -1,8 +1,7 @@
 //! Policies of volumes in pools with disks behind memory: kept in the store, and sent to bricks until they obey.
 
-mod cluster;
-mod http;
-
+use crate::cluster;
+use crate::http;
 use cluster::{Cluster, assert_refused, brick_id, create_request, legs, name, registration};
 use pagemesh_base::brick_name::BrickRef;
 use pagemesh_base::layout::SliceId;

@@ -1,7 +1,6 @@
 //! Volumes and bricks from a client's point of view, over HTTP.
 
-mod cluster;
-
+use crate::cluster;
 use cluster::{Cluster, MIB, assert_refused, brick_id, create_request, legs, name, registration};
 use pagemesh_base::key::Key;
 use pagemesh_base::layout::{EpochNumber, LegState};

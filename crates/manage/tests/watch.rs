@@ -1,8 +1,7 @@
 //! Streams of changes: their messages, and the bounds of clients that do not read, hang or come in
 //! great numbers.
 
-mod cluster;
-
+use crate::cluster;
 use cluster::{Cluster, MIB, TestServer, create_request, name, registration};
 use pagemesh_manage::api::REQUESTS_MAX;
 use pagemesh_manage::api::watch::{PEER_STREAMS_MAX, STREAMS_MAX};

@@ -1,7 +1,6 @@
 //! Changes of bricks that heartbeats and slices make reach watching clients, and ages do not.
 
-mod cluster;
-
+use crate::cluster;
 use cluster::{Cluster, MIB, TestServer, brick_id, create_request, name, registration};
 use pagemesh_manage::wire::{BrickInfo, BrickRegistration, BrickScrub, ScrubReport, ScrubState};
 use pagemesh_manage::{EventStream, LayoutKind, ManagerSettings, WatchTimes};

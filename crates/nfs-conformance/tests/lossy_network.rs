@@ -6,13 +6,8 @@
 //! that was executed. What the server acknowledged survives each crash. A late copy of a WRITE is not
 //! sent: the server knows a WRITE only while it runs.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-#[allow(dead_code)]
-#[path = "../../fs/tests/support/memory.rs"]
-mod memory;
-mod support;
-
+use crate::memory;
+use crate::support;
 use memory::MemorySpace;
 use pagemesh_nfs::ExportOptions;
 use pagemesh_nfs_client::nfs3::{

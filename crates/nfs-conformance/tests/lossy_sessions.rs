@@ -5,13 +5,8 @@
 //! A restart of the server forgets its sessions: the client then sends the last call again in a new
 //! session, and may find its own effect. Copies of earlier calls get BADSESSION.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-#[allow(dead_code)]
-#[path = "../../fs/tests/support/memory.rs"]
-mod memory;
-mod support;
-
+use crate::memory;
+use crate::support;
 use anyhow::{Context, Result, ensure};
 use memory::MemorySpace;
 use pagemesh_nfs::ExportOptions;

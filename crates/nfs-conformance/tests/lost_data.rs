@@ -7,16 +7,12 @@
 //! without a reply sends its call again. The histories also have holes, appends, truncations, several
 //! names of one file, reads at random offsets, broken connections, and COMMITs while the pool is full.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-#[allow(dead_code)]
-#[path = "../../fs/tests/support/memory.rs"]
-mod memory;
-mod support;
 #[allow(dead_code)]
 #[path = "../../fs/tests/support/write_cache.rs"]
 mod write_cache;
 
+use crate::memory;
+use crate::support;
 use anyhow::{Context, Result, ensure};
 use memory::MemorySpace;
 use pagemesh_fs::Fs;

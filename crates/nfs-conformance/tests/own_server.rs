@@ -1,12 +1,6 @@
 //! The server keeps RFC 1813, on a file system in memory.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-#[allow(dead_code)]
-#[path = "../../fs/tests/support/memory.rs"]
-mod memory;
-mod support;
-
+use crate::support;
 use pagemesh_nfs::Squash;
 use pagemesh_nfs_conformance::{ExpectedFailures, ServerUnderTest, run};
 use std::time::Duration;

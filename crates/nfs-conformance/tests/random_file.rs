@@ -1,13 +1,7 @@
 //! Random reads, writes and truncations of one file, by the client, against a model: the method of
 //! fsx (Apple, FreeBSD and the Linux Test Project have it).
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-#[allow(dead_code)]
-#[path = "../../fs/tests/support/memory.rs"]
-mod memory;
-mod support;
-
+use crate::support;
 use pagemesh_nfs::Squash;
 use pagemesh_nfs_client::nfs3::{
     Commit, Create, CreateHow, GetAttributes, Handle, Read, SetAttributes, SetAttributesCall,

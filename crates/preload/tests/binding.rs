@@ -1,7 +1,6 @@
 //! Imports of the library never bind to the program's functions.
 
-mod support;
-
+use crate::support;
 use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::fs;

@@ -1,6 +1,6 @@
 //! Reads, writes and descriptors: the engine behaves as the kernel.
 
-mod support;
+use crate::support;
 
 /// Operations of `data.c` that the engine does.
 const READS: u64 = 19;

@@ -1,7 +1,6 @@
 //! Every function name that this library exports in front of the C library's.
 
-mod support;
-
+use crate::support;
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::path::Path;

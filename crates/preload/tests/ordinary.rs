@@ -1,7 +1,6 @@
 //! Programs that do not know the library, and the files that they leave.
 
-mod support;
-
+use crate::support;
 use std::process::Command;
 use support::{Counts, TestDirs};
 

@@ -1,7 +1,6 @@
 //! Children, threads, signals and cancellation.
 
-mod support;
-
+use crate::support;
 use support::check;
 
 #[test]

@@ -11,6 +11,7 @@ mod links;
 mod names;
 mod prose;
 mod sizes;
+mod test_programs;
 mod words;
 
 use std::fs;

@@ -1,9 +1,9 @@
 //! Deaths and stalls of bricks and of the manager.
 
-use crate::load::{LoadPlan, RequestMix, RunningLoad};
-use crate::nbd::{Command, EIO, NbdConnection};
-use crate::oracle::BLOCK;
-use crate::rig::{READ_MAX, STALL_MAX, VOLUME, VolumeRig, counter, legs};
+use crate::faults::load::{LoadPlan, RequestMix, RunningLoad};
+use crate::faults::nbd::{Command, EIO, NbdConnection};
+use crate::faults::oracle::BLOCK;
+use crate::faults::rig::{READ_MAX, STALL_MAX, VOLUME, VolumeRig, counter, legs};
 use crate::support::{Export, Pools, until};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};

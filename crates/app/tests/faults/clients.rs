@@ -1,9 +1,9 @@
 //! Clients that die or stall.
 
-use crate::load::{LoadPlan, RequestMix};
-use crate::nbd::{Command, NbdConnection};
-use crate::oracle::BLOCK;
-use crate::rig::{VOLUME, VolumeRig};
+use crate::faults::load::{LoadPlan, RequestMix};
+use crate::faults::nbd::{Command, NbdConnection};
+use crate::faults::oracle::BLOCK;
+use crate::faults::rig::{VOLUME, VolumeRig};
 use crate::support::{Pools, program};
 use pagemesh_base::rng::SplitMix64;
 

@@ -1,8 +1,8 @@
 //! Machines disagree about the time, and clocks jump between two runs of a process. Within one run
 //! the monotonic clock cannot jump, and `clippy.toml` forbids the other clock.
 
-use crate::load::LoadPlan;
-use crate::rig::VolumeRig;
+use crate::faults::load::LoadPlan;
+use crate::faults::rig::VolumeRig;
 use crate::support::skip::skip;
 use crate::support::{Pools, program};
 

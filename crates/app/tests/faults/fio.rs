@@ -1,6 +1,6 @@
 //! fio writes and verifies its data while bricks and the manager are killed.
 
-use crate::rig::{STALL_MAX, VolumeRig};
+use crate::faults::rig::{STALL_MAX, VolumeRig};
 use crate::support::{Pools, program};
 use pagemesh_base::rng::SplitMix64;
 use serde_json::Value;

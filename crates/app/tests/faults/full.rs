@@ -1,9 +1,9 @@
 //! Full pools.
 
-use crate::load::{LoadPlan, LoadReport, RequestMix};
-use crate::nbd::{Command, ENOSPC, NbdConnection};
-use crate::oracle::BLOCK;
-use crate::rig::{VOLUME, VolumeRig, legs};
+use crate::faults::load::{LoadPlan, LoadReport, RequestMix};
+use crate::faults::nbd::{Command, ENOSPC, NbdConnection};
+use crate::faults::oracle::BLOCK;
+use crate::faults::rig::{VOLUME, VolumeRig, legs};
 use crate::support::{MIB, Pools};
 
 /// Writes all of a volume without the oracle.
@@ -91,7 +91,7 @@ fn check_full_legs(pools: Pools, seed: u64) {
     let count = rig.oracle.len() / 2;
     for block in 0..count {
         let change = rig.oracle.next_change();
-        let state = crate::oracle::BlockState { change, zero: true };
+        let state = crate::faults::oracle::BlockState { change, zero: true };
         rig.oracle.block(block).begin(state);
         rig.oracle.block(block).confirm(change);
     }

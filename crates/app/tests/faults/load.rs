@@ -3,8 +3,8 @@
 //! Every connection changes its own blocks, and each block has one request at a time. So the
 //! possible contents of a block are always known.
 
-use crate::nbd::{Command, FUA, NbdConnection};
-use crate::oracle::{BLOCK, BlockOracle, BlockState};
+use crate::faults::nbd::{Command, FUA, NbdConnection};
+use crate::faults::oracle::{BLOCK, BlockOracle, BlockState};
 use pagemesh_base::poison;
 use pagemesh_base::rng::SplitMix64;
 use std::collections::HashMap;

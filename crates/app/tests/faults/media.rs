@@ -1,8 +1,8 @@
 //! The file system below a pool runs out of room. A page that cannot be allocated would cause a
 //! SIGBUS in the writing process. So a pool allocates all of its pages before use.
 
-use crate::load::LoadPlan;
-use crate::rig::VolumeRig;
+use crate::faults::load::LoadPlan;
+use crate::faults::rig::VolumeRig;
 use crate::support::skip::skip;
 use crate::support::{Cluster, MIB, Pools, program};
 use std::io::Write;

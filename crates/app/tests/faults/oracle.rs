@@ -3,7 +3,7 @@
 //! A written block names its volume, its position and its change. So an older, a foreign or a torn
 //! block is never mistaken for a correct one.
 
-use crate::nbd::{Command, NbdConnection};
+use crate::faults::nbd::{Command, NbdConnection};
 use pagemesh_base::poison;
 use pagemesh_base::rng::SplitMix64;
 use std::path::Path;

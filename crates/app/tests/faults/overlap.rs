@@ -3,8 +3,8 @@
 //! Every 512 bytes name their writer. In the end each such sector must hold a change without a
 //! successor: no change of the sector began after that change had ended.
 
-use crate::nbd::{Command, FUA, NbdConnection};
-use crate::rig::{VOLUME, VolumeRig};
+use crate::faults::nbd::{Command, FUA, NbdConnection};
+use crate::faults::rig::{VOLUME, VolumeRig};
 use crate::support::Pools;
 use pagemesh_base::rng::SplitMix64;
 use std::collections::HashMap;

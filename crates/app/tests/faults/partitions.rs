@@ -1,11 +1,11 @@
 //! The network between machines loses packets: in both directions or one, to one machine or to all.
 //! Each process is in a network namespace of its own.
 
-use crate::bricks::{MANAGER_STALL_MAX, await_stall};
-use crate::load::{LoadPlan, LoadReport, RequestMix};
-use crate::nbd::{Command, NbdConnection};
-use crate::oracle::BLOCK;
-use crate::rig::{READ_MAX, STALL_MAX, VOLUME, VolumeRig, counter, legs};
+use crate::faults::bricks::{MANAGER_STALL_MAX, await_stall};
+use crate::faults::load::{LoadPlan, LoadReport, RequestMix};
+use crate::faults::nbd::{Command, NbdConnection};
+use crate::faults::oracle::BLOCK;
+use crate::faults::rig::{READ_MAX, STALL_MAX, VOLUME, VolumeRig, counter, legs};
 use crate::support::net::Host;
 use crate::support::until;
 use std::time::{Duration, Instant};

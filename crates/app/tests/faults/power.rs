@@ -1,9 +1,9 @@
 //! The power fails below pools of class `file-sync`: unsynced data in the kernel is lost.
 
-use crate::load::{LoadPlan, RequestMix};
-use crate::media::{FileSystemKind, TestFileSystem};
-use crate::nbd::EIO;
-use crate::rig::VolumeRig;
+use crate::faults::load::{LoadPlan, RequestMix};
+use crate::faults::media::{FileSystemKind, TestFileSystem};
+use crate::faults::nbd::EIO;
+use crate::faults::rig::VolumeRig;
 use crate::support::Cluster;
 use crate::support::daemon::Daemon;
 

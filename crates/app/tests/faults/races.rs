@@ -1,9 +1,9 @@
 //! Clients race for a volume.
 
-use crate::load::LoadPlan;
-use crate::nbd::{Command, NbdConnection, SHUTDOWN};
-use crate::oracle::{BLOCK, BlockState};
-use crate::rig::{VOLUME, VolumeRig};
+use crate::faults::load::LoadPlan;
+use crate::faults::nbd::{Command, NbdConnection, SHUTDOWN};
+use crate::faults::oracle::{BLOCK, BlockState};
+use crate::faults::rig::{VOLUME, VolumeRig};
 use crate::support::{Export, Pools};
 
 const ROUNDS: u64 = 6;

@@ -1,7 +1,7 @@
 //! Copies that are added to a volume in use, become its only copy, or are removed.
 
-use crate::load::LoadPlan;
-use crate::rig::{VOLUME, VolumeRig, legs};
+use crate::faults::load::LoadPlan;
+use crate::faults::rig::{VOLUME, VolumeRig, legs};
 use crate::support::{Cluster, Pools, until};
 use serde_json::Value;
 use std::time::{Duration, Instant};

@@ -1,7 +1,7 @@
 //! A volume on a cluster, its export, and its expected contents.
 
-use crate::load::{LoadPlan, RunningLoad};
-use crate::oracle::BlockOracle;
+use crate::faults::load::{LoadPlan, RunningLoad};
+use crate::faults::oracle::BlockOracle;
 use crate::support::net::Net;
 use crate::support::{Cluster, Export, MIB, Pools};
 use serde_json::Value;

@@ -3,10 +3,10 @@
 //!
 //! PAGEMESH_STORM_ROUNDS sets the number of rounds, PAGEMESH_STORM_SEED the order.
 
-use crate::load::{LoadPlan, RequestMix, RunningLoad};
-use crate::nbd::{Command, EIO, NbdConnection};
-use crate::oracle::BLOCK;
-use crate::rig::{VOLUME, VolumeRig};
+use crate::faults::load::{LoadPlan, RequestMix, RunningLoad};
+use crate::faults::nbd::{Command, EIO, NbdConnection};
+use crate::faults::oracle::BLOCK;
+use crate::faults::rig::{VOLUME, VolumeRig};
 use crate::support::net::Host;
 use crate::support::{Cluster, Export, PAGEMESH, Pools, program, until};
 use pagemesh_base::rng::SplitMix64;

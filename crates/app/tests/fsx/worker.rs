@@ -82,7 +82,7 @@ impl FsxWorker {
             }
         };
         let job = format!("{},{}", address.display(), mount.dir.display());
-        command.args(["--exact", "worker_process", "--nocapture"]);
+        command.args(["--exact", "fsx::worker_process", "--nocapture"]);
         let child = command.env(WORKER_JOB_ENV, job).spawn().unwrap();
         let (stream, _) = listener.accept().unwrap();
         FsxWorker {

@@ -1,9 +1,10 @@
 //! Devices that fail while they join or leave a pool, and devices that may not join.
 
-use crate::client::{Client, PAGE, SIZE, SLICE, open};
-use crate::pool_devices::{
+use crate::disk::client::{Client, PAGE, SIZE, SLICE, open};
+use crate::disk::pool_devices::{
     DEVICE_BYTES, MIB, SmallPool, add, fill, find, is_locked, outcome_of, until,
 };
+use crate::skip;
 use pagemesh_base::slice::{BrickControl, SliceReply, SliceRequest};
 use pagemesh_brick::brick::Brick;
 use pagemesh_brick::file;
@@ -14,9 +15,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use uuid::Uuid;
-
-#[path = "../support/skip.rs"]
-mod skip;
 
 const EIO: i32 = 5;
 /// More than the head of a device of these tests has.

@@ -1,6 +1,8 @@
 //! Pools on several devices: how their devices are found, locked and checked, and what happens when one fails.
 
-use crate::client::{Client, PAGE, Pool, SIZE, SLICE, add_device, open, options, random_write};
+use crate::disk::client::{
+    Client, PAGE, Pool, SIZE, SLICE, add_device, open, options, random_write,
+};
 use pagemesh_base::rng::SplitMix64;
 use pagemesh_base::slice::{BrickControl, SliceReply, SliceRequest};
 use pagemesh_brick::brick::{Brick, OpenedPool};

@@ -1,7 +1,7 @@
 //! A further device fails while a brick writes, and is lost: the pool goes on without it.
 
-use crate::client::{Client, PAGE, Pool, SIZE, SLICE, open, options, random_write};
-use crate::pool_devices::{DEVICE_BYTES, SmallPool, fill, find, until};
+use crate::disk::client::{Client, PAGE, Pool, SIZE, SLICE, open, options, random_write};
+use crate::disk::pool_devices::{DEVICE_BYTES, SmallPool, fill, find, until};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::rng::SplitMix64;
 use pagemesh_base::slice::{BrickControl, SliceError, SliceReply, SliceRequest};

@@ -1,6 +1,6 @@
 //! Devices that fail: each kind of error, by plan.
 
-use crate::client::{Client, PAGE, Pool, SIZE, SLICE, open, options};
+use crate::disk::client::{Client, PAGE, Pool, SIZE, SLICE, open, options};
 use pagemesh_base::slice::{BrickControl, SliceError, SliceReply, SliceRequest};
 use pagemesh_brick::brick::{Brick, MaintenanceThread};
 use pagemesh_brick::disk_file::OpenOptions;

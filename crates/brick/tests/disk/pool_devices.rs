@@ -1,6 +1,6 @@
 //! Devices that join and leave the pool of a running brick.
 
-use crate::client::{Client, PAGE, SIZE, SLICE, open, random_write};
+use crate::disk::client::{Client, PAGE, SIZE, SLICE, open, random_write};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::rng::SplitMix64;
 use pagemesh_base::slice::{BrickControl, SliceError, SliceReply, SliceRequest};

@@ -4,7 +4,7 @@
 //! The history is a real one: the brick's threads write to a file, and the device's log has each request. So two runs of a
 //! seed differ in their groups, but each of the images is one that a power cut may leave.
 
-use crate::client::{Client, PAGE, Pool, SIZE, SLICE, open, open_all, options, random_write};
+use crate::disk::client::{Client, PAGE, Pool, SIZE, SLICE, open, open_all, options, random_write};
 use pagemesh_base::rng::SplitMix64;
 use pagemesh_base::slice::{BrickControl, SliceReply, SliceRequest};
 use pagemesh_brick::brick::Brick;

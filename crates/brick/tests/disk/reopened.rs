@@ -1,8 +1,8 @@
 //! A further device fails under load: the brick opens its pool again without it, in the same process.
 
-use crate::client::{Client, PAGE, Pool, SIZE, SLICE, open, options, random_write};
-use crate::pool_devices::find;
-use crate::power_cuts::{CutDisk, PageHistory};
+use crate::disk::client::{Client, PAGE, Pool, SIZE, SLICE, open, options, random_write};
+use crate::disk::pool_devices::find;
+use crate::disk::power_cuts::{CutDisk, PageHistory};
 use pagemesh_base::poison::lock;
 use pagemesh_base::rng::SplitMix64;
 use pagemesh_base::slice::{BrickControl, SliceError, SliceReply, SliceRequest};

@@ -1,7 +1,7 @@
 //! Policies of slices: pins, pins larger than memory, and slices that prefer flash.
 
-use crate::client::{Client, PAGE, SLICE, TieredFiles};
-use crate::{MEMORY_PAGES, is_sound, read_page, write_page};
+use crate::tier::client::{Client, PAGE, SLICE, TieredFiles};
+use crate::tier::{MEMORY_PAGES, is_sound, read_page, write_page};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::BrickControl;
 use pagemesh_base::tier_hint::TierHint;

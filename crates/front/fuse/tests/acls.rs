@@ -1,18 +1,9 @@
 //! Access control lists of a mount, set and read by the programs of Debian's package `acl`, and enforced by the kernel. The tests
 //! need root.
 
-#![allow(clippy::unwrap_used)]
-
-#[path = "../../../fs/tests/support/memory.rs"]
-#[allow(dead_code)]
-mod memory;
-#[path = "../../../brick/tests/support/skip.rs"]
-mod skip;
-#[path = "support/mount.rs"]
-mod support_mount;
-#[path = "support/switch.rs"]
-mod switch;
-
+use crate::memory;
+use crate::skip;
+use crate::support_mount;
 use memory::MemorySpace;
 use pagemesh_fuse::Transport;
 use rustix::io::Errno;

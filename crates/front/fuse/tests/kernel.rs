@@ -1,17 +1,9 @@
 //! A file system in memory, mounted through the real kernel. The tests need root, or fusermount3.
 
-#![allow(clippy::unwrap_used)]
-
-#[path = "../../../fs/tests/support/memory.rs"]
-#[allow(dead_code)]
-mod memory;
-#[path = "../../../brick/tests/support/skip.rs"]
-mod skip;
-#[path = "support/mount.rs"]
-mod support_mount;
-#[path = "support/switch.rs"]
-mod switch;
-
+use crate::memory;
+use crate::skip;
+use crate::support_mount;
+use crate::switch;
 use bytes::Bytes;
 use pagemesh_base::event_fd::EventFd;
 use pagemesh_base::space::{Channel, Completion, Request, Space, SpaceError, Token};

@@ -1,18 +1,9 @@
 //! A mount beside another front of the same process, which calls the file system as an NFS server does. The tests need root, or
 //! fusermount3; those with mappings need python3.
 
-#![allow(clippy::unwrap_used)]
-
-#[path = "../../../fs/tests/support/memory.rs"]
-#[allow(dead_code)]
-mod memory;
-#[path = "../../../brick/tests/support/skip.rs"]
-mod skip;
-#[path = "support/mount.rs"]
-mod support_mount;
-#[path = "support/switch.rs"]
-mod switch;
-
+use crate::memory;
+use crate::skip;
+use crate::support_mount;
 use bytes::Bytes;
 use pagemesh_fs::{
     Acl, AclEntry, AclKind, AclTag, Caller, CreateMode, FileId, Fs, Ino, IoChannel, SetAttributes,

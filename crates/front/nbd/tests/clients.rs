@@ -1,9 +1,6 @@
 //! Common client programs, against the server.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::Command;

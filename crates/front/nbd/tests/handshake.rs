@@ -1,9 +1,6 @@
 //! The messages of clients before the transmission phase, and their answers.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use pagemesh_nbd::{ExportOptions, Limits};
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,10 +1,7 @@
 //! Arbitrary bytes from a client: the server goes on serving others, and no resource of the client
 //! stays.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use proptest::prelude::*;
 use std::io::{Read, Write};
 use std::net::Shutdown;

@@ -1,9 +1,6 @@
 //! Listening, limits, and the end of servers and exports.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use pagemesh_nbd::{ExportError, ExportOptions, Exports, Limits, Listen, Server, ServerError};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};

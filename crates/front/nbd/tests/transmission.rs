@@ -1,9 +1,6 @@
 //! Requests and their replies.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use pagemesh_base::space::SpaceError;
 use proptest::prelude::*;
 use std::collections::HashMap;

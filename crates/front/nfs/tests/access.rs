@@ -1,9 +1,6 @@
 //! Callers, handles and exports: the calls that are refused.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use pagemesh_fs::{Caller, Ino};
 use pagemesh_nfs::handle::{FileHandle, HandleBytes, HandleKey};
 use pagemesh_nfs::nfs3::Nfs3Call;

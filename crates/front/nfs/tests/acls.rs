@@ -1,9 +1,6 @@
 //! The ACL protocol beside NFSv3, and permissions by ACLs.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use pagemesh_nfs::acl3::{PROGRAM, mask};
 use pagemesh_nfs::handle::HandleBytes;
 use pagemesh_nfs::nfs3::Nfs3Call;

@@ -1,9 +1,6 @@
 //! Connections: their bounds, their ends, and clients that break the protocol.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use pagemesh_nfs::handle::HandleBytes;
 use pagemesh_nfs::limits::Limits;
 use pagemesh_nfs::nfs3::Nfs3Call;

@@ -1,9 +1,6 @@
 //! Rules of an exports file: access by address, directories, and changes while clients are connected.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use pagemesh_fs::{Caller, FsError, Ino, SetAttributes as FsAttributes};
 use pagemesh_nfs::exports_file::{ExportsFile, ExportsFileCause};
 use pagemesh_nfs::handle::{HandleBytes, HandleKey};

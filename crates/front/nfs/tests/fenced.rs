@@ -1,9 +1,6 @@
 //! Servers of several file systems, one of which another client has taken over.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use pagemesh_nfs::handle::HandleBytes;
 use pagemesh_nfs::limits::Limits;
 use pagemesh_nfs::nfs3::Nfs3Call;

@@ -1,10 +1,7 @@
-//! Many connections without a call. The test measures the memory of its process, so it is alone in
-//! it.
+//! Many connections without a call. The test measures the memory of its process, which no other test
+//! may change meanwhile: nextest starts a process for each.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use std::io::Write;
 use std::net::TcpStream;
 use support::session::Session;

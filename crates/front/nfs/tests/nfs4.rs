@@ -1,9 +1,6 @@
 //! Sessions of NFSv4.1 through a connection.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use std::sync::atomic::Ordering;
 use support::client::Encoder;
 use support::decoder::Decoder;

@@ -1,9 +1,6 @@
 //! The ACL attribute of NFSv4.1, and the names of owners.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use pagemesh_fs::{AclTag, Acls, FileId, Ino};
 use pagemesh_nfs::acl4::mask;
 use support::client::Encoder;

@@ -1,9 +1,6 @@
 //! The pseudo file system of NFSv4.1: exports of directories, their rules, and the way between them.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use pagemesh_fs::{Caller, Ino, SetAttributes};
 use pagemesh_nfs::exports_file::ExportsFile;
 use pagemesh_nfs::handle::HandleKey;

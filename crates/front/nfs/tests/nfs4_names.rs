@@ -1,9 +1,6 @@
 //! Names of owners over NFSv4.1.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use pagemesh_nfs::handle::HandleKey;
 use pagemesh_nfs::limits::Limits;
 use pagemesh_nfs::nfs4::identity::{Identities, NameAnswer};

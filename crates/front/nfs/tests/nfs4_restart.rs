@@ -1,9 +1,6 @@
 //! NFSv4.1 clients reclaim their state after a restart of the server, by the list in the file system.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use pagemesh_fs::{Fs, MkfsOptions, mkfs};
 use pagemesh_nfs::handle::HandleKey;
 use pagemesh_nfs::limits::Limits;

@@ -1,9 +1,6 @@
 //! Opens of NFSv4.1 beside NFSv3: denied accesses, and removed files of expired clients.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use pagemesh_nfs::nfs3::attributes::SetAttributes;
 use pagemesh_nfs::nfs3::names::CreateMode;
 use pagemesh_nfs::nfs3::status::Status;

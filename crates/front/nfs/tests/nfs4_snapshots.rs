@@ -1,9 +1,6 @@
 //! `.snapshot` over NFSv4.1: names, attributes, listings, opens, and refused changes.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use pagemesh_fs::{Fs, OpenSnapshots, SnapshotEntry, SnapshotSource};
 use pagemesh_nfs::ExportOptions;
 use pagemesh_nfs::limits::Limits;

@@ -1,9 +1,6 @@
 //! Calls that a client sends again.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use pagemesh_nfs::nfs3::Nfs3Call;
 use pagemesh_nfs::nfs3::names::{CreateArguments, CreateMode};
 use pagemesh_nfs::nfs3::status::Status;

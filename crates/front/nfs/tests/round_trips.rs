@@ -1,6 +1,7 @@
 //! The server decodes the calls that a client encodes, and a client decodes the replies of the
 //! server.
 
+use crate::support::{client, decoder};
 use bytes::Bytes;
 use client::Fields;
 use decoder::Decoder;
@@ -24,11 +25,6 @@ use pagemesh_nfs::record::RecordAssembler;
 use pagemesh_nfs::rpc::{Call, Credential, Reply};
 use pagemesh_nfs::xdr::Encode;
 use proptest::prelude::*;
-
-#[path = "support/client.rs"]
-mod client;
-#[path = "support/decoder.rs"]
-mod decoder;
 
 const XID: u32 = 0x1234_5678;
 

@@ -1,9 +1,6 @@
 //! `.snapshot` in exports: names, handles and listings of snapshots, and refused changes.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use pagemesh_fs::{
     Fs, OPEN_SNAPSHOTS_MAX, OpenSnapshots, SNAPSHOT_LIST_AGE, SnapshotEntry, SnapshotSource,
 };

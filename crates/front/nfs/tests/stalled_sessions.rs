@@ -1,10 +1,7 @@
 //! Requests of NFSv4.1 to a stalled file system. Beyond the share of a connection, the server answers requests of a session with
 //! NFS4ERR_DELAY. No reply refuses other requests, so they wait in the connection.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use pagemesh_nfs::limits::Limits;
 use std::io::Write;
 use std::time::{Duration, Instant};

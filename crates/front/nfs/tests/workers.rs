@@ -1,9 +1,6 @@
 //! Calls that run side by side, and exports that are stalled.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use pagemesh_nfs::handle::HandleBytes;
 use pagemesh_nfs::limits::{EXPORT_WORKERS_MAX, Limits, PIN_IDLE_LIMIT};
 use pagemesh_nfs::nfs3::Nfs3Call;

@@ -1,6 +1,6 @@
 //! Damage in the bitmap: the check names it, and opening or repairing the pool undoes it.
 
-use crate::pools::{
+use crate::damage::pools::{
     DamageCase, LifeEnd, MediumKind, POOL_BYTES, Rng, bitmap_of, check_image, used_bitmap_of,
     with_bitmap,
 };

@@ -1,6 +1,6 @@
 //! Slots and entries that cannot be corrected, and the rest of their pool.
 
-use crate::pools::{
+use crate::damage::pools::{
     DamageCase, LifeEnd, MediumKind, PAGE, PAGES, POOL_BYTES, SliceModel, check_image, put,
     read_all, session, slice,
 };

@@ -1,6 +1,6 @@
 //! The findings of the check, by the place of the damage: every kind of finding.
 
-use crate::pools::{DamageCase, LifeEnd, MediumKind, PAGE, PAGES, check_image, live_lines};
+use crate::damage::pools::{DamageCase, LifeEnd, MediumKind, PAGE, PAGES, check_image, live_lines};
 use pagemesh_base::ids::{Epoch, FrameNo, PageNo};
 use pagemesh_pmem::{Image, Recorder};
 use pagemesh_store::check::{Finding, FindingKind, Remedy};

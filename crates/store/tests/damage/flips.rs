@@ -1,6 +1,6 @@
 //! Random bit flips in cleanly closed and in crashed pools.
 
-use crate::pools::{
+use crate::damage::pools::{
     DamageCase, FlipOutcome, LifeEnd, MediumKind, PAGE, PAGES, POOL_BYTES, Rng, SliceModel,
     choose_bit, put, session, slice, stamp,
 };
@@ -265,7 +265,7 @@ fn torn_file_page_is_not_taken_for_flipped_bit() {
         let (mut pool, recovered) = MediumKind::File.open(&media).expect("sound");
         let handle = pool.handle(slice(0)).expect("the slice");
         let mut read = [0; PAGE_BYTES];
-        let mut reader = crate::pools::session(&mut pool);
+        let mut reader = crate::damage::pools::session(&mut pool);
         let found = reader.read(&handle, 0, &mut read, Epoch(9));
         found.expect("it is whole");
         (read, recovered.corrected_pages, recovered.dropped)

@@ -1,7 +1,7 @@
 //! Damage of versions for snapshots: of lines of the log, and of the pages that list versions. A snapshot has the bytes of
 //! its time, or an error, and never other bytes; also after a restart. Slices are served, and the snapshots can be deleted.
 
-use crate::pools::{MediumKind, PAGE, PAGES, POOL_BYTES, session, slice};
+use crate::damage::pools::{MediumKind, PAGE, PAGES, POOL_BYTES, session, slice};
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::slice::Stamp;

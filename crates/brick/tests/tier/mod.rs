@@ -193,7 +193,7 @@ fn brick_that_is_killed() {
 
 fn start_child(directory: &Path) -> Child {
     let mut child = Command::new(std::env::current_exe().expect("this test"));
-    child.args(["--exact", "brick_that_is_killed", "--ignored"]);
+    child.args(["--exact", "tier::brick_that_is_killed", "--ignored"]);
     let child = child.env(FILES, directory).stdout(Stdio::null()).spawn();
     child.expect("a process")
 }

@@ -1,0 +1,49 @@
+//! The tests of the command are one program, because each program links the crate and its dependencies again.
+
+#![allow(clippy::unwrap_used)]
+
+mod attributes;
+mod backup;
+mod bad_input;
+mod bench_disk;
+mod bookmarks;
+mod clients;
+mod clones;
+mod command_line;
+mod direct;
+mod endings;
+mod exec;
+mod exports;
+mod faults;
+mod figures;
+mod fsx;
+mod helper;
+mod install;
+mod layers;
+mod mapped;
+mod mapped_writes;
+mod metrics;
+mod mount;
+mod native;
+mod pool_check;
+mod pool_devices;
+mod postgresql;
+mod schedules;
+mod scrub;
+mod serve_nfs;
+mod serve_nfs_failover;
+mod short;
+mod snapshot_diff;
+mod snapshot_groups;
+mod snapshot_receive_faults;
+mod snapshot_returned_legs;
+mod snapshot_rollback;
+mod snapshot_send;
+mod snapshot_space;
+mod snapshot_views;
+mod snapshots;
+mod store_failure;
+mod support;
+mod support_bundle;
+mod takeover;
+mod tier;
