@@ -32,5 +32,6 @@ mod stateless_names;
 mod support;
 mod tail_pages;
 mod tier;
+mod unstable_writes;
 mod write_atomic;
 mod write_times;

@@ -1,10 +1,8 @@
 //! Unstable writes of NFS on a pool that becomes full: they are lost, their clients learn it, and the file system goes on.
 
-#![allow(clippy::unwrap_used)]
 #![allow(dead_code)]
 
-mod support;
-
+use crate::support;
 use bytes::Bytes;
 use pagemesh_fs::{
     Attr, CreateKind, FileId, Fs, FsError, Ino, IoChannel, Pin, SeekTarget, WccReply,

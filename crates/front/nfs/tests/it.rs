@@ -12,6 +12,8 @@ mod half_open;
 mod nfs4;
 mod nfs4_acls;
 mod nfs4_exports;
+mod nfs4_limits;
+mod nfs4_lists;
 mod nfs4_names;
 mod nfs4_restart;
 mod nfs4_shares;

@@ -1,9 +1,6 @@
 //! Requests of NFSv4.1 at the limits of state and of replies.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use support::client::Encoder;
 use support::compounds::{Client4, StateId, close, op, put};
 use support::decoder::Decoder;

@@ -1,9 +1,6 @@
 //! Stable lists of NFSv4.1 clients on file systems that fail, or do not answer.
 
-#![allow(clippy::unwrap_used)] // Tests.
-
-mod support;
-
+use crate::support;
 use pagemesh_fs::FsError;
 use pagemesh_nfs::limits::Limits;
 use pagemesh_nfs::nfs4::state::limits::{GRACE, LATE_RECLAIM_WAIT};
