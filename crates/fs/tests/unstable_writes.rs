@@ -1,7 +1,5 @@
 //! Unstable writes of NFS on a pool that becomes full: they are lost, their clients learn it, and the file system goes on.
 
-#![allow(dead_code)]
-
 use crate::support;
 use bytes::Bytes;
 use pagemesh_fs::{
@@ -287,12 +285,15 @@ fn times_before_a_lost_append_stay() {
     server.write(&pin, 0, pattern(0, 3000));
     server.commit(&pin);
     let overwritten = server.write(&pin, 0, vec![7; 100]);
+    server.content(&pin);
+    let read = server.attr(&pin).atime;
     server.write(&pin, 3000, pattern(3000, 3000));
     let id: FileId = pin.id();
     drop(pin);
     server.while_full(|server| server.fs.sync_all(&mut server.channel).unwrap_err());
     let now = server.fs.attr_of(id).unwrap();
     assert!(now.mtime > overwritten.mtime);
+    assert_eq!(now.atime, read);
     server.fs.flush_all_times().unwrap();
     let (fs, _) = mount_and_free(&server.memory.snapshot());
     assert_eq!(fs.attr_of(id).unwrap().mtime, now.mtime);
@@ -301,7 +302,7 @@ fn times_before_a_lost_append_stay() {
 /// The last user of a removed file frees it while its last writes are not stored.
 #[test]
 fn removed_file_with_lost_appends_is_freed_once() {
-    for (old, len) in [(0, 3000), (5 * PAGE, 3000), (30 * PAGE, 20 * PAGE)] {
+    for (old, len) in [(0, 9000), (5 * PAGE, 3000), (30 * PAGE, 20 * PAGE)] {
         let mut server = CachedServer::new();
         let other = server.file("other");
         let pin = server.file("file");
@@ -309,7 +310,12 @@ fn removed_file_with_lost_appends_is_freed_once() {
         server.commit(&pin);
         server.fs.unlink(Ino::ROOT, b"file").unwrap();
         server.write(&pin, old.max(1), pattern(old.max(1), len));
-        server.while_full(|_| drop(pin));
+        // Room to free the file, but not for its last writes.
+        let room = server.memory.mapped_pages() - RESERVE;
+        server.memory.set_room(Some(room));
+        drop(pin);
+        assert_eq!(server.fs.lost_writes(), 1);
+        server.memory.set_room(None);
         server.write(&other, 0, pattern(0, 40 * PAGE));
         server.commit(&other);
         server.settle();
@@ -358,22 +364,29 @@ fn long_append_behind_lost_writes_is_planned_again() {
         .fs
         .set_commit_interval(Duration::from_secs(3600), Box::new(|| {}));
     let (pin, filler) = (server.file("file"), server.file("filler"));
-    server.write(&pin, 0, pattern(0, PAGE));
-    server.commit(&pin);
-    server.write(&pin, PAGE, pattern(PAGE, PAGE));
-    for part in 0..3 {
-        let at = part * 19 * PAGE;
-        server.write(&filler, at, pattern(at, 19 * PAGE));
+    // So many that a further span changes a page of the map.
+    let old = 1001 * PAGE;
+    for at in (0..old).step_by(100 * PAGE) {
+        let len = (old - at).min(100 * PAGE);
+        server.write(&pin, at, pattern(at, len));
     }
-    assert!(server.fs.uncommitted_changes().pages > 58);
+    server.commit(&pin);
+    server.write(&pin, old, pattern(old, PAGE));
+    let mut at = 0;
+    while server.fs.uncommitted_changes().pages < 64 {
+        server.write(&filler, at, pattern(at, PAGE));
+        at += PAGE;
+        assert!(at <= 64 * PAGE);
+    }
     let room = server.memory.mapped_pages() - RESERVE + 10;
     server.memory.set_room(Some(room));
-    let reply = server.try_write(&pin, 2 * PAGE, pattern(2 * PAGE, 160 * PAGE));
+    let end = old + PAGE;
+    let reply = server.try_write(&pin, end, pattern(end, 200 * PAGE));
     assert_eq!(reply.result.unwrap_err().errno(), Errno::NOSPC);
     server.memory.set_room(None);
     assert_eq!(server.fs.lost_writes(), 1);
     let attr = server.attr(&pin);
-    assert_eq!((attr.size as usize, attr.pages), (PAGE, 1));
+    assert_eq!((attr.size as usize, attr.pages), (old, 1001));
     server.check_remount();
 }
 

@@ -327,14 +327,10 @@ impl History {
         }
     }
 
-    /// Appends, and commits while the pool is full. That may lose unstable data at the ends of all files.
-    fn commit_without_room(&mut self, name: Vec<u8>, file: usize) -> Result<()> {
-        let size = self.files[file].len();
-        let data = vec![self.rng.below(256) as u8; 1 + self.rng.below(WRITE_MAX) as usize];
-        if size + data.len() as u64 <= SIZE_MAX {
-            self.write_data(name.clone(), file, size, data, StableHow::Unstable)?;
-        }
+    /// Commits while the pool is full. That may lose unstable data at the ends of all files.
+    fn commit_without_room(&mut self, name: Vec<u8>) -> Result<()> {
         let server = self.world.server.as_ref().context("a server")?;
+        server.free_pages();
         self.world.space.set_room(Some(0));
         let losses = server.lost_writes();
         let committed = self.world.client.send(&FileCall::Commit(name));
@@ -343,7 +339,6 @@ impl History {
             self.files.iter_mut().for_each(ByteModel::crash);
         }
         self.world.space.set_room(None);
-        server.free_pages();
         ensure!(committed.status == OK, "COMMIT: {}", committed.status);
         self.verifier = self.shown(committed.verifier);
         self.check()
@@ -415,7 +410,7 @@ impl History {
             },
             17 => self.crash(),
             18 => match self.known_name() {
-                Some((name, file)) => self.commit_without_room(name, file),
+                Some((name, _)) => self.commit_without_room(name),
                 None => Ok(()),
             },
             _ => self.check(),
