@@ -7,7 +7,6 @@ use std::fs;
 use support::mounted::{self, TestMount};
 use support::{Cluster, Pools, program};
 
-const PAGE: u64 = 4096;
 const MIRROR: [&str; 4] = ["--layout", "mirror", "--copies", "2"];
 
 /// The bytes of a volume or snapshot.
