@@ -30,7 +30,7 @@ use pagemesh_brick::resource_limits;
 use pagemesh_fs::{Fs, FsError};
 use pagemesh_fuse::{Caching, MountOptions, Transport};
 use pagemesh_manage::wire::{Attachment, VolumeContent, VolumeDetail};
-use pagemesh_manage::{ManagerClient, ManagerError};
+use pagemesh_manage::ManagerError;
 use pagemesh_metrics::{BoundResponder, Responder};
 use pagemesh_volume::{AttachError, Volume};
 use std::path::{Path, PathBuf};
