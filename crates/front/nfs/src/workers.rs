@@ -259,6 +259,7 @@ impl ExportWorkers {
             }
             SendTime::Later => {
                 poison::lock(&self.state).unsent.add(connection);
+                self.is_pending.store(true, Ordering::Release);
                 true
             }
         }

@@ -523,7 +523,7 @@ fn full_pool_changes_the_verifier() {
     let root = session.root();
     let files = ["f", "g"].map(|name| session.create(&root, name, 0o644).expect("made").handle);
     let data = [vec![1; 9000], vec![2; 5000]];
-    let mut write = |session: &mut Session, number: usize| {
+    let write = |session: &mut Session, number: usize| {
         let written = session.write(&files[number], 0, &data[number]);
         written.map(|it| (it.durability, it.verifier))
     };

@@ -36,7 +36,7 @@ pub(crate) fn free_deferred_piece(txs: &TxManager) -> bool {
 
 fn free_deferred_inode(txs: &TxManager, ino: Ino) -> Result<bool> {
     if txs.lock_core().freeing.contains(&ino) {
-        return txs.with_reserve_fallback(|| free::free_orphan_piece(txs, ino, None));
+        return free::free_orphan_piece(txs, ino, None);
     }
     // Keeps the file from being deleted meanwhile.
     lifetime::hold(txs, ino)?;

@@ -6,7 +6,7 @@
 //! Discards are durable before the transaction that frees their spans, or clears the flag: a power cut could bring their pages back,
 //! into holes of the next file of the span.
 
-use crate::error::Result;
+use crate::error::{FsError, Result};
 use crate::file::extents::{SPANS_FREED_MAX, discard_request};
 use crate::file::{forget, redo_log, share, times};
 use crate::format::inode::{Ino, Inode, InodeKind, NEEDS_TRIM};
@@ -19,6 +19,7 @@ use crate::tree::xattr_list::clear_xattrs;
 use crate::txn::manager::TxManager;
 use crate::txn::tx::Tx;
 use pagemesh_base::defect::{self, Defect};
+use rustix::io::Errno;
 use std::sync::Arc;
 
 /// Most spans that are freed in one transaction with their inode and its attributes.
@@ -136,6 +137,7 @@ pub(crate) fn release_if_unused_with(
     ino: Ino,
     mut channel: Option<&mut IoChannel>,
 ) {
+    wait_for_removal(txs, ino);
     let live = {
         let mut core = txs.lock_core();
         if core.live_inodes.get(&ino).is_some_and(LiveInode::is_used) {
@@ -164,10 +166,20 @@ pub(crate) fn release_if_unused_with(
     }
     let mut freed = Ok(true);
     while freed == Ok(true) {
-        freed = txs.with_reserve_fallback(|| free_orphan_piece(txs, ino, channel.as_deref_mut()));
+        freed = free_orphan_piece(txs, ino, channel.as_deref_mut());
     }
     // The deferred list retries it; the caller gets no error.
     let _ = txs.defer_on_error(ino, freed);
+}
+
+/// Waits for the removal of an inode's last name if it is not committed: it may fail, and then the name stays. An
+/// acknowledged removal cannot fail.
+fn wait_for_removal(txs: &TxManager, ino: Ino) {
+    let mut core = txs.lock_core();
+    if core.has_unsettled_removal(ino) {
+        // After an error the inode is looked at again.
+        let _ = txs.commit_pending(core);
+    }
 }
 
 /// Writes the pending times of an inode into it, and drops its state in memory.
@@ -203,12 +215,21 @@ pub(crate) fn release_unpinned(txs: &TxManager, ino: Ino, channel: Option<&mut I
 }
 
 /// Frees some of an orphan, and with the last piece its inode. A crash in between leaves an
-/// orphan. Returns whether more is left.
+/// orphan. Returns whether more is left. An inode whose removal has failed meanwhile is kept.
 pub(crate) fn free_orphan_piece(
     txs: &TxManager,
     ino: Ino,
     mut channel: Option<&mut IoChannel>,
 ) -> Result<bool> {
+    let freed = txs.with_reserve_fallback(|| try_free_piece(txs, ino, channel.as_deref_mut()));
+    if let Err(FsError::Posix(Errno::STALE)) = freed {
+        txs.lock_core().freeing.remove(&ino);
+        return Ok(false);
+    }
+    freed
+}
+
+fn try_free_piece(txs: &TxManager, ino: Ino, mut channel: Option<&mut IoChannel>) -> Result<bool> {
     txs.settle_unstable(ino)?;
     let (inode, pieces) = txs.inspect(|core| {
         let inode = core.inode(ino)?;
@@ -237,7 +258,7 @@ pub(crate) fn free_orphan_piece(
     }
     let log = inode.redo_log;
     let free = |tx: &mut Tx<'_>| {
-        let mut inode = tx.inode(ino)?;
+        let mut inode = orphan(tx, ino)?;
         for &FileSpan {
             first_page: at,
             span,
@@ -266,13 +287,25 @@ pub(crate) fn free_orphan_piece(
     Ok(false)
 }
 
+/// An inode that is to be freed.
+///
+/// # Errors
+/// ESTALE if it has a name again: its removal has failed meanwhile.
+fn orphan(tx: &mut Tx<'_>, ino: Ino) -> Result<Inode> {
+    let inode = tx.inode(ino)?;
+    match inode.links {
+        0 => Ok(inode),
+        _ => Err(Errno::STALE.into()),
+    }
+}
+
 /// Marks an orphan, so that its pieces can be freed one by one.
 fn mark_for_trim(txs: &TxManager, ino: Ino, inode: &Inode) -> Result<()> {
     if inode.size == 0 && inode.flags == NEEDS_TRIM && inode.append_extent.is_none() {
         return Ok(());
     }
     txs.change(|tx| {
-        let mut inode = tx.inode(ino)?;
+        let mut inode = orphan(tx, ino)?;
         inode.size = 0;
         inode.flags = NEEDS_TRIM;
         inode.append_extent = None;

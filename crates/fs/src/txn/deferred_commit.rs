@@ -109,6 +109,14 @@ impl Core {
         is_listed && !defect::is(Defect::UncommittedPagesRead)
     }
 
+    /// Whether an inode has lost its last name by a change that may still fail.
+    pub(crate) fn has_unsettled_removal(&mut self, ino: Ino) -> bool {
+        self.has_read_uncommitted = false;
+        let is_orphan = self.is_orphan(ino).unwrap_or(false);
+        let cannot_fail = self.has_uncommitted(ino) && !self.has_unstable(ino);
+        is_orphan && self.has_read_uncommitted && !cannot_fail
+    }
+
     /// When the batch is to be sent, if it has acknowledged changes.
     fn commit_deadline(&self, interval: Duration, now: Instant) -> Option<Instant> {
         let since = self.batch.acknowledged.since?;

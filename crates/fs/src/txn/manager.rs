@@ -179,7 +179,7 @@ impl TxManager {
     }
 
     /// Waits until all changes so far are committed.
-    fn commit_pending<'a>(&'a self, core: MutexGuard<'a, Core>) -> Result<()> {
+    pub(crate) fn commit_pending<'a>(&'a self, core: MutexGuard<'a, Core>) -> Result<()> {
         match core.last_outcome() {
             Some(outcome) => self.await_batch(core, &outcome),
             None => Ok(()),
