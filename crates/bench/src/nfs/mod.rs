@@ -23,7 +23,7 @@ pub mod mix;
 pub mod overload;
 mod pacing;
 pub mod point;
-mod priority;
+pub mod priority;
 pub mod rates;
 mod record_scanner;
 mod rows;

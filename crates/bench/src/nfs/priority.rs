@@ -1,12 +1,47 @@
-//! The priority of the generator's thread, so that a busy server does not delay it.
+//! The processor and the priority of the generator's thread, so that a busy server does not delay it.
+//!
+//! The generator has the last processor for itself, if there are others: it polls, so threads of a server that wait there
+//! behind it would be delayed by tens of milliseconds.
 //!
 //! SCHED_RR needs the right of root, and `chrt` of util-linux sets it, since this crate calls no system call without a safe
 //! wrapper. Without it a lower nice value takes its place. Children do not inherit either, and the drop restores both.
 
 use rustix::process::{getpriority_process, setpriority_process};
-use rustix::thread::{Pid, current_timer_slack, gettid, set_current_timer_slack};
+use rustix::thread::{
+    CpuSet, Pid, current_timer_slack, gettid, sched_getaffinity, sched_setaffinity,
+    set_current_timer_slack,
+};
 use std::num::NonZero;
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+/// The generator's own processor.
+static OWN_PROCESSOR: OnceLock<CpuSet> = OnceLock::new();
+
+/// Leaves the last processor to generators: this thread, and processes and threads that it starts, get the others. Call
+/// it before the servers start. It does nothing with one processor.
+pub fn reserve_generator_processor() {
+    let Ok(allowed) = sched_getaffinity(None) else {
+        return;
+    };
+    let Some((own, others)) = split_last(&allowed) else {
+        return;
+    };
+    // Without the right to it the generator shares the processors.
+    if sched_setaffinity(None, &others).is_ok() {
+        // A second call finds fewer processors, and changes nothing.
+        let _ = OWN_PROCESSOR.set(own);
+    }
+}
+
+/// The last processor of a set, and the others; none if there is only one.
+fn split_last(all: &CpuSet) -> Option<(CpuSet, CpuSet)> {
+    let last = (0..CpuSet::MAX_CPU).rfind(|&processor| all.is_set(processor))?;
+    let (mut own, mut others) = (CpuSet::new(), *all);
+    own.set(last);
+    others.unset(last);
+    (others.count() > 0).then_some((own, others))
+}
 
 /// The nice value without SCHED_RR.
 const NICE: i32 = -10;
@@ -39,6 +74,7 @@ pub(crate) struct GeneratorPriority {
     thread: Pid,
     nice_before: Option<i32>,
     slack_before: Option<NonZero<u64>>,
+    processors_before: Option<CpuSet>,
 }
 
 impl GeneratorPriority {
@@ -55,11 +91,16 @@ impl GeneratorPriority {
         } else {
             GeneratorScheduling::Unchanged
         };
+        let processors_before = OWN_PROCESSOR.get().and_then(|own| {
+            let before = sched_getaffinity(None).ok()?;
+            sched_setaffinity(None, own).ok().map(|()| before)
+        });
         GeneratorPriority {
             scheduling,
             thread,
             nice_before,
             slack_before,
+            processors_before,
         }
     }
 
@@ -81,6 +122,9 @@ impl Drop for GeneratorPriority {
             _ => {}
         }
         let _ = set_current_timer_slack(self.slack_before);
+        if let Some(before) = &self.processors_before {
+            let _ = sched_setaffinity(None, before);
+        }
     }
 }
 
@@ -105,6 +149,19 @@ mod tests {
         let text = std::fs::read_to_string("/proc/thread-self/stat").ok()?;
         let (_, rest) = text.rsplit_once(')')?;
         rest.split_whitespace().nth(38)?.parse().ok()
+    }
+
+    #[test]
+    fn generator_gets_the_last_processor() {
+        let set = |processors: &[usize]| {
+            let mut set = CpuSet::new();
+            processors.iter().for_each(|&it| set.set(it));
+            set
+        };
+        let split = split_last(&set(&[0, 3, 5]));
+        assert_eq!(split, Some((set(&[5]), set(&[0, 3]))));
+        assert_eq!(split_last(&set(&[4])), None);
+        assert_eq!(split_last(&set(&[])), None);
     }
 
     #[test]

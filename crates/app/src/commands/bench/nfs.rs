@@ -18,6 +18,7 @@ use pagemesh_bench::nfs::ganesha::{GaneshaOptions, GaneshaServer};
 use pagemesh_bench::nfs::idle_opens::{IdleOpensOptions, make_files, run_idle_opens};
 use pagemesh_bench::nfs::mix::OperationMix;
 use pagemesh_bench::nfs::overload::run_overload;
+use pagemesh_bench::nfs::priority::reserve_generator_processor;
 use pagemesh_bench::nfs::rates::{MEAN_MS_MAX, run_rates};
 use pagemesh_bench::nfs::schedule::Arrivals;
 use pagemesh_bench::nfs::sequential::run_sequential;
@@ -199,6 +200,10 @@ impl NfsArgs {
 /// Runs the benchmark.
 pub fn run(args: &NfsArgs) -> anyhow::Result<Report> {
     args.check()?;
+    let has_generator = !matches!(args.case, NfsCase::Sequential | NfsCase::Idle);
+    if has_generator {
+        reserve_generator_processor();
+    }
     match args.case {
         NfsCase::Rate => rates(args),
         NfsCase::Snapshots => snapshots::run(args),
