@@ -485,9 +485,8 @@ impl History {
                 false => states.last() == Some(&found),
             };
             assert!(is_known, "{at}: file {number}, {} bytes", found.len());
-            match is_lost || is_stored {
-                true => *states = vec![found],
-                false => {}
+            if is_lost || is_stored {
+                *states = vec![found];
             }
         }
         if is_stored && self.rng.one_in(6) {
