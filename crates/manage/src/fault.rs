@@ -16,6 +16,9 @@ use pagemesh_base::slice::SliceError;
 use std::io;
 use uuid::Uuid;
 
+/// The way out of errors about bricks of another version.
+const RUN_SAME_VERSION: &str = "run it with the manager's version of pagemesh";
+
 /// The way out of errors about devices.
 const LIST_DEVICES: &str = "list what there is with: pagemesh pool device list BRICK";
 
@@ -341,9 +344,7 @@ impl Fault {
             Fault::BrickDead(_) => "start it again",
             Fault::NoSuchDevice { .. } | Fault::NotDraining(_) => LIST_DEVICES,
             Fault::FirstDevice(_) => "attach replicas of its volumes elsewhere",
-            Fault::BrickCannotScrub(_) | Fault::BrickCannotChangeDevices(_) => {
-                "run it with the manager's version of pagemesh"
-            }
+            Fault::BrickCannotScrub(_) | Fault::BrickCannotChangeDevices(_) => RUN_SAME_VERSION,
             Fault::BrickDuplicate { .. } => {
                 "stop one of them; a copied pool must not be served together with its original"
             }

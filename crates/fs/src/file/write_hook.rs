@@ -6,8 +6,8 @@ use crate::file::attr::{Attr, attr};
 use crate::file::wcc::{Wcc, WccAttr};
 use crate::format::file_id::FileId;
 use crate::format::inode::{Ino, Inode};
+use crate::txn::batch::Acknowledge;
 use crate::txn::core::Core;
-use crate::txn::deferred_commit::Acknowledge;
 use crate::txn::tx::Tx;
 use rustix::io::Errno;
 

@@ -6,7 +6,6 @@ use crate::format::page_map::Span;
 use crate::format::{PAGE, Page};
 use crate::hash::NumberSet;
 use crate::live::inode::PendingTimes;
-use crate::txn::deferred_commit::Acknowledge;
 use bytes::Bytes;
 use pagemesh_base::slice::TransactionPart;
 use pagemesh_base::space::SpaceError;
@@ -15,6 +14,20 @@ use pagemesh_base::units::PAGE_BYTES;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
+
+/// When a call returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Acknowledge {
+    /// When its change is committed.
+    Committed,
+    /// When its change is in the batch, if the mount allows that.
+    Deferrable,
+    /// As `Committed`. Without a change: when the changes that it has read are committed.
+    ReadCommitted,
+    /// When its change is in the batch: until a sync the caller expects to lose it, as an UNSTABLE write of NFS (RFC 1813,
+    /// section 3.3.7).
+    Unstable,
+}
 
 /// A page that a transaction changes.
 #[derive(Clone)]

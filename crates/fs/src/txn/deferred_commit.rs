@@ -28,7 +28,7 @@ use crate::format::inode::{Ino, NEEDS_TRIM, Time};
 use crate::hash::NumberSet;
 use crate::live::file_lock::{ExclusiveFileGuard, FileLock, SharedFileGuard};
 use crate::live::tail_pages::TailPages;
-use crate::txn::batch::BatchOutcome;
+use crate::txn::batch::{Acknowledge, BatchOutcome};
 use crate::txn::core::Core;
 use crate::txn::manager::TxManager;
 use crate::txn::reserve::reserve_discard;
@@ -48,20 +48,6 @@ const SEND_PAGES_MIN: usize = TRANSACTION_PAGES_MAX as usize / 2;
 const RESERVE_PAGES_MIN: u64 = 4 * TRANSACTION_PAGES_MAX;
 /// How long unstable changes may wait without a commit interval: as the pages of files wait for the kernel's writeback.
 const UNSTABLE_AGE_MAX: Duration = Duration::from_secs(5);
-
-/// When a call returns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Acknowledge {
-    /// When its change is committed.
-    Committed,
-    /// When its change is in the batch, if the mount allows that.
-    Deferrable,
-    /// As `Committed`. Without a change: when the changes that it has read are committed.
-    ReadCommitted,
-    /// When its change is in the batch: until a sync the caller expects to lose it, as an UNSTABLE write of NFS (RFC 1813,
-    /// section 3.3.7).
-    Unstable,
-}
 
 /// Acknowledged changes of a batch that fails, and of the next one.
 pub(super) enum ChangesToLose {
