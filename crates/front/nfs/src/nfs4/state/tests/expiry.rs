@@ -97,7 +97,7 @@ fn expiry_waits_for_requests_in_progress() {
     assert_eq!(server.sequence(session, 0, 2), refused);
     assert_eq!(server.sequence(session, 0, 1), refused);
     assert_eq!(
-        server.state.destroy_session(session),
+        server.state.destroy_session(session, None),
         Err(StateError::BadSession)
     );
     for verifier in [1, 2] {
