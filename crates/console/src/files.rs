@@ -4,10 +4,10 @@ use crate::ConsoleFile;
 
 pub(crate) const FILES: &[ConsoleFile] = &[
     ConsoleFile {
-        path: "/assets/console-BMLsVW8P.js",
+        path: "/assets/console-7lc4teGa.js",
         content_type: "text/javascript; charset=utf-8",
-        etag: "\"4ae40d280e7451cbda2ae48b35098934\"",
-        bytes: include_bytes!("../assets/assets/console-BMLsVW8P.js"),
+        etag: "\"b1709e3f624886e09bd1410ddd27b04c\"",
+        bytes: include_bytes!("../assets/assets/console-7lc4teGa.js"),
     },
     ConsoleFile {
         path: "/assets/icon-WOU32JyF.svg",
@@ -24,7 +24,7 @@ pub(crate) const FILES: &[ConsoleFile] = &[
     ConsoleFile {
         path: "/index.html",
         content_type: "text/html; charset=utf-8",
-        etag: "\"36058f55bc4296137b5cf4d9907c4125\"",
+        etag: "\"06eea9597d55e25ad93cd1c0193d5407\"",
         bytes: include_bytes!("../assets/index.html"),
     },
 ];

@@ -15,6 +15,7 @@ use crate::wire::{
     NfsExport, NfsExportState, NfsOrders, ReportNfs,
 };
 use pagemesh_base::layout::VolumeName;
+use std::time::Instant;
 
 impl Manager {
     /// Takes the state of the NFS export of a volume from the client that has attached it, and returns the orders to it.
@@ -46,10 +47,10 @@ impl Manager {
     /// # Errors
     /// When no server has the client, the server does not answer in time, or it could not complete the expiry.
     pub fn expire_nfs_client(&self, client: Nfs4ClientId) -> Result<LostNfsState, Fault> {
-        let volume = self.volume_of_nfs_client(client)?;
+        let volumes = self.volumes_of_nfs_client(client)?;
         let orders = &self.nfs_exports.orders;
         orders
-            .place(&volume, client)
+            .place(&volumes, client)
             .map_err(|refusal| match refusal {
                 OrderRefusal::Running => NfsClientFault::Busy(client).into(),
                 OrderRefusal::Full => Fault::TooMany {
@@ -57,12 +58,13 @@ impl Manager {
                     most: NFS_ORDERS_MAX,
                 },
             })?;
-        let result = match orders.wait(&volume, client, self.settings.nfs_order) {
+        let (volume, outcome) = self.await_nfs_expiry(volumes, client)?;
+        self.record_nfs_expiry(&volume, client, outcome);
+        let result = match outcome {
             OrderOutcome::Answered(result) => result,
             OrderOutcome::NotGiven => return Err(NfsClientFault::NotGiven(volume).into()),
             OrderOutcome::NotAnswered => return Err(NfsClientFault::NotAnswered(volume).into()),
         };
-        self.record_nfs_expiry(&volume, client, result);
         match result {
             NfsExpiryResult::Expired(lost) => Ok(lost),
             NfsExpiryResult::Unknown => Err(NfsClientFault::Unknown(client).into()),
@@ -73,33 +75,60 @@ impl Manager {
         }
     }
 
-    /// A volume of the server of a client: the one with the newest report.
-    fn volume_of_nfs_client(&self, client: Nfs4ClientId) -> Result<VolumeName, Fault> {
+    /// A volume of the server of a client: the one with the newest report. If no report has the client, the volumes of all servers that
+    /// have more clients than their reports.
+    fn volumes_of_nfs_client(&self, client: Nfs4ClientId) -> Result<Vec<VolumeName>, Fault> {
         let has_client = |it: &&NfsExport| {
             let mut clients = it.export.nfs4_clients.iter();
             clients.any(|known| known.client == client)
         };
         let exports = self.nfs_exports();
-        let newest = exports
-            .iter()
-            .filter(has_client)
-            .min_by_key(|it| it.reported_ms_ago);
-        let found = newest.map(|it| it.volume.clone());
-        Ok(found.ok_or(NfsClientFault::Unknown(client))?)
+        let reporting = exports.iter().filter(has_client);
+        if let Some(newest) = reporting.min_by_key(|it| it.reported_ms_ago) {
+            return Ok(vec![newest.volume.clone()]);
+        }
+        let leaves_clients_out =
+            |it: &&NfsExport| it.export.nfs4_clients_total > it.export.nfs4_clients.len() as u64;
+        let others = exports.iter().filter(leaves_clients_out);
+        let volumes: Vec<_> = others.map(|it| it.volume.clone()).collect();
+        match volumes.is_empty() {
+            true => Err(NfsClientFault::Unknown(client).into()),
+            false => Ok(volumes),
+        }
     }
 
-    fn record_nfs_expiry(
+    /// Waits for the orders to expire a client, and ends them all: the outcome of the server that has the client.
+    fn await_nfs_expiry(
         &self,
-        volume: &VolumeName,
+        volumes: Vec<VolumeName>,
         client: Nfs4ClientId,
-        result: NfsExpiryResult,
-    ) {
-        let lost = match result {
-            NfsExpiryResult::Unknown => return,
-            NfsExpiryResult::Expired(lost) => Some(lost),
-            NfsExpiryResult::Running(_) | NfsExpiryResult::Unwritten => None,
+    ) -> Result<(VolumeName, OrderOutcome), Fault> {
+        let until = Instant::now() + self.settings.nfs_order;
+        let ends = volumes.into_iter().map(|volume| {
+            let left = until.saturating_duration_since(Instant::now());
+            let outcome = self.nfs_exports.orders.wait(&volume, client, left);
+            (volume, outcome)
+        });
+        let decisive = ends.max_by_key(|(_, outcome)| outcome.weight());
+        Ok(decisive.ok_or(NfsClientFault::Unknown(client))?)
+    }
+
+    /// Records an expiry, also one that its server may complete later.
+    fn record_nfs_expiry(&self, volume: &VolumeName, client: Nfs4ClientId, outcome: OrderOutcome) {
+        let effect = match outcome {
+            OrderOutcome::NotGiven | OrderOutcome::Answered(NfsExpiryResult::Unknown) => return,
+            OrderOutcome::Answered(NfsExpiryResult::Expired(LostNfsState { opens, locks })) => {
+                format!("was expired. It has lost {opens} opens and {locks} locked ranges.")
+            }
+            OrderOutcome::Answered(_) => {
+                "was expired. It loses its opens and locks as soon as its server can release them."
+                    .into()
+            }
+            OrderOutcome::NotAnswered => {
+                "is to be expired. Its server got the order, and did not answer in time.".into()
+            }
         };
-        let expired = EventDraft::nfs_client_expired(volume, &self.actor(), client, lost);
+        let expired = EventDraft::nfs_client_expired(volume, &self.actor(), client, &effect);
         if let Err(error) = self.commit(&mut self.state(), &[], vec![expired]) {
             tracing::error!(%error, "cannot write down that an NFS client was expired");
         }

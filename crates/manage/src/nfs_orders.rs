@@ -28,6 +28,18 @@ pub(crate) enum OrderOutcome {
     NotAnswered,
 }
 
+impl OrderOutcome {
+    /// The outcomes of orders to several servers for one client: the highest one tells of the client.
+    pub(crate) fn weight(self) -> u8 {
+        match self {
+            OrderOutcome::Answered(NfsExpiryResult::Unknown) => 0,
+            OrderOutcome::NotGiven => 1,
+            OrderOutcome::NotAnswered => 2,
+            OrderOutcome::Answered(_) => 3,
+        }
+    }
+}
+
 /// Why an order is not placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OrderRefusal {
@@ -49,23 +61,24 @@ impl NfsOrderTable {
         self.orders.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Orders the server of a volume to expire a client. [`Self::wait`] ends the order.
+    /// Orders the servers of all these volumes, or none, to expire a client. [`Self::wait`] ends the order of each.
     pub(crate) fn place(
         &self,
-        volume: &VolumeName,
+        volumes: &[VolumeName],
         client: Nfs4ClientId,
     ) -> Result<(), OrderRefusal> {
         let mut orders = self.lock();
-        let of_volume = orders.keys().filter(|(name, _)| name == volume).count();
-        let key = (volume.clone(), client);
-        match orders.contains_key(&key) {
-            true => Err(OrderRefusal::Running),
-            false if of_volume >= NFS_ORDERS_MAX => Err(OrderRefusal::Full),
-            false => {
-                orders.insert(key, OrderState::Placed);
-                Ok(())
+        for volume in volumes {
+            if orders.contains_key(&(volume.clone(), client)) {
+                return Err(OrderRefusal::Running);
+            }
+            if orders.keys().filter(|(name, _)| name == volume).count() >= NFS_ORDERS_MAX {
+                return Err(OrderRefusal::Full);
             }
         }
+        let keys = volumes.iter().map(|volume| (volume.clone(), client));
+        orders.extend(keys.map(|key| (key, OrderState::Placed)));
+        Ok(())
     }
 
     /// Waits for the answer to an order, and removes it.

@@ -134,6 +134,15 @@ fn listed(manager: &Manager) -> Vec<String> {
     exports.map(|it| it.volume.to_string()).collect()
 }
 
+/// The texts of the events about expired clients.
+fn expiry_events(manager: &Manager) -> Vec<String> {
+    let (events, _) = manager.list_events(&EventFilter::default(), 1000);
+    let expiries = events
+        .into_iter()
+        .filter(|it| it.kind == EventKind::NfsClientExpired);
+    expiries.map(|it| it.text.clone()).collect()
+}
+
 #[test]
 fn report_is_shown_with_its_age() {
     let cluster = Cluster::new(2);
@@ -221,17 +230,89 @@ fn server_expires_a_client_by_order() {
     refused(NfsExpiryResult::Unknown, ErrorCode::NotFound);
     refused(NfsExpiryResult::Running(4), ErrorCode::InUse);
     refused(NfsExpiryResult::Unwritten, ErrorCode::InUse);
-    let filter = EventFilter::default();
-    let (events, _) = manager.list_events(&filter, 1000);
-    let expiries = events
-        .into_iter()
-        .filter(|it| it.kind == EventKind::NfsClientExpired);
-    let texts: Vec<String> = expiries.map(|it| it.text.clone()).collect();
+    let texts = expiry_events(&manager);
     assert_eq!(texts.len(), 3, "{texts:?}");
     let named = "1f00ba5e00000001";
     assert!(texts.iter().all(|it| it.contains(named)), "{texts:?}");
     let lost = "lost 2 opens and 3 locked ranges";
     assert!(texts.iter().any(|it| it.contains(lost)), "{texts:?}");
+}
+
+/// The state of a server with more clients than its report has.
+fn state_without_holder() -> NfsExportState {
+    NfsExportState {
+        nfs4_clients: Vec::new(),
+        ..state_with_holder()
+    }
+}
+
+#[test]
+fn unreported_client_is_expired_by_its_server() {
+    let cluster = Cluster::new(2);
+    let manager = cluster.manager_with_bricks_alive();
+    let lost = LostNfsState { opens: 2, locks: 3 };
+    let servers = [
+        ("files", NfsExpiryResult::Expired(lost)),
+        ("more", NfsExpiryResult::Unknown),
+    ];
+    let servers = servers.map(|(volume, result)| (volume, attach(&manager, volume), result));
+    let complete = attach(&manager, "complete");
+    let exchange = |volume, attachment, state, answers| {
+        exchange(&manager, volume, attachment, (Some(state), answers)).expect("taken")
+    };
+    exchange("complete", complete, NfsExportState::default(), Vec::new());
+    for (volume, attachment, _) in servers {
+        exchange(volume, attachment, state_without_holder(), Vec::new());
+    }
+    std::thread::scope(|scope| {
+        let call = scope.spawn(|| manager.expire_nfs_client(HOLDER));
+        let until = Instant::now() + Duration::from_secs(60);
+        for (volume, attachment, result) in servers {
+            let next_orders = || exchange(volume, attachment, state_without_holder(), Vec::new());
+            while next_orders() != [HOLDER] {
+                assert!(Instant::now() < until && !call.is_finished(), "no order");
+                std::thread::yield_now();
+            }
+            let client = HOLDER;
+            let answers = vec![NfsExpiry { client, result }];
+            exchange(volume, attachment, state_without_holder(), answers);
+        }
+        let of_complete = exchange("complete", complete, NfsExportState::default(), Vec::new());
+        assert_eq!(of_complete, []);
+        assert_eq!(call.join().expect("no panic").expect("expired"), lost);
+    });
+    let texts = expiry_events(&manager);
+    assert!(texts.len() == 1 && texts[0].contains("files"), "{texts:?}");
+}
+
+#[test]
+fn unanswered_expiry_is_recorded() {
+    let cluster = Cluster::new(2);
+    let settings = ManagerSettings {
+        nfs_order: Duration::from_secs(2),
+        ..ManagerSettings::default()
+    };
+    let store = Store::open(&cluster.store()).expect("opened");
+    let manager = cluster.manager_with_settings(store, settings);
+    cluster.send_heartbeats(&manager);
+    let attachment = attach(&manager, "files");
+    let state = || (Some(state_with_holder()), Vec::new());
+    exchange(&manager, "files", attachment, state()).expect("taken");
+    let error = std::thread::scope(|scope| {
+        let call = scope.spawn(|| manager.expire_nfs_client(HOLDER));
+        // The server takes the order again and again, and answers never.
+        while !call.is_finished() {
+            exchange(&manager, "files", attachment, state()).expect("taken");
+            std::thread::yield_now();
+        }
+        call.join().expect("no panic").expect_err("no answer")
+    });
+    assert!(error.to_string().contains("did not answer"), "{error}");
+    let texts = expiry_events(&manager);
+    assert!(
+        texts.len() == 1 && texts[0].contains("got the order"),
+        "{texts:?}"
+    );
 }
 
 #[test]

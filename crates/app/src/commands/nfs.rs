@@ -41,7 +41,7 @@ pub enum NfsCommand {
     },
     /// Expire a client of version 4.1, so that others get its files and locks.
     ///
-    /// The client loses its sessions, opens and locks at once, as after 90 s without a sign of life, and cannot reclaim them. The command
+    /// The client loses its sessions at once, and its opens and locks after its last request in progress. It cannot reclaim them. The command
     /// waits until a crash of the server cannot bring them back, up to 25 s.
     ///
     /// Data loss: data that programs of the client have not synced is lost, and its programs get errors for locked files.

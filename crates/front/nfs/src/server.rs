@@ -221,10 +221,11 @@ impl Server {
         self.state.dispatcher.service.nfs4.expire(client)
     }
 
-    /// The progress of an expiry. Records are durable a few seconds after the client has lost its state, if its file systems take writes.
+    /// The progress of an expiry, with the file systems of its [`ExpiredState`]. Records are durable a few seconds after the client has lost its state, if its file systems take writes.
     #[must_use]
-    pub fn expiry_progress(&self, client: ClientId) -> ExpiryProgress {
-        self.state.dispatcher.service.nfs4.expiry_progress(client)
+    pub fn expiry_progress(&self, client: ClientId, file_systems: &[u32]) -> ExpiryProgress {
+        let nfs4 = &self.state.dispatcher.service.nfs4;
+        nfs4.expiry_progress(client, file_systems)
     }
 
     /// The clients with connections, the one with the most calls first.

@@ -4,13 +4,13 @@ use crate::support;
 use pagemesh_fs::FsError;
 use pagemesh_nfs::limits::Limits;
 use pagemesh_nfs::nfs4::state::limits::{GRACE, LATE_RECLAIM_WAIT};
-use pagemesh_nfs::nfs4::state::{Instance, JournalRecord, Principal};
-use pagemesh_nfs::{ExportOptions, ListIdentity, StableStore, StoredList};
+use pagemesh_nfs::nfs4::state::{ClientId, Instance, JournalRecord, Principal};
+use pagemesh_nfs::{ExpiryProgress, ExportOptions, ListIdentity, StableStore, StoredList};
 use pagemesh_nfs_client::Credential;
 use pagemesh_nfs_client::nfs4::{Lock, Nfs4Client, Open, OpenFile, status};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use support::session::Session;
 use support::world::{OTHER_VOLUME, OWNER, ServedWorld, VOLUME, export};
 use uuid::Uuid;
@@ -143,6 +143,36 @@ fn store_clients(store: &TestStore, volume: Uuid, owners: &[&str]) {
         list.append(&JournalRecord::Active { owner, principal });
     }
     list.wait().unwrap();
+}
+
+#[test]
+fn expiry_waits_for_lists_of_its_client_alone() {
+    let failing = TestStore::default();
+    let world = pair(TestStore::default(), failing.clone());
+    let (first, _) = opened(&world, "first");
+    let (mut second, _) = opened(&world, "second");
+    let root = second.export(b"other").unwrap();
+    second.open(&root, b"f", CREATE).unwrap();
+    failing.set(|it| it.is_failing = true);
+    let expire = |client: &Nfs4Client| {
+        let id = ClientId(client.id());
+        (id, world.server.expire_client(id).unwrap().file_systems)
+    };
+    // The list of `other` has a record that cannot be written.
+    let (second, second_lists) = expire(&second);
+    let (first, first_lists) = expire(&first);
+    let await_end = |client, lists: &[u32]| {
+        let until = Instant::now() + PATIENCE;
+        while world.server.expiry_progress(client, lists) != ExpiryProgress::Ended {
+            assert!(Instant::now() < until, "the expiry does not end");
+            std::thread::yield_now();
+        }
+    };
+    await_end(first, &first_lists);
+    let progress = world.server.expiry_progress(second, &second_lists);
+    assert_eq!(progress, ExpiryProgress::Unwritten);
+    failing.set(|it| it.is_failing = false);
+    await_end(second, &second_lists);
 }
 
 #[test]

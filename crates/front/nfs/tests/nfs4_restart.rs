@@ -4,7 +4,7 @@ use crate::support;
 use pagemesh_fs::{Fs, MkfsOptions, mkfs};
 use pagemesh_nfs::handle::HandleKey;
 use pagemesh_nfs::limits::Limits;
-use pagemesh_nfs::nfs4::state::{ClientId, ExpiredState, RemovalReason};
+use pagemesh_nfs::nfs4::state::{ClientId, RemovalReason};
 use pagemesh_nfs::{
     ExpiryProgress, Export, ExportOptions, Exports, Nfs4Options, Server, ServiceFileStore,
 };
@@ -178,13 +178,12 @@ fn expired_client_does_not_reclaim_after_a_crash() {
     let listed = world.server().nfs4_clients();
     let named: Vec<_> = listed.iter().map(|it| &it.file_systems[..]).collect();
     assert_eq!(named, [["data"]]);
-    let (opens, ranges) = (1, 1);
-    let lost = world.server().expire_client(id);
-    assert_eq!(lost, Some(ExpiredState { opens, ranges }));
+    let lost = world.server().expire_client(id).unwrap();
+    assert_eq!((lost.opens, lost.ranges), (1, 1));
     refused(client.write(&file, 0, b"late"), status::BADSESSION);
     let until = Instant::now() + Duration::from_secs(60);
     // A sweep of the server writes the record.
-    while world.server().expiry_progress(id) != ExpiryProgress::Ended {
+    while world.server().expiry_progress(id, &lost.file_systems) != ExpiryProgress::Ended {
         assert!(Instant::now() < until, "the record is not durable");
         std::thread::yield_now();
     }

@@ -5,7 +5,7 @@
 use super::record::{EventKind, Severity, Subject, SubjectKind, TEXT_BYTES_MAX};
 use crate::records::BrickRecord;
 use crate::tier_policy::TierPolicy;
-use crate::wire::{BrickDevice, DeviceChange, LostNfsState, Nfs4ClientId};
+use crate::wire::{BrickDevice, DeviceChange, Nfs4ClientId};
 use pagemesh_base::brick_name::BrickLabel;
 use pagemesh_base::layout::{EpochNumber, VolumeName};
 use std::time::Duration;
@@ -408,22 +408,15 @@ impl EventDraft {
         EventDraft::of_volume(EventKind::Detached, Severity::Info, volume, actor, text)
     }
 
-    /// `lost` is the state that the client has lost; none if the server is still at it.
+    /// `effect` ends the sentence that begins with the client.
     pub(crate) fn nfs_client_expired(
         volume: &VolumeName,
         actor: &str,
         client: Nfs4ClientId,
-        lost: Option<LostNfsState>,
+        effect: &str,
     ) -> EventDraft {
-        let effect = match lost {
-            Some(LostNfsState { opens, locks }) => {
-                format!("It has lost {opens} opens and {locks} locked ranges.")
-            }
-            None => "It loses its opens and locks as soon as its server can release them.".into(),
-        };
-        let text = format!(
-            "The NFS client {client} of the server of the file system {volume} was expired. {effect}"
-        );
+        let text =
+            format!("The NFS client {client} of the server of the file system {volume} {effect}");
         let kind = EventKind::NfsClientExpired;
         EventDraft::of_volume(kind, Severity::Info, volume, actor, text)
     }

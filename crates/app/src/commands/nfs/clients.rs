@@ -1,5 +1,6 @@
 //! `pagemesh nfs clients|expire`: the clients of NFSv4.1.
 
+use super::SILENT_MS;
 use crate::args::ManagerArgs;
 use crate::client::manager_client;
 use crate::output::{self, age, table};
@@ -90,7 +91,7 @@ impl ListedClient {
             client.client.to_string(),
             client.address.clone(),
             format!("4.{}", client.minor_version),
-            state_text(client).into(),
+            self.state_text().into(),
             age(client.renewed_s + self.reported_ms_ago / 1000),
             client.opens.to_string(),
             client.locks.to_string(),
@@ -98,14 +99,15 @@ impl ListedClient {
             client.name.clone(),
         ]
     }
-}
 
-fn state_text(client: &Nfs4Client) -> &'static str {
-    match client.lease {
-        Nfs4Lease::Unconfirmed => "no session",
-        Nfs4Lease::Active if client.is_reclaiming => "reclaims",
-        Nfs4Lease::Active => "active",
-        Nfs4Lease::Expired => "expired",
+    fn state_text(&self) -> &'static str {
+        match self.client.lease {
+            _ if self.reported_ms_ago > SILENT_MS => "server silent",
+            Nfs4Lease::Unconfirmed => "no session",
+            Nfs4Lease::Active if self.client.is_reclaiming => "reclaims",
+            Nfs4Lease::Active => "active",
+            Nfs4Lease::Expired => "expired",
+        }
     }
 }
 
@@ -162,6 +164,15 @@ mod tests {
                 nfs4_clients: clients,
                 ..NfsExportState::default()
             },
+        }
+    }
+
+    #[test]
+    fn client_of_a_silent_server_shows_it() {
+        for (reported_ms_ago, shown) in [(SILENT_MS, "active"), (SILENT_MS + 1, "server silent")] {
+            let clients = vec![client(1, Nfs4Lease::Active)];
+            let list = ClientList::new(vec![export("home", reported_ms_ago, clients)]);
+            assert_eq!(list.clients[0].row()[3], shown);
         }
     }
 

@@ -22,8 +22,8 @@ const ANSWERS_MAX: usize = 64;
 pub trait ExpiringServer {
     /// Begins an expiry; none if there is no such client.
     fn expire(&self, client: ClientId) -> Option<ExpiredState>;
-    /// The progress of an expiry.
-    fn progress(&self, client: ClientId) -> ExpiryProgress;
+    /// The progress of an expiry of a client in the lists of these file systems.
+    fn progress(&self, client: ClientId, file_systems: &[u32]) -> ExpiryProgress;
 }
 
 impl ExpiringServer for Server {
@@ -31,8 +31,8 @@ impl ExpiringServer for Server {
         self.expire_client(client)
     }
 
-    fn progress(&self, client: ClientId) -> ExpiryProgress {
-        self.expiry_progress(client)
+    fn progress(&self, client: ClientId, file_systems: &[u32]) -> ExpiryProgress {
+        self.expiry_progress(client, file_systems)
     }
 }
 
@@ -51,6 +51,8 @@ struct BegunExpiry {
     volume: VolumeName,
     client: Nfs4ClientId,
     lost: LostNfsState,
+    /// The file systems with lists that have the client.
+    file_systems: Vec<u32>,
     until: Instant,
 }
 
@@ -68,13 +70,14 @@ impl Expiries {
             }
             tracing::info!(%client, "an operator expires an NFS client");
             match server.expire(ClientId(client.0)) {
-                Some(ExpiredState { opens, ranges }) => self.begun.push(BegunExpiry {
+                Some(expired) => self.begun.push(BegunExpiry {
                     volume: volume.clone(),
                     client: *client,
                     lost: LostNfsState {
-                        opens: opens as u64,
-                        locks: ranges as u64,
+                        opens: expired.opens as u64,
+                        locks: expired.ranges as u64,
                     },
+                    file_systems: expired.file_systems,
                     until: Instant::now() + ANSWER_LIMIT,
                 }),
                 None => self.answer(volume.clone(), *client, NfsExpiryResult::Unknown),
@@ -90,7 +93,7 @@ impl Expiries {
     /// Looks at the expiries in progress. Whether there are answers since the last look.
     pub fn look(&mut self, server: &impl ExpiringServer, now: Instant) -> bool {
         for expiry in std::mem::take(&mut self.begun) {
-            let result = match server.progress(ClientId(expiry.client.0)) {
+            let result = match server.progress(ClientId(expiry.client.0), &expiry.file_systems) {
                 ExpiryProgress::Ended => NfsExpiryResult::Expired(expiry.lost),
                 _ if now < expiry.until => {
                     self.begun.push(expiry);
@@ -137,6 +140,7 @@ mod tests {
 
     const CLIENT: Nfs4ClientId = Nfs4ClientId(7);
     const UNKNOWN: Nfs4ClientId = Nfs4ClientId(8);
+    const LISTED_IN: u32 = 5;
 
     /// A server with one client, and the progress of its expiry.
     struct FakeServer {
@@ -156,11 +160,15 @@ mod tests {
     impl ExpiringServer for FakeServer {
         fn expire(&self, client: ClientId) -> Option<ExpiredState> {
             *self.begun.borrow_mut() += 1;
-            let (opens, ranges) = (2, 3);
-            (client.0 == CLIENT.0).then_some(ExpiredState { opens, ranges })
+            (client.0 == CLIENT.0).then_some(ExpiredState {
+                opens: 2,
+                ranges: 3,
+                file_systems: vec![LISTED_IN],
+            })
         }
 
-        fn progress(&self, _: ClientId) -> ExpiryProgress {
+        fn progress(&self, _: ClientId, file_systems: &[u32]) -> ExpiryProgress {
+            assert_eq!(file_systems, [LISTED_IN]);
             *self.progress.borrow()
         }
     }

@@ -260,11 +260,13 @@ impl ClientTable {
 }
 
 impl NfsState {
-    /// Removes a client with all its state; false if there is none.
+    /// Removes a client with all its state; false if there is none. No request of it runs, except for the caller's own: it would change
+    /// files without the locks.
     pub(super) fn remove_client(&mut self, id: ClientId, reason: RemovalReason) -> bool {
         let Some(mut client) = self.clients.remove(id) else {
             return false;
         };
+        debug_assert!(client.running <= 1, "requests of a removed client run");
         for session in &client.sessions {
             self.sessions.remove(*session);
         }

@@ -9,12 +9,14 @@ use super::ids::ClientId;
 use super::{NfsState, StateError};
 
 /// The state that an expired client loses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExpiredState {
     /// Open states.
     pub opens: usize,
     /// Locked ranges.
     pub ranges: usize,
+    /// The numbers of the file systems with lists that have the client.
+    pub file_systems: Vec<u32>,
 }
 
 impl NfsState {
@@ -30,6 +32,7 @@ impl NfsState {
         let expired = ExpiredState {
             opens: client.opens.len(),
             ranges: self.ranges_of(client),
+            file_systems: self.listing_file_systems(client),
         };
         self.end_expiry(id);
         Some(expired)

@@ -174,6 +174,15 @@ impl NfsState {
         !client.has_reclaimed && !reclaimable.is_empty()
     }
 
+    /// The file systems with lists that have the client, or get it with its RECLAIM_COMPLETE.
+    pub(super) fn listing_file_systems(&self, client: &Client) -> Vec<u32> {
+        let mut file_systems = &client.listed_in | &client.reclaimed_in;
+        if client.is_confirmed() && !client.has_reclaimed {
+            file_systems.extend(self.grace.reclaimable(&client.owner, client.principal));
+        }
+        file_systems.into_iter().collect()
+    }
+
     /// Puts the client into the list of a file system, once in a run.
     pub(super) fn list_client(&mut self, client: ClientId, export: u32) -> Result<(), StateError> {
         let client = self.clients.get_mut(client)?;

@@ -27,6 +27,10 @@ impl NfsState {
         is_reclaim: bool,
         now: Instant,
     ) -> Result<(), StateError> {
+        // Its expiry waits for the lists that it was in at the order.
+        if self.clients.get(client)?.is_expiring {
+            return Err(StateError::Delay);
+        }
         self.check_grace(client, export, is_reclaim, now)?;
         match is_reclaim {
             true => Ok(()),

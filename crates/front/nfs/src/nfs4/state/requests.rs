@@ -118,6 +118,8 @@ pub struct CreateSessionArgs {
     pub principal: Principal,
     /// The address of the client.
     pub address: SocketAddr,
+    /// The client of the session of the COMPOUND; none without SEQUENCE.
+    pub caller: Option<ClientId>,
 }
 
 /// The result of CREATE_SESSION.

@@ -5,7 +5,7 @@
 
 use super::clients::Client;
 use super::events::RemovalReason;
-use super::ids::SessionId;
+use super::ids::{ClientId, SessionId};
 use super::limits::{
     CHANNEL_BYTES_MIN, LEASE, OPERATIONS_MAX, SESSIONS_PER_CLIENT_MAX, SLOTS_MAX, SLOTS_SHORT,
 };
@@ -65,7 +65,8 @@ impl NfsState {
     /// # Errors
     /// STALE_CLIENTID, SEQ_MISORDERED, CLID_INUSE, INVAL for unknown flags, TOOSMALL, NOSPC if the
     /// client has too many sessions, or no memory for replies is left to it, its address or the server, and
-    /// DELAY while an operator expires it.
+    /// DELAY while an operator expires it, or while requests of the earlier record run: they may change
+    /// files under its locks.
     pub fn create_session(
         &mut self,
         args: &CreateSessionArgs,
@@ -82,6 +83,7 @@ impl NfsState {
         if args.flags & !session_flags::ARGUMENTS != 0 {
             return Err(StateError::Inval);
         }
+        self.check_earlier_record(client, args.caller)?;
         let mut fore = negotiate(&args.fore, 1)?;
         let back = negotiate(&args.back, BACK_OPERATIONS_MIN)?;
         if client.sessions.len() >= SESSIONS_PER_CLIENT_MAX {
@@ -107,6 +109,19 @@ impl NfsState {
         Ok(reply)
     }
 
+    /// Requests of the earlier record, other than the caller's own, keep its state.
+    fn check_earlier_record(
+        &self,
+        client: &Client,
+        caller: Option<ClientId>,
+    ) -> Result<(), StateError> {
+        let confirmed = self.clients.confirmed(&client.owner);
+        match confirmed.filter(|it| it.id != client.id) {
+            Some(it) if it.running > usize::from(caller == Some(it.id)) => Err(StateError::Delay),
+            _ => Ok(()),
+        }
+    }
+
     fn confirm(&mut self, args: &CreateSessionArgs, now: Instant) {
         let Ok(client) = self.clients.get(args.client) else {
             return;
@@ -124,13 +139,19 @@ impl NfsState {
             .set_status(args.client, LeaseStatus::Active, now + LEASE);
     }
 
-    /// DESTROY_SESSION (RFC 8881 section 18.37). Requests in progress go on, and their replies are
-    /// not kept.
+    /// DESTROY_SESSION (RFC 8881 section 18.37). `caller` is the session of the COMPOUND itself.
     ///
     /// # Errors
-    /// If there is no such session.
-    pub fn destroy_session(&mut self, session: SessionId) -> Result<(), StateError> {
-        self.sessions.get(session)?;
+    /// BADSESSION, and DELAY while other requests of the session run: the client's record must count them.
+    pub fn destroy_session(
+        &mut self,
+        session: SessionId,
+        caller: Option<SessionId>,
+    ) -> Result<(), StateError> {
+        let running = self.sessions.get(session)?.running();
+        if running > usize::from(caller == Some(session)) {
+            return Err(StateError::Delay);
+        }
         let removed = self.sessions.remove(session);
         let (client, running) = removed.ok_or(StateError::BadSession)?;
         if let Ok(client) = self.clients.get_mut(client) {

@@ -87,7 +87,7 @@ impl Session {
     }
 
     /// Requests in progress.
-    fn running(&self) -> usize {
+    pub(super) fn running(&self) -> usize {
         let running = |it: &&Slot| matches!(it.state, SlotState::Running);
         self.slots.iter().filter(running).count()
     }

@@ -152,9 +152,11 @@ impl ClientLists {
             .map(|it| it.fs.name.as_str())
     }
 
-    /// Whether all records so far are durable, but for fenced file systems: their next owner writes the lists.
-    pub(super) fn are_durable(&self) -> bool {
-        self.lists.iter().all(|of_fs| {
+    /// Whether all records so far for these file systems are durable, but for fenced ones: their next owner writes the lists.
+    pub(super) fn are_durable(&self, file_systems: &[u32]) -> bool {
+        let lists = file_systems.iter();
+        let mut lists = lists.filter_map(|it| self.lists.get(*it as usize));
+        lists.all(|of_fs| {
             let list = of_fs.list.get();
             of_fs.fs.is_fenced() || list.is_none_or(ClientList::is_durable)
         })

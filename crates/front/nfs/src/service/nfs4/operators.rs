@@ -89,12 +89,12 @@ impl Nfs4 {
         self.call(|locked, _| locked.state.expire_client(client))
     }
 
-    /// The progress of an expiry. Sweeps of the server write the records.
-    pub(crate) fn expiry_progress(&self, client: ClientId) -> ExpiryProgress {
+    /// The progress of an expiry of a client in these lists. Sweeps of the server write the records.
+    pub(crate) fn expiry_progress(&self, client: ClientId, file_systems: &[u32]) -> ExpiryProgress {
         let running = poison::lock(&self.inner).state.expiring(client);
         match running {
             Some(running) => ExpiryProgress::Running(running),
-            None if self.lists.are_durable() => ExpiryProgress::Ended,
+            None if self.lists.are_durable(file_systems) => ExpiryProgress::Ended,
             None => ExpiryProgress::Unwritten,
         }
     }

@@ -111,6 +111,7 @@ impl Compound<'_> {
             back: channel(&it.back),
             principal: self.principal(),
             address: self.peer.address,
+            caller: self.session.as_ref().map(|it| it.client),
         };
         let nfs4 = &self.service.nfs4;
         let reply = nfs4.call(|locked, now| locked.state.create_session(&args, now))?;
@@ -201,7 +202,7 @@ impl Compound<'_> {
             return Err(Status::NotOnlyOperation.into());
         }
         let nfs4 = &self.service.nfs4;
-        nfs4.call(|locked, _| locked.state.destroy_session(session))?;
+        nfs4.call(|locked, _| locked.state.destroy_session(session, own))?;
         Ok(())
     }
 

@@ -42,7 +42,7 @@ fn check(
             if before == Before::Unused {
                 server
                     .state
-                    .destroy_session(session.session)
+                    .destroy_session(session.session, None)
                     .expect("it is there");
             }
         }
@@ -165,7 +165,10 @@ fn client_with_state_is_not_destroyed() {
     let open = server.open(client, "owner", 1, 1, 0).expect("free");
     let busy = Err(StateError::ClientIdBusy);
     assert_eq!(server.state.destroy_client(client), busy);
-    server.state.destroy_session(session).expect("it is there");
+    server
+        .state
+        .destroy_session(session, None)
+        .expect("it is there");
     assert_eq!(server.state.destroy_client(client), busy);
     server.state.close(client, open, file(1)).expect("open");
     assert_eq!(server.state.destroy_client(client), Ok(()));

@@ -63,9 +63,12 @@ fn another_client_gets_the_lock_of_an_expired_one() {
     let (other, _) = server.client("other");
     lock(&mut server, holder, 1).expect("free");
     assert!(is_denied(&lock(&mut server, other, 1)));
-    let (opens, ranges) = (1, 1);
-    let expired = server.state.expire_client(holder);
-    assert_eq!(expired, Some(ExpiredState { opens, ranges }));
+    let expired = ExpiredState {
+        opens: 1,
+        ranges: 1,
+        file_systems: vec![EXPORT],
+    };
+    assert_eq!(server.state.expire_client(holder), Some(expired));
     assert_eq!(server.state.expire_client(holder), None);
     server.store();
     assert_eq!(server.removals(), [(holder, RemovalReason::Operator)]);
@@ -97,7 +100,7 @@ fn expiry_waits_for_requests_in_progress() {
     assert_eq!(server.sequence(session, 0, 2), refused);
     assert_eq!(server.sequence(session, 0, 1), refused);
     assert_eq!(
-        server.state.destroy_session(session),
+        server.state.destroy_session(session, None),
         Err(StateError::BadSession)
     );
     for verifier in [1, 2] {
@@ -106,6 +109,11 @@ fn expiry_waits_for_requests_in_progress() {
     }
     let created = server.create(holder, 2, 0);
     assert_eq!(created, Err(StateError::Delay));
+    // An OPEN in progress puts the client into no further list.
+    let opened = server
+        .state
+        .check_open(holder, EXPORT + 1, false, server.now);
+    assert_eq!(opened, Err(StateError::Delay));
     server.pass(limits::COURTESY);
     assert_eq!(server.state.expiring(holder), Some(1));
     server.state.finish(second.slot, None, server.now);
@@ -123,7 +131,7 @@ fn expiry_waits_for_requests_in_progress() {
 #[test]
 fn expiry_in_grace_ends_the_right_to_reclaim() {
     let mut server = TestServer::new();
-    let owners = ["expired", "absent"];
+    let owners = ["expired", "absent", "idle"];
     for owner in owners {
         server.client(owner);
     }
@@ -136,7 +144,12 @@ fn expiry_in_grace_ends_the_right_to_reclaim() {
     };
     assert_eq!(reclaim(&mut server, client), Ok(()));
     assert_eq!(listed(&server, client).file_systems, [EXPORT]);
-    assert!(server.state.expire_client(client).is_some());
+    let expired = server.state.expire_client(client).expect("there");
+    assert_eq!(expired.file_systems, [EXPORT]);
+    // A client that has reclaimed nothing so far.
+    let (idle, _) = server.reclaiming_client("idle");
+    let expired = server.state.expire_client(idle).expect("there");
+    assert_eq!(expired.file_systems, [EXPORT]);
     server.store();
     let (client, _) = server.reclaiming_client("expired");
     assert!(!listed(&server, client).may_reclaim);
@@ -150,6 +163,7 @@ fn expiry_in_grace_ends_the_right_to_reclaim() {
     assert_eq!(reclaim(&mut server, absent), Ok(()));
     assert!(server.state.is_in_grace());
     // The last client of the lists ends the grace period.
-    assert!(server.state.expire_client(absent).is_some());
+    let expired = server.state.expire_client(absent).expect("there");
+    assert_eq!(expired.file_systems, [EXPORT]);
     assert!(!server.state.is_in_grace());
 }

@@ -213,7 +213,7 @@ fn reclaim_of_conflicting_state_is_refused() {
 fn destroyed_client_does_not_hold_up_grace() {
     let mut server = restarted(&["host"]);
     let (client, session) = server.reclaiming_client("host");
-    server.state.destroy_session(session).expect("there");
+    server.state.destroy_session(session, None).expect("there");
     server.state.destroy_client(client).expect("unused");
     server.store();
     assert!(!server.state.is_in_grace());

@@ -9,6 +9,7 @@ mod leases;
 mod memory;
 mod opens;
 mod range_locks;
+mod running_requests;
 mod sessions;
 
 use super::requests::*;
@@ -168,6 +169,7 @@ impl TestServer {
             back: channel(),
             principal: user(uid),
             address: self.address,
+            caller: None,
         };
         self.state.create_session(&args, self.now)
     }

@@ -285,22 +285,6 @@ fn short_memory_lowers_the_slot_target() {
 }
 
 #[test]
-fn destroyed_session_forgets_running_requests() {
-    let mut server = TestServer::new();
-    let (client, session) = server.client("host");
-    let grant = server.run(session, 0, 1);
-    server.state.destroy_session(session).expect("it is there");
-    let gone = Err(StateError::BadSession);
-    assert_eq!(server.state.destroy_session(session), gone);
-    server.state.finish(grant.slot, Some(b"late"), server.now);
-    assert_eq!(server.state.clients.get(client).expect("there").running, 0);
-    assert_eq!(server.state.counts().cached_bytes, 0);
-    let direction = ChannelDirection::ForeOrBoth;
-    let bound = server.state.bind_connection(session, direction);
-    assert_eq!(bound, Err(StateError::BadSession));
-}
-
-#[test]
 fn connections_are_bound_without_callbacks() {
     use ChannelDirection::*;
     let mut server = TestServer::new();
