@@ -293,7 +293,7 @@ pub fn run_ladder(
 }
 
 /// The order of servers in a round. The first one moves on by one every other round, and each second round is in reverse. So no
-/// server always follows the same one, whose deleted snapshot may still occupy the bricks.
+/// server always follows the same one: its deleted snapshot may still occupy the bricks.
 fn turn_order(servers: usize, round: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..servers).collect();
     order.rotate_left(round / 2 % servers.max(1));

@@ -44,9 +44,9 @@ enum Dispatched {
     NoRoom(Bytes),
 }
 
-/// The workers whose queue has calls for a polling thread. It runs them after it has read all calls,
-/// with [`Dispatcher::run_deferred`]. They are the workers of one export: a slow call must not hold
-/// calls of other exports.
+/// The number of an export with queued calls for a polling thread. The thread runs these calls after it
+/// has read all others, with [`Dispatcher::run_deferred`]. There is one export at a time: a slow call
+/// must not hold calls of other exports.
 #[derive(Default)]
 pub(crate) struct Deferred(Option<usize>);
 

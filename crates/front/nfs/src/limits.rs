@@ -152,7 +152,7 @@ pub(crate) const QUEUE_WAIT_LIMIT: Duration = Duration::from_millis(1);
 pub(crate) const SHORT_CALL: Duration = Duration::from_micros(50);
 /// The calls of that mean: the weight of the last one is one part of so many.
 pub(crate) const MEAN_CALLS: u32 = 16;
-/// Short calls of one connection that run before those of the next one.
+/// Short calls of one connection in its turn.
 pub(crate) const TURN_CALLS: usize = 4;
 /// Replies to short calls that are sent together, so the first one waits for a part of a millisecond.
 pub(crate) const UNSENT_REPLIES_MAX: usize = 8;

@@ -38,7 +38,7 @@ struct StoreState {
     is_stalled: bool,
 }
 
-/// A list in memory, whose writes fail or wait when a test says so.
+/// A list in memory. Its writes fail or wait when a test says so.
 #[derive(Clone, Default)]
 struct TestStore(Arc<(Mutex<StoreState>, Condvar)>);
 
@@ -197,7 +197,7 @@ fn lock_whose_records_are_not_stored_stays_free() {
     assert_eq!(denied.status(), Some(status::DENIED));
 }
 
-/// A list whose read waits until all lists are read.
+/// A list. Its read waits until the reads of all lists have begun.
 struct MeetingStore {
     /// Readers that have come, of two.
     readers: Arc<(Mutex<usize>, Condvar)>,

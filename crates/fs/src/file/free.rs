@@ -215,7 +215,7 @@ pub(crate) fn release_unpinned(txs: &TxManager, ino: Ino, channel: Option<&mut I
 }
 
 /// Frees some of an orphan, and with the last piece its inode. A crash in between leaves an
-/// orphan. Returns whether more is left. An inode whose removal has failed meanwhile is kept.
+/// orphan. Returns whether more is left. It keeps the inode if its removal has failed meanwhile.
 pub(crate) fn free_orphan_piece(
     txs: &TxManager,
     ino: Ino,

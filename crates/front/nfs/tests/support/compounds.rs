@@ -181,7 +181,7 @@ impl Client4 {
         Client4::with_replies(session, name, 1 << 20)
     }
 
-    /// A client whose session has replies of at most so many bytes.
+    /// A client. Replies of its session have at most so many bytes.
     pub fn with_replies(mut session: Session, name: &str, reply_bytes: u32) -> Client4 {
         let mut exchange = op(42, &[1, 2]);
         exchange.opaque(name.as_bytes()).word(0).word(0).word(0);

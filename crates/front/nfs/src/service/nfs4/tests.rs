@@ -32,7 +32,7 @@ fn file_name(number: u32) -> String {
     format!("file-{number:06}")
 }
 
-/// A file system with files, whose pages are in its cache.
+/// A file system with files, and with their pages in its cache.
 fn file_system() -> Arc<Fs> {
     let memory = MemorySpace::new(SPACE_BYTES).with_size(SPACE_BYTES);
     let made = MkfsOptions {

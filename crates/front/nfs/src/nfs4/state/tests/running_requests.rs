@@ -155,7 +155,7 @@ impl Holder {
 }
 
 proptest! {
-    /// Whatever the client, an operator and the clock do.
+    /// The client, an operator and the clock act in any order.
     #[test]
     fn no_other_client_gets_a_file_under_requests(
         steps in prop::collection::vec((0..7u8, any::<Index>()), 1..80),
