@@ -220,8 +220,13 @@ impl<'r> LoadRun<'r> {
 
     /// Waits for answers or room up to a time, and polls through the last part before it.
     fn wait(&mut self, until_ns: u64) -> Result<Vec<(usize, bool)>, BenchError> {
-        let now_ns = self.now_ns();
+        let mut now_ns = self.now_ns();
         let sleep = |from_ns: u64, to_ns: u64| Duration::from_nanos(to_ns.saturating_sub(from_ns));
+        if let Some(rested_ns) = self.pacing.rest_until(now_ns) {
+            std::thread::sleep(sleep(now_ns, rested_ns));
+            now_ns = self.now_ns();
+            self.pacing.slept(rested_ns, now_ns);
+        }
         if self.kind != LoadKind::Scheduled {
             let limit = sleep(now_ns, until_ns);
             return self.connections.wait(limit.max(IMPRECISE_PAUSE));

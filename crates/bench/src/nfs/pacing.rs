@@ -4,6 +4,9 @@
 //! is pure: its caller sleeps, polls and reads the clock. Times are nanoseconds after the start of a run.
 //!
 //! Server and generator share processors, so polling has a budget while sleeps alone are precise enough.
+//!
+//! The caller also rests after [`AWAKE_MAX_NS`] without a sleep. A thread with SCHED_RR keeps the kernel's threads of its processor
+//! from running, and these end writes of disks and handle packets of all processes.
 
 use super::point::LATENESS_MAX;
 
@@ -19,6 +22,10 @@ const PRECISE_NS: u64 = LATENESS_MAX.as_nanos() as u64 / 2;
 const BUDGET_DIVISOR: u64 = 4;
 /// A shorter delay than the learned one lowers it by one part in so many.
 const DECAY: u64 = 128;
+/// The longest time without a sleep.
+const AWAKE_MAX_NS: u64 = 1_000_000;
+/// The length of a rest.
+const REST_NS: u64 = 50_000;
 
 /// See the module.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +33,8 @@ pub(crate) struct Pacing {
     /// The delay that nearly all sleeps stay below.
     delay_ns: u64,
     polled_ns: u64,
+    /// The end of the last sleep.
+    awake_since_ns: u64,
 }
 
 impl Pacing {
@@ -33,7 +42,14 @@ impl Pacing {
         Pacing {
             delay_ns: LEAD_START_NS,
             polled_ns: 0,
+            awake_since_ns: 0,
         }
+    }
+
+    /// The end of a rest that the caller begins now; none: it has slept lately.
+    pub(crate) fn rest_until(&self, now_ns: u64) -> Option<u64> {
+        let awake_ns = now_ns.saturating_sub(self.awake_since_ns);
+        (awake_ns >= AWAKE_MAX_NS).then_some(now_ns + REST_NS)
     }
 
     /// The time until which the caller sleeps before a call is due; none: it polls now.
@@ -49,6 +65,7 @@ impl Pacing {
 
     /// A sleep until `planned_ns` ended by itself.
     pub(crate) fn slept(&mut self, planned_ns: u64, woke_ns: u64) {
+        self.awake_since_ns = woke_ns;
         let delay_ns = woke_ns.saturating_sub(planned_ns);
         self.delay_ns = match delay_ns > self.delay_ns {
             true => delay_ns.min(LEAD_MAX_NS),
@@ -101,6 +118,16 @@ mod tests {
         (0..20 * DECAY).for_each(|_| pacing.slept(MS, MS));
         let until = pacing.sleep_until(0, 5 * MS).expect("a sleep");
         assert_eq!(5 * MS - until, LEAD_MIN_NS);
+    }
+
+    #[test]
+    fn caller_rests_after_a_while_without_a_sleep() {
+        let mut pacing = Pacing::new();
+        assert_eq!(pacing.rest_until(AWAKE_MAX_NS - 1), None);
+        assert_eq!(pacing.rest_until(MS), Some(MS + REST_NS));
+        pacing.slept(MS + REST_NS, 2 * MS);
+        assert_eq!(pacing.rest_until(2 * MS + 900 * US), None);
+        assert_eq!(pacing.rest_until(3 * MS), Some(3 * MS + REST_NS));
     }
 
     #[test]
