@@ -22,8 +22,14 @@ use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
-/// The commands that take a configuration file, by their words.
-const DAEMONS: [&[&str]; 4] = [&["manager"], &["brick"], &["export", "nbd"], &["mount"]];
+/// The commands that take a configuration file: the first word of its name, and their words.
+const DAEMONS: [(&str, &[&str]); 5] = [
+    ("manager", &["manager"]),
+    ("brick", &["brick"]),
+    ("export", &["export", "nbd"]),
+    ("mount", &["mount"]),
+    ("nfs", &["serve", "nfs"]),
+];
 /// The identifier of the option that names the manager.
 const MANAGER: &str = "manager";
 /// The exit code of an invalid command line; clap's, too.
@@ -105,7 +111,7 @@ pub fn check_file(path: &Path) -> Option<Result<Vec<(String, String)>, ConfigErr
         "client" => client_file::check(path),
         _ => {
             let daemon = name.split('-').next()?;
-            let words = DAEMONS.iter().find(|words| words[0] == daemon)?;
+            let (_, words) = DAEMONS.iter().find(|(known, _)| *known == daemon)?;
             let mut root = Cli::command();
             root.build();
             let line = [&["pagemesh"], *words].concat();
@@ -237,7 +243,7 @@ fn is_flag(command: &Command, long: &str) -> bool {
 
 /// The daemon that a command line starts, and the number of words that name it.
 fn find_daemon<'a>(root: &'a Command, words: &[OsString]) -> Option<(&'a Command, usize)> {
-    DAEMONS.iter().find_map(|path| {
+    DAEMONS.iter().find_map(|(_, path)| {
         let head = path.len() + 1;
         let is_named = words.get(1..head)?.iter().zip(*path).all(|(a, b)| a == b);
         let find = |command: Option<&'a Command>, name: &&str| command?.find_subcommand(name);

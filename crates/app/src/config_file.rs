@@ -12,7 +12,7 @@ use toml::de::{DeTable, DeValue};
 
 /// Arguments that are no keys: they concern one call of the command, or no daemon. A daemon needs the cluster key,
 /// and takes no token.
-const NO_KEYS: [&str; 5] = ["config", "output", "help", "version", "token_file"];
+const NO_KEYS: [&str; 6] = ["check", "config", "output", "help", "version", "token_file"];
 /// The key, and the option, of a file with a token.
 pub const TOKEN_FILE: &str = "token-file";
 /// Bytes of the longest configuration file: many times the shipped examples.

@@ -382,6 +382,7 @@ fn units_restart_without_limit() {
         "pagemesh-brick@a",
         "pagemesh-export@a",
         "pagemesh-mount@a",
+        "pagemesh-nfs@a",
     ] {
         let (unit, _) = unit_of(name);
         assert_eq!(unit_words(&unit, "StartLimitIntervalSec"), ["0"], "{name}");
@@ -394,7 +395,12 @@ fn units_end_clients_before_bricks() {
     let target = "pagemesh-bricks.target".to_owned();
     let (brick, _) = unit_of("pagemesh-brick@a");
     assert!(unit_words(&brick, "Before").contains(&target));
-    for name in ["pagemesh-brick@a", "pagemesh-export@a", "pagemesh-mount@a"] {
+    for name in [
+        "pagemesh-brick@a",
+        "pagemesh-export@a",
+        "pagemesh-mount@a",
+        "pagemesh-nfs@a",
+    ] {
         let (unit, _) = unit_of(name);
         // Only an active target orders the end.
         assert!(unit_words(&unit, "Wants").contains(&target), "{name}");
@@ -449,6 +455,7 @@ fn units_are_hardened() {
         ("brick@", 30),
         ("export@", 30),
         ("mount@", 47),
+        ("nfs@", 30),
     ];
     for (name, limit) in limits {
         let unit = repository("contrib/systemd").join(format!("pagemesh-{name}.service"));
@@ -470,6 +477,7 @@ fn units_name_commands_that_exist() {
         "pagemesh-brick@a",
         "pagemesh-export@a",
         "pagemesh-mount@a",
+        "pagemesh-nfs@a",
     ] {
         let (unit, instance) = unit_of(name);
         assert_eq!(unit_value(&unit, "Type").as_deref(), Some("notify"));

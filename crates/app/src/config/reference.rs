@@ -41,6 +41,13 @@ fn set_keys(command: &str) -> &'static [(&'static str, &'static str)] {
             ("manager", "\"http://@MANAGER@:7070\""),
             ("key", "\"/etc/pagemesh/key\""),
         ],
+        "nfs" => &[
+            ("names", "[\"@NAME@\"]"),
+            ("listen", "\"0.0.0.0:2049\""),
+            ("exports", "\"/etc/pagemesh/exports\""),
+            ("manager", "\"http://@MANAGER@:7070\""),
+            ("key", "\"/etc/pagemesh/key\""),
+        ],
         _ => &[
             ("name", "\"@NAME@\""),
             ("dir", "\"/mnt/@NAME@\""),
@@ -122,14 +129,16 @@ fn default_text(argument: &Arg) -> String {
 
 fn path_of(words: &[&str]) -> PathBuf {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../contrib/config");
-    dir.join(format!("{}.toml", words[0]))
+    let mut daemons = DAEMONS.iter();
+    let (name, _) = daemons.find(|it| it.1 == words).expect("a daemon");
+    dir.join(format!("{name}.toml"))
 }
 
 /// Calls `check` with each daemon's words, its definition and its example.
 fn for_each_example(check: impl Fn(&[&str], &Command, &str)) {
     let mut root = Cli::command();
     root.build();
-    for words in DAEMONS {
+    for (_, words) in DAEMONS {
         let line: Vec<OsString> = [&["pagemesh"], words]
             .concat()
             .iter()

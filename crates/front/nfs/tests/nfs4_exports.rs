@@ -8,9 +8,14 @@ use pagemesh_nfs::limits::Limits;
 use pagemesh_nfs::{Export, ExportOptions, Exports, Server};
 use std::sync::Arc;
 use support::compounds::{Client4, make_directory};
-use support::session::Session;
+use support::session::{NFS, Session};
 use support::world::{ATTACHMENT, FREE_BYTES, KEY, OWNER, ServedWorld, VOLUME};
 
+const COMPOUND: u32 = 1;
+/// Words of a denied call (RFC 5531, section 9).
+const DENIED: u32 = 1;
+const AUTHENTICATION_ERROR: u32 = 1;
+const REJECTED_CREDENTIAL: u32 = 2;
 const NO_ENTRY: u32 = 2;
 const ACCESS: u32 = 13;
 const READ_ONLY: u32 = 30;
@@ -103,6 +108,28 @@ fn directories_lead_to_an_exported_directory() {
     assert_eq!(client.parent(&root), Err(NO_ENTRY));
     let d = client.lookup(&inner, "d").unwrap();
     assert_eq!(client.parent(&d).unwrap(), inner);
+}
+
+/// Any user of a machine has ports above 1023, and could replace the state of its other users.
+#[test]
+fn state_is_for_ports_that_some_rule_takes() {
+    let header = |rules: &str| {
+        let world = RuledWorld::new(rules);
+        let user = Some((OWNER.uid, OWNER.gid, vec![]));
+        let from = format!("{HOST}:0").parse().unwrap();
+        let mut session = Session::from_address(&world.world, from, user);
+        // No tag, version 4.1, and no operation.
+        let empty = [0, 1, 0].map(u32::to_be_bytes).concat();
+        let reply = session.exchange((NFS, 4), COMPOUND, &empty).unwrap();
+        reply[..12].to_vec()
+    };
+    let refused = [DENIED, AUTHENTICATION_ERROR, REJECTED_CREDENTIAL];
+    assert_eq!(
+        header("/data *(rw)"),
+        refused.map(u32::to_be_bytes).concat()
+    );
+    let accepted = header("/data *(rw)\n/data/home *(ro,insecure)");
+    assert_eq!(accepted, [0; 12], "accepted");
 }
 
 #[test]

@@ -14,10 +14,11 @@ const UNITS_BYTES_MAX: usize = 64 << 10;
 /// Configuration files that are checked, at most.
 const FILES_MAX: usize = 256;
 /// The units with limits, by an instance of no meaning.
-const UNITS: [&str; 3] = [
+const UNITS: [&str; 4] = [
     "pagemesh-brick@any.service",
     "pagemesh-export@any.service",
     "pagemesh-mount@any.service",
+    "pagemesh-nfs@any.service",
 ];
 /// The keys that have an address to listen on.
 const ADDRESS_KEYS: [&str; 2] = ["listen", "metrics"];
@@ -160,7 +161,8 @@ mod tests {
         let unit = |files: &str| {
             format!("LimitNOFILESoft={files}\nLimitMEMLOCKSoft=infinity\nLoadState=loaded\n\n")
         };
-        let shown = [unit("65536"), unit("4096"), unit("infinity")].concat();
+        let files = ["65536", "4096", "infinity", "65536"];
+        let shown = files.map(unit).concat();
         let wanted = Limits {
             is_of_units: true,
             memlock_bytes: None,

@@ -58,9 +58,17 @@ impl MountSnapshots {
             }) => Err(missing),
             Err(cause) => {
                 tracing::warn!(snapshot = %path, %cause, "a snapshot was not found out");
-                Err(Errno::IO)
+                Err(errno_of(&cause))
             }
         }
+    }
+}
+
+/// The error of a request to the manager. `EAGAIN`: a manager that restarts answers later.
+fn errno_of(cause: &ManagerError) -> Errno {
+    match cause {
+        ManagerError::Unreachable { .. } => Errno::AGAIN,
+        _ => Errno::IO,
     }
 }
 
@@ -69,7 +77,7 @@ impl SnapshotSource for MountSnapshots {
         let found = self.manager.snapshots(Some(&self.volume), None);
         let found = found.map_err(|cause| {
             tracing::warn!(volume = %self.volume, %cause, "the snapshots cannot be listed");
-            Errno::IO
+            errno_of(&cause)
         })?;
         let entries = found.into_iter().map(|it| SnapshotEntry {
             name: it.name.to_string(),

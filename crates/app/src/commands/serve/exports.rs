@@ -24,6 +24,18 @@ pub(super) fn read(args: &NfsArgs) -> anyhow::Result<Option<ExportsFile>> {
     Ok(Some(file))
 }
 
+/// The exports file after the wait of a standby, which may have taken weeks: it has the present rules. A file with a mistake leaves the
+/// earlier ones.
+pub(super) fn read_again(args: &NfsArgs, earlier: Option<ExportsFile>) -> Option<ExportsFile> {
+    read(args).unwrap_or_else(|error| {
+        tracing::error!(
+            error = format!("{error:#}"),
+            "the exports file has a mistake; the rules of the start stay"
+        );
+        earlier
+    })
+}
+
 /// Reports the content of an exports file that was checked.
 pub(super) fn print_check(file: &ExportsFile) {
     let clients: usize = file.exports.iter().map(|export| export.rules.len()).sum();

@@ -7,6 +7,7 @@
 use super::handles::CurrentFile;
 use super::{Done, Fault};
 use crate::counters::count;
+use crate::export::ExportOptions;
 use crate::limits::OPERATIONS_MAX;
 use crate::nfs4::MINOR_VERSION;
 use crate::nfs4::arguments::Arguments;
@@ -162,8 +163,14 @@ impl Service {
             return Ok(Reply::success(call.xid, &failed(Status::Invalid)));
         }
         let table = self.exports.table();
-        // State of the server is for clients that may mount something.
-        if table.iter().all(|it| it.rule(client.ip()).is_none()) {
+        // State of the server is for clients that may mount something, by the port that some rule of theirs demands: another user of
+        // their machine could replace their state.
+        let may_mount = |rule: &ExportOptions| rule.accepts_port(client);
+        if !table
+            .iter()
+            .filter_map(|it| it.rule(client.ip()))
+            .any(may_mount)
+        {
             count(&self.counters.refused_calls);
             let denial = Denial::Authentication(AuthStatus::RejectedCredential);
             return Ok(Reply::denied(call.xid, denial));

@@ -255,8 +255,11 @@ impl Nfs4 {
 impl Compound<'_> {
     /// Waits until the records for the file system are durable, before a reply that grants state there.
     pub(super) fn store_list(&self, target: &Target<'_>) -> Done {
-        let stored = self.service.nfs4.lists.wait(target.export.volume);
-        Ok(stored.map_err(|error| self.service.report(&target.export, &error))?)
+        match self.service.nfs4.lists.wait(target.export.volume) {
+            // A damaged file system takes no change, so no client has anything to reclaim there, and its files stay readable.
+            Err(FsError::ReadOnly(_)) => Ok(()),
+            stored => Ok(stored.map_err(|error| self.service.report(&target.export, &error))?),
+        }
     }
 
     /// The list of the file system exists if the client may change files.
