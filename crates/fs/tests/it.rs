@@ -5,6 +5,7 @@
 mod acls;
 mod cases;
 mod channels;
+mod crash_times;
 mod crashes;
 mod create_durability;
 mod damage;

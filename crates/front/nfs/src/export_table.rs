@@ -74,6 +74,8 @@ impl Exports {
     /// As [`Exports::new`].
     pub fn with_groups(exports: Vec<Export>, lookup: GroupLookup) -> Result<Self, ExportError> {
         Export::check_all(&exports)?;
+        // Clients compare the times of a file with those of the bytes that they have cached.
+        exports.iter().for_each(|it| it.fs.keep_write_times());
         let served = exports.into_iter().map(ServedFs::new);
         let (file_systems, exports): (Vec<_>, Vec<_>) = served.unzip();
         Ok(Self(Arc::new(ExportsState {

@@ -16,7 +16,6 @@ use crate::format::inode::Ino;
 use crate::io::channel::IoChannel;
 use crate::txn::manager::TxManager;
 use pagemesh_base::space::SpaceError;
-use rustix::io::Errno;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The losses that were reported through one open file.
@@ -45,7 +44,7 @@ pub(crate) fn sync_open_file(
     let noted = times::flush_times(txs, ino);
     flush_and_report(txs, reported, channel, seen)?;
     txs.check_losses_of_sync(losses)?;
-    ignore_no_space(noted)
+    times::ignore_no_space(noted)
 }
 
 /// See [`crate::Fs::has_nothing_to_sync`].
@@ -88,7 +87,7 @@ pub(crate) fn sync_all(
     let noted = times::flush_all_times(txs);
     flush_and_report(txs, reported, channel, reported)?;
     txs.check_losses_of_sync(losses)?;
-    ignore_no_space(noted)
+    times::ignore_no_space(noted)
 }
 
 /// See [`crate::Fs::commit`].
@@ -105,7 +104,7 @@ fn commit_file(txs: &TxManager, channel: &mut IoChannel, id: FileId) -> Result<u
     // Lost unstable writes are no error, so that the client writes them again.
     txs.commit_acknowledged()?;
     flush_space(txs, channel)?;
-    ignore_no_space(noted)?;
+    times::ignore_no_space(noted)?;
     Ok(txs.lost_writes())
 }
 
@@ -138,13 +137,5 @@ fn flush_and_report(
         )))
     } else {
         Ok(())
-    }
-}
-
-/// Without room, the times stay pending; the data is durable nevertheless.
-fn ignore_no_space(noted: Result<()>) -> Result<()> {
-    match noted {
-        Err(error) if error.errno() == Errno::NOSPC => Ok(()),
-        noted => noted,
     }
 }

@@ -1,10 +1,16 @@
 //! Times of reads and writes: recorded in memory, and written into the inodes later.
+//!
+//! A crash loses times that are only recorded. A client of NFS that has cached bytes from before an overwrite would then find the
+//! attributes of these bytes, and use the bytes for ever. So a file system with such clients stores mtime and ctime *ahead* with the
+//! first overwrite after a flush of times: later ones, up to the stored time, need no transaction. After a crash the file has the
+//! stored times, which are later than all reported ones. The next flush stores the real times, which were reported all along.
 
 use crate::error::{FsError, Result};
 use crate::file::forget;
 use crate::format::inode::Ino;
 use crate::txn::manager::TxManager;
 use rustix::io::Errno;
+use std::sync::atomic::Ordering;
 
 /// Writes the pending times of a file, also from direct clients, into its inode.
 pub(crate) fn flush_times(txs: &TxManager, ino: Ino) -> Result<()> {
@@ -23,6 +29,37 @@ pub(crate) fn flush_times(txs: &TxManager, ino: Ino) -> Result<()> {
             tx.put_inode(ino, &inode)
         })
     })
+}
+
+/// Whether an overwrite stores its time, or one ahead, before it returns: if a crash keeps its bytes.
+pub(crate) fn keeps_time(txs: &TxManager, durable: bool) -> bool {
+    txs.keeps_write_times.load(Ordering::Relaxed)
+        && (durable || !txs.channels.space().has_write_cache())
+}
+
+/// Stores mtime and ctime of a file ahead, after an overwrite whose time is recorded. Without room, the real times stay pending
+/// alone: the bytes are there nevertheless.
+pub(crate) fn store_ahead(txs: &TxManager, ino: Ino) -> Result<()> {
+    let stored = txs.with_reserve_fallback(|| {
+        txs.change_or_read(|tx| {
+            let inode = tx.inode(ino)?;
+            let live = tx.core.live_inodes.get(&ino);
+            // Another change may have stored the time meanwhile: this call waits for it.
+            match live.is_some_and(|live| live.pending_times().mtime.is_some()) {
+                true => tx.put_inode_ahead(ino, &inode),
+                false => Ok(()),
+            }
+        })
+    });
+    ignore_no_space(stored)
+}
+
+/// Without room, the times stay pending; the data is durable nevertheless.
+pub(crate) fn ignore_no_space(noted: Result<()>) -> Result<()> {
+    match noted {
+        Err(error) if error.errno() == Errno::NOSPC => Ok(()),
+        noted => noted,
+    }
 }
 
 /// See [`crate::Fs::flush_all_times`].

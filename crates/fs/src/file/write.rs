@@ -24,7 +24,7 @@ use crate::error::{Corruption, Result};
 use crate::file::extend_bulk::{extend_bulk, extend_bulk_locked};
 use crate::file::extents::file_extents;
 use crate::file::write_hook::WriteHook;
-use crate::file::{deferred_free, extend, privileges, redo_log, share};
+use crate::file::{deferred_free, extend, privileges, redo_log, share, times};
 use crate::format::inode::{FILE_BYTES_MAX, Ino, NEEDS_TRIM, damaged_inode};
 use crate::format::xattr_kinds::XattrKinds;
 use crate::format::{PAGE, page_count};
@@ -91,21 +91,33 @@ fn plan_overwrite(
     Ok(Some((requests.collect(), inode.tier_hint())))
 }
 
-/// Records the time of an overwrite. Its bytes are there, or some of them after an error; the file is still locked.
-fn record_overwrite(txs: &TxManager, ino: Ino, hook: &mut impl WriteHook) -> Result<()> {
+/// Records the time of an overwrite. Its bytes are there, or some of them after an error; the file is still locked. With
+/// `keeps_time` the time, or one ahead, is stored when this returns.
+fn record_overwrite(
+    txs: &TxManager,
+    ino: Ino,
+    keeps_time: bool,
+    hook: &mut impl WriteHook,
+) -> Result<()> {
     let now = txs.now();
-    txs.inspect(|core| {
+    let is_kept = txs.inspect(|core| {
         let inode = core.inode(ino)?;
         hook.begin_attributes(&inode);
-        core.record_write_time(ino, inode.change_time(now));
-        hook.end(core, ino, &inode)
-    })
+        let changed = inode.change_time(now);
+        core.record_write_time(ino, changed);
+        hook.end(core, ino, &inode)?;
+        Ok(!keeps_time || core.grants_time(ino, changed))
+    })?;
+    match is_kept {
+        true => Ok(()),
+        false => times::store_ahead(txs, ino),
+    }
 }
 
 /// The end of a queued write.
 impl WriteEnd for TxManager {
-    fn end_write(&self, ino: Ino) -> Result<()> {
-        record_overwrite(self, ino, &mut ())
+    fn end_write(&self, ino: Ino, keeps_time: bool) -> Result<()> {
+        record_overwrite(self, ino, keeps_time, &mut ())
     }
 }
 
@@ -115,10 +127,12 @@ fn overwrite(
     channel: &mut IoChannel,
     ino: Ino,
     (requests, hint): (Vec<Request>, TierHint),
+    durable: bool,
     hook: &mut impl WriteHook,
 ) -> Result<()> {
     let sent = channel.call_all_hinted(requests, hint);
-    let recorded = record_overwrite(txs, ino, hook);
+    let keeps_time = sent.is_ok() && times::keeps_time(txs, durable);
+    let recorded = record_overwrite(txs, ino, keeps_time, hook);
     sent?;
     recorded?;
     hook.complete();
@@ -177,7 +191,8 @@ fn write_unsynced(
         match try_overwrite(txs, ino, offset, data, (durable, path), hook)? {
             OverwriteAttempt::Ready(write) => {
                 let _guard = write.guard;
-                overwrite(txs, channel, ino, (write.requests, write.hint), hook)?;
+                let planned = (write.requests, write.hint);
+                overwrite(txs, channel, ino, planned, durable, hook)?;
                 return Ok(all(offset));
             }
             OverwriteAttempt::Locked => {
@@ -254,9 +269,14 @@ pub(crate) fn begin_write(
     data: &Bytes,
     (durable, path): (bool, WritePath),
 ) -> Result<bool> {
+    let keeps_time = times::keeps_time(txs, durable);
+    if keeps_time && !txs.lock_core().grants_time(ino, txs.now()) {
+        // Its end would wait for a transaction.
+        return Ok(false);
+    }
     match try_overwrite(txs, ino, offset, data, (durable, path), &mut ())? {
         OverwriteAttempt::Ready(write) => {
-            pipe.begin(id, write);
+            pipe.begin(id, write, keeps_time);
             Ok(true)
         }
         OverwriteAttempt::NotOverwrite | OverwriteAttempt::Locked => Ok(false),
@@ -314,6 +334,6 @@ fn overwrite_locked(
     let Some(planned) = planned else {
         return Ok(false);
     };
-    overwrite(txs, channel, ino, planned, hook)?;
+    overwrite(txs, channel, ino, planned, durable, hook)?;
     Ok(true)
 }

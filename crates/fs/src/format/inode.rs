@@ -51,8 +51,11 @@ pub(crate) const TIER: u16 = TIER_MEMORY | TIER_FLASH;
 const CREATE_VERIFIER_AT: usize = 216;
 /// Byte of the inode at which the identity of the service file lies: number 8, generation 4, fold of the birth time 4.
 const SERVICE_FILE_AT: usize = 224;
-/// A clock that is this far behind the last change was set back. Within a tick, at most 10 ms, it stands still.
-const CLOCK_STEP_S_MIN: i64 = 1;
+/// How far ahead of an overwrite the stored times may be ([`crate::file::times`]): the time between two flushes of times, twice.
+pub(crate) const TIME_GRANT_S: i64 = 2;
+/// A clock that is this far behind the last change was set back. Within a tick, at most 10 ms, it stands still, and after a crash it
+/// may be behind times that were stored ahead.
+const CLOCK_STEP_S_MIN: i64 = TIME_GRANT_S + 1;
 const NSEC_LAST: u32 = 999_999_999;
 const KIND_MASK: u16 = 0o170_000;
 /// Bits that a write through the kernel clears. Direct clients do not clear them.
@@ -525,6 +528,8 @@ mod tests {
         check_change((5, 7), (5, 7), (5, 8));
         check_change((5, 7), (5, 6), (5, 8));
         check_change((5, NSEC_LAST), (5, NSEC_LAST), (6, 0));
+        // A crash has left times that were stored ahead.
+        check_change((7, 8), (5, 7), (7, 9));
         // The clock was set back.
         check_change((9, 7), (5, 8), (5, 8));
         check_change((i64::MAX, 7), (i64::MIN, 8), (i64::MIN, 8));

@@ -17,6 +17,7 @@ use crate::io::write_queue::WriteQueue;
 use crate::live::kernel_pages::WritePath;
 use bytes::Bytes;
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 
 impl Fs {
     /// Reads bytes of a file; fewer at its end.
@@ -217,6 +218,15 @@ impl Fs {
     /// The first error. The next call retries the inodes that failed.
     pub fn flush_all_times(&self) -> Result<()> {
         times::flush_all_times(&self.txs)
+    }
+
+    /// From now on, a crash leaves later times than any that was reported of an overwrite whose bytes it must keep: mtime and ctime
+    /// are stored up to 2 s ahead with the first overwrite after each flush of times, and that overwrite waits for a
+    /// transaction. [`Fs::flush_all_times`] stores the real times. Servers of clients that compare times with cached ones call it first.
+    ///
+    /// Writes of direct clients, and stores into mappings that are not synced, are not covered.
+    pub fn keep_write_times(&self) {
+        self.txs.keeps_write_times.store(true, Ordering::Relaxed);
     }
 
     /// The cursor for a file that is opened now.

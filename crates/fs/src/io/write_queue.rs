@@ -19,9 +19,9 @@ pub(crate) struct Overwrite {
 }
 
 /// Called for each write of a queue when its bytes are there, or some of them after an error: before the file is unlocked, and before the
-/// result is reported.
+/// result is reported. `keeps_time`: a crash must leave a time that is as late.
 pub(crate) trait WriteEnd {
-    fn end_write(&self, ino: Ino) -> Result<()>;
+    fn end_write(&self, ino: Ino, keeps_time: bool) -> Result<()>;
 }
 
 /// Writes in flight. Dropping the queue waits for them.
@@ -39,6 +39,7 @@ struct QueuedWrite {
     pending_requests: usize,
     /// Bytes that the write writes, or its first error.
     result: std::result::Result<usize, SpaceError>,
+    keeps_time: bool,
     _guard: FileReadGuard,
 }
 
@@ -54,12 +55,13 @@ impl<'f> WriteQueue<'f> {
         }
     }
 
-    pub(crate) fn begin(&mut self, name: u64, write: Overwrite) {
+    pub(crate) fn begin(&mut self, name: u64, write: Overwrite, keeps_time: bool) {
         let begun = QueuedWrite {
             id: name,
             ino: write.ino,
             pending_requests: write.requests.len(),
             result: Ok(write.bytes),
+            keeps_time,
             _guard: write.guard,
         };
         self.in_flight.insert(self.channel.next_token, begun);
@@ -83,7 +85,8 @@ impl<'f> WriteQueue<'f> {
             if begun.pending_requests == 0
                 && let Some(ended) = self.in_flight.remove(&first)
             {
-                let recorded = self.ends.end_write(ended.ino);
+                let keeps_time = ended.keeps_time && ended.result.is_ok();
+                let recorded = self.ends.end_write(ended.ino, keeps_time);
                 let result = ended.result.map_err(FsError::Space);
                 tell(ended.id, result.and_then(|bytes| recorded.map(|()| bytes)));
             }

@@ -1,13 +1,16 @@
 //! The state of an inode that is in use.
 
-use crate::format::inode::Time;
+use crate::format::inode::{Inode, TIME_GRANT_S, Time};
 use crate::live::file_lock::FileLock;
-use std::sync::Arc;
+use pagemesh_base::space::SpaceError;
+use std::sync::{Arc, OnceLock};
 
 /// Times of an inode that are not in it yet.
 #[derive(Clone, Copy, Default, PartialEq)]
 pub(crate) struct PendingTimes {
     pub(crate) mtime: Option<Time>,
+    /// The ctime without that of `mtime`, if the stored one is ahead ([`TimeGrant`]).
+    pub(crate) ctime: Option<Time>,
     pub(crate) atime: Option<Time>,
 }
 
@@ -19,7 +22,33 @@ impl PendingTimes {
     /// Takes from `older` the times that `self` lacks.
     pub(crate) fn fill_missing(&mut self, older: PendingTimes) {
         self.mtime = self.mtime.or(older.mtime);
+        self.ctime = self.ctime.or(older.ctime);
         self.atime = self.atime.or(older.atime);
+    }
+
+    /// Puts these times into a stored inode.
+    pub(crate) fn apply(self, inode: &mut Inode) {
+        let ctime = self.ctime.unwrap_or(inode.ctime);
+        inode.ctime = self.mtime.map_or(ctime, |time| time.max(ctime));
+        inode.mtime = self.mtime.unwrap_or(inode.mtime);
+        inode.atime = self.atime.unwrap_or(inode.atime);
+    }
+}
+
+/// The stored mtime and ctime of an inode are ahead ([`crate::file::times`]): overwrites up to that time need not store theirs.
+pub(crate) struct TimeGrant {
+    pub(crate) until: Time,
+    /// The result of the transaction that stores them.
+    pub(crate) stored: Arc<OnceLock<Result<(), SpaceError>>>,
+}
+
+impl TimeGrant {
+    /// The time that is stored with an overwrite at this time.
+    pub(crate) fn until(time: Time) -> Time {
+        Time {
+            sec: time.sec.saturating_add(TIME_GRANT_S),
+            ..time
+        }
     }
 }
 
@@ -35,6 +64,8 @@ pub(crate) struct LiveInode {
     pub(crate) creation: u64,
     /// In a box, because few inodes in use have some.
     pending_times: Option<Box<PendingTimes>>,
+    /// Since the inode was stored last. It has a pending mtime then.
+    pub(crate) time_grant: Option<Box<TimeGrant>>,
     pub(crate) file_lock: Arc<FileLock>,
 }
 
@@ -60,6 +91,12 @@ impl LiveInode {
 
     pub(crate) fn pending_times_mut(&mut self) -> &mut PendingTimes {
         self.pending_times.get_or_insert_default()
+    }
+
+    /// Whether a crash leaves times that are at least as late as this one.
+    pub(crate) fn grants_time(&self, time: Time) -> bool {
+        let grant = self.time_grant.as_ref();
+        grant.is_some_and(|it| time <= it.until && matches!(it.stored.get(), Some(Ok(()))))
     }
 
     pub(crate) fn take_pending_times(&mut self) -> PendingTimes {

@@ -27,7 +27,7 @@ use crate::format::superblock::Head;
 use crate::format::{Page, page_map};
 use crate::hash::{NumberMap, NumberSet};
 use crate::io::channel::IoChannel;
-use crate::live::inode::{LiveInode, PendingTimes};
+use crate::live::inode::LiveInode;
 use crate::live::mmap_dirty::MmapDirtyFiles;
 use crate::live::tail_pages::TailPages;
 use crate::live::unseen_writes::UnseenWrites;
@@ -259,10 +259,7 @@ impl Core {
     /// Adds the times that are not in the inode yet.
     pub(crate) fn apply_pending_times(&self, ino: Ino, inode: &mut Inode) {
         if let Some(live) = self.live_inodes.get(&ino) {
-            let PendingTimes { mtime, atime } = live.pending_times();
-            inode.mtime = mtime.unwrap_or(inode.mtime);
-            inode.ctime = mtime.map_or(inode.ctime, |time| time.max(inode.ctime));
-            inode.atime = atime.unwrap_or(inode.atime);
+            live.pending_times().apply(inode);
         }
     }
 
@@ -377,6 +374,12 @@ impl Core {
     pub(crate) fn record_write_time(&mut self, ino: Ino, now: Time) {
         self.live_inode(ino).pending_times_mut().mtime = Some(now);
         self.inos_with_pending_times.insert(ino);
+    }
+
+    /// See [`LiveInode::grants_time`].
+    pub(crate) fn grants_time(&self, ino: Ino, time: Time) -> bool {
+        let live = self.live_inodes.get(&ino);
+        live.is_some_and(|live| live.grants_time(time))
     }
 }
 

@@ -52,6 +52,8 @@ pub(crate) struct TxManager {
     pub(super) commit_policy: CommitPolicy,
     /// Batches are not sent again after an error.
     is_resend_stopped: AtomicBool,
+    /// See [`crate::Fs::keep_write_times`].
+    pub(crate) keeps_write_times: AtomicBool,
     /// Flushes of syncs.
     pub(crate) flushes: FlushGroup,
     /// The last field: the channels above are dropped first, because the space waits for them.
@@ -79,6 +81,7 @@ impl TxManager {
             unstable_losses,
             commit_policy: CommitPolicy::default(),
             is_resend_stopped: AtomicBool::new(false),
+            keeps_write_times: AtomicBool::new(false),
             flushes: FlushGroup::default(),
             channels: ChannelPool::new(space, wait),
         })

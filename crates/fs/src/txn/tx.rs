@@ -3,10 +3,11 @@
 
 use crate::error::Result;
 use crate::format::file_id::FileId;
-use crate::format::inode::{INODE_BYTES, Ino, Inode, check_ino, damaged_inode, inode_at};
+use crate::format::inode::{INODE_BYTES, Ino, Inode, Time, check_ino, damaged_inode, inode_at};
 use crate::format::page_map::Span;
 use crate::format::{Page, page_map};
 use crate::hash::NumberMap;
+use crate::live::inode::TimeGrant;
 use crate::live::tail_pages::TailPage;
 use crate::txn::batch::Acknowledge;
 use crate::txn::batch::join_hints;
@@ -50,6 +51,8 @@ pub(crate) struct Tx<'c> {
     data_hint: Option<TierHint>,
     /// Inodes stored so far.
     stored_inos: Vec<Ino>,
+    /// An inode whose times are stored ahead, and the time up to which.
+    time_grant: Option<(Ino, Time)>,
     /// The call returns before the transaction is committed: the kind of that, and the time.
     acknowledged: Option<(Acknowledge, Instant)>,
 }
@@ -77,6 +80,7 @@ impl<'c> Tx<'c> {
             durable: false,
             data_hint: None,
             stored_inos: Vec::new(),
+            time_grant: None,
             acknowledged: None,
         }
     }
@@ -327,11 +331,25 @@ impl Tx<'_> {
         let now = inode.pages + inode.granted_pages();
         self.effects.page_delta += now.cast_signed() - before.cast_signed();
         if let Some(live) = self.core.live_inodes.get_mut(&ino) {
+            live.time_grant = None;
             let noted = live.take_pending_times();
             if !noted.is_empty() {
                 self.effects.times_written.push((ino, noted));
             }
         }
+        Ok(())
+    }
+
+    /// Stores an inode with mtime and ctime ahead of its own, which stay pending. Later overwrites need no transaction for a while.
+    pub(crate) fn put_inode_ahead(&mut self, ino: Ino, inode: &Inode) -> Result<()> {
+        let until = TimeGrant::until(inode.ctime);
+        let mut ahead = inode.clone();
+        (ahead.mtime, ahead.ctime) = (until, until);
+        self.put_inode(ino, &ahead)?;
+        let pending = self.core.live_inode(ino).pending_times_mut();
+        (pending.mtime, pending.ctime) = (Some(inode.mtime), Some(inode.ctime));
+        self.core.inos_with_pending_times.insert(ino);
+        self.time_grant = Some((ino, until));
         Ok(())
     }
 
@@ -398,6 +416,11 @@ impl Tx<'_> {
         if let Some(acknowledged) = self.acknowledged {
             let inos = self.stored_inos.drain(..);
             batch.acknowledged.add(inos, acknowledged);
+        }
+        if let Some((ino, until)) = self.time_grant {
+            let stored = self.core.outcome();
+            let grant = Box::new(TimeGrant { until, stored });
+            self.core.live_inode(ino).time_grant = Some(grant);
         }
         Ok(())
     }
