@@ -5,6 +5,7 @@
 mod access;
 mod acls;
 mod connections;
+mod crash_times;
 mod exports;
 mod fenced;
 mod files;

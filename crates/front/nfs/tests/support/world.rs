@@ -118,6 +118,16 @@ pub fn export(
         mode: 0o755,
     };
     mkfs(&memory.shared(), wait, clock, made).expect("made");
+    export_of(name, volume, options, memory)
+}
+
+/// The file system of an image.
+pub fn export_of(
+    name: &str,
+    volume: Uuid,
+    options: ExportOptions,
+    memory: MemorySpace,
+) -> (Export, TestSpace) {
     let space = TestSpace {
         memory,
         lost_writes: Arc::default(),
