@@ -48,6 +48,7 @@ pub use file::access::{AccessMask, CALLER_GROUPS_MAX, Caller};
 pub use file::allocate::AllocateMode;
 pub use file::attr::Attr;
 pub use file::extents::ATOMIC_PAGES_MAX;
+pub use file::privileges::SetIdCaller;
 pub use file::read::{IO_BYTES_MAX, ReadReply};
 pub use file::seek::SeekTarget;
 pub use file::sync::LostWriteCursor;

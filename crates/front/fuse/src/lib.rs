@@ -48,6 +48,7 @@ mod sync_pattern;
 #[cfg(feature = "test-api")]
 #[doc(hidden)]
 pub mod test_api;
+mod thread_credentials;
 mod worker_pool;
 
 pub use attr::now;
