@@ -69,6 +69,7 @@ pub use live::kernel_hooks::{DropPages, ForgetName, NotifySize};
 pub use live::mmap_dirty::{
     MMAP_DIRTY_PAGES_HARD_MAX, MMAP_DIRTY_PAGES_MAX, MMAP_DIRTY_SECONDS_MAX,
 };
+pub use live::read_times::ReadTimes;
 pub use live::shared_file_map::SharedFileMap;
 pub use mkfs::{MkfsOptions, mkfs};
 pub use names::acls::Acls;

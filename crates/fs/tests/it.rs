@@ -20,6 +20,7 @@ mod lost_writes;
 mod mmap;
 mod mmap_redo_log;
 mod mmap_threads;
+mod read_times;
 mod resend;
 mod service_file;
 mod shared_spans;

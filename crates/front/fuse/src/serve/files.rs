@@ -34,14 +34,22 @@ fn allocate_mode(mode: u32) -> Option<AllocateMode> {
 }
 
 impl RequestContext<'_> {
-    pub(super) fn read(&self, file: u64, span: ReadRange, how: u32) -> Result<FuseReply> {
+    pub(super) fn read(
+        &self,
+        file: u64,
+        span: ReadRange,
+        flags: u32,
+        how: u32,
+    ) -> Result<FuseReply> {
         if how & abi::READ_LOCK_OWNER == 0 {
             self.before_cached_read(file)?;
         }
         let mut channel = self.fs.borrow_channel()?;
-        let bytes = self
-            .fs
-            .read(&mut channel, self.ino, span.offset, span.size)?;
+        let (fs, channel, ino) = (self.fs, &mut *channel, self.ino);
+        let bytes = match has_flag(flags, OFlags::NOATIME) {
+            false => fs.read(channel, ino, span.offset, span.size)?,
+            true => fs.read_without_time(channel, ino, span.offset, span.size)?,
+        };
         Ok(FuseReply::Data(bytes))
     }
 
