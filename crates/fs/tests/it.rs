@@ -36,3 +36,4 @@ mod tier;
 mod unstable_writes;
 mod write_atomic;
 mod write_times;
+mod xattrs;

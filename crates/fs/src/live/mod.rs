@@ -10,3 +10,4 @@ pub(crate) mod read_times;
 pub(crate) mod shared_file_map;
 pub(crate) mod tail_pages;
 pub(crate) mod unseen_writes;
+pub(crate) mod xattr_indexes;

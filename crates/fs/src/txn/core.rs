@@ -32,6 +32,7 @@ use crate::live::mmap_dirty::MmapDirtyFiles;
 use crate::live::read_times::ReadTimes;
 use crate::live::tail_pages::TailPages;
 use crate::live::unseen_writes::UnseenWrites;
+use crate::live::xattr_indexes::XattrIndexes;
 use crate::txn::batch::{
     Batch, BatchEffects, BatchInFlight, BatchOutcome, PageChange, PageChanges, transaction_parts,
 };
@@ -83,6 +84,7 @@ pub(crate) struct Core {
     pub(super) span_allocator: SpanAllocator,
     pub(crate) tail_pages: TailPages,
     pub(crate) read_times: ReadTimes,
+    pub(crate) xattr_indexes: XattrIndexes,
     cache: Cache,
     channel: IoChannel,
     pub(super) batch: Batch,
@@ -134,6 +136,7 @@ impl Core {
             span_allocator: spans,
             tail_pages: TailPages::default(),
             read_times: ReadTimes::default(),
+            xattr_indexes: XattrIndexes::default(),
             cache: Cache::default(),
             channel,
             batch: Batch::default(),
