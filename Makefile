@@ -19,6 +19,7 @@ install:
 	install target/release/pagemesh $(DESTDIR)$(PREFIX)/bin/
 	install -m 644 target/release/libpagemesh_preload.so $(DESTDIR)$(PREFIX)/lib/
 	ln -sf $(PREFIX)/bin/pagemesh $(DESTDIR)$(SBIN)/mount.pagemesh
+	ln -sf $(PREFIX)/bin/pagemesh $(DESTDIR)$(SBIN)/mount.fuse.pagemesh
 	ln -sf $(PREFIX)/bin/pagemesh $(DESTDIR)$(SBIN)/umount.fuse.pagemesh
 
 # The programs and libraries of packages, without symbols, and their tree of files.

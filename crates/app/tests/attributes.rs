@@ -4,9 +4,11 @@
 use crate::support;
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, Gid, Mode, StatxFlags, Uid, XattrFlags, chmod, chown,
-    copy_file_range, fallocate, ftruncate, getxattr, listxattr, removexattr, setxattr, statx,
+    copy_file_range, fallocate, fchown, ftruncate, getxattr, listxattr, removexattr, setxattr,
+    statx,
 };
 use rustix::io::Errno;
+use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
@@ -107,6 +109,112 @@ fn change_by_root_clears_capabilities() {
     for fuse in ["classic", "auto"] {
         let mount = TestMount::with_fuse(&cluster, "files", "auto", fuse);
         assert_eq!(after_changes(&mount.dir), expected);
+        mount.stop(&cluster);
+    }
+}
+
+/// A user, its group, and its other groups.
+type User = (&'static str, u32, u32, &'static [u32]);
+
+type UserChange = (&'static str, fn(&File));
+/// The name of a user, and of an operation; the modes after it.
+type UserCase = (&'static str, &'static str, Vec<u32>);
+
+const OWNER_UID: u32 = 50;
+const OWNER_GID: u32 = 60;
+const OTHER_GID: u32 = 61;
+const USERS: [User; 6] = [
+    ("root", 0, 0, &[]),
+    ("outsider", 1000, 1000, &[]),
+    ("member by its group", 1000, OWNER_GID, &[]),
+    ("member by another group", 1000, 1000, &[7, OWNER_GID]),
+    ("owner", OWNER_UID, OWNER_GID, &[OTHER_GID]),
+    ("owner outside the group", OWNER_UID, 1000, &[OTHER_GID]),
+];
+const SET_ID_MODES: [u32; 5] = [0o6666, 0o6777, 0o2666, 0o2676, 0o4666];
+
+/// Operations of programs without privilege.
+const USER_CHANGES: [UserChange; 9] = [
+    ("overwrite", |file| file.write_all_at(b"new", 2).unwrap()),
+    ("extend", |file| file.write_all_at(b"new", 20_000).unwrap()),
+    ("cut", |file| ftruncate(file, 5).unwrap()),
+    ("stretch", |file| ftruncate(file, 90_000).unwrap()),
+    ("same size", |file| ftruncate(file, 16_384).unwrap()),
+    ("allocate", |file| {
+        fallocate(file, FallocateFlags::empty(), 0, 60_000).unwrap();
+    }),
+    ("punch", |file| {
+        let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(file, how, 0, 8192).unwrap();
+    }),
+    ("copy", |file| {
+        let (mut from, mut to) = (8192, 0);
+        let copied = copy_file_range(file, Some(&mut from), file, Some(&mut to), 4096);
+        assert_eq!(copied, Ok(4096));
+    }),
+    ("change the group", |file| {
+        // Only an owner in the new group, and root, may.
+        let _ = fchown(file, None, Some(Gid::from_raw(OTHER_GID)));
+    }),
+];
+
+/// Runs a function as another user. Credentials belong to threads.
+fn as_user((_, uid, gid, groups): User, run: impl FnOnce() + Send) {
+    let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
+    let groups: Vec<Gid> = groups.iter().map(|&it| Gid::from_raw(it)).collect();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            set_thread_groups(&groups).unwrap();
+            set_thread_res_gid(gid, gid, gid).unwrap();
+            set_thread_res_uid(uid, uid, uid).unwrap();
+            run();
+        });
+    });
+}
+
+/// For each user and operation: the modes after it, from [`SET_ID_MODES`].
+fn modes_after_changes(dir: &Path) -> Vec<UserCase> {
+    let path = dir.join("program");
+    let mode_after = |user, change: fn(&File), mode| {
+        let mut options = File::options();
+        let options = options.read(true).write(true).create_new(true);
+        let file = options.open(&path).unwrap();
+        file.write_all_at(&[1; 16_384], 0).unwrap();
+        let (uid, gid) = (Uid::from_raw(OWNER_UID), Gid::from_raw(OWNER_GID));
+        fchown(&file, Some(uid), Some(gid)).unwrap();
+        file.set_permissions(PermissionsExt::from_mode(mode))
+            .unwrap();
+        as_user(user, || change(&file));
+        fs::remove_file(&path).unwrap();
+        file.metadata().unwrap().mode() & 0o7777
+    };
+    let cases = USERS.into_iter().flat_map(|user| {
+        USER_CHANGES.map(|(name, change)| {
+            let modes = SET_ID_MODES.map(|mode| mode_after(user, change, mode));
+            (user.0, name, modes.to_vec())
+        })
+    });
+    cases.collect()
+}
+
+#[test]
+fn changes_clear_setid_bits_as_elsewhere() {
+    let Some(cluster) = mounted::cluster(&[64, 64], "50M") else {
+        return;
+    };
+    let reference = Pools::Memory.dir();
+    let expected = modes_after_changes(reference.path());
+    let of = |user, change| {
+        let found = expected.iter().find(|it| (it.0, it.1) == (user, change));
+        found.unwrap().2.clone()
+    };
+    assert_eq!(of("outsider", "punch")[0], 0o666);
+    assert_eq!(of("member by another group", "overwrite")[0], 0o2666);
+    assert_eq!(of("owner outside the group", "change the group")[2], 0o666);
+    assert_eq!(of("root", "cut"), SET_ID_MODES);
+    for fuse in ["classic", "auto"] {
+        let mount = TestMount::with_fuse(&cluster, "files", "auto", fuse);
+        assert_eq!(modes_after_changes(&mount.dir), expected);
         mount.stop(&cluster);
     }
 }

@@ -20,7 +20,11 @@ impl HelperFixture {
         let cluster = mounted::cluster(&[64, 64], "50M")?;
         let dir = cluster.dir().join("mnt");
         fs::create_dir(&dir).unwrap();
-        for name in ["mount.pagemesh", "umount.fuse.pagemesh"] {
+        for name in [
+            "mount.pagemesh",
+            "mount.fuse.pagemesh",
+            "umount.fuse.pagemesh",
+        ] {
             symlink(PAGEMESH, cluster.dir().join(name)).unwrap();
         }
         Some(HelperFixture { cluster, dir })
@@ -134,9 +138,11 @@ fn mount_and_umount_find_helpers_and_fstab() {
          mkdir {top}/mnt/upper {top}/mnt/work; \
          mount -t overlay none -o lowerdir=$sbin,upperdir={top}/mnt/upper,workdir={top}/mnt/work $sbin; \
          umount -l {top}/mnt; \
-         ln -s {PAGEMESH} $sbin/mount.pagemesh; ln -s {PAGEMESH} $sbin/umount.fuse.pagemesh; \
-         mount -t pagemesh files {dir} -o {options}; echo kept > {dir}/file; \
-         grep -q ' {dir} fuse.pagemesh ' /proc/mounts; umount {dir}; \
+         for name in mount.pagemesh mount.fuse.pagemesh umount.fuse.pagemesh; do \
+         ln -sf {PAGEMESH} $sbin/$name; done; \
+         mount -t pagemesh files {dir} -o {options},nodiratime; echo kept > {dir}/file; \
+         grep -q ' {dir} fuse.pagemesh rw,nosuid,nodev,.*nodiratime' /proc/mounts; \
+         mount -o remount,ro {dir}; ! touch {dir}/file; mount -o remount,rw {dir}; touch {dir}/file; umount {dir}; \
          mount --fstab {fstab} {dir}; grep -q kept {dir}/file; umount {dir}; \
          ! mount --fstab {fstab} -o what {dir}; ! grep -q fuse.pagemesh.*{dir} /proc/mounts",
         options = helpers.options(),
@@ -145,4 +151,46 @@ fn mount_and_umount_find_helpers_and_fstab() {
     program::ok("unshare", &["--mount", "sh", "-c", &script]);
     let shown = helpers.cluster.json(&["fs", "show", "files"]);
     assert!(shown["info"]["attached"].is_null(), "{shown}");
+}
+
+#[test]
+fn remount_changes_options_of_the_kernel() {
+    let Some(helpers) = HelperFixture::new() else {
+        return;
+    };
+    let dir = helpers.dir.to_str().unwrap();
+    let remount = |options: &str| {
+        let options = format!("remount,{options}");
+        helpers.run(
+            "mount.fuse.pagemesh",
+            &["pagemesh:files", dir, "-o", &options],
+        )
+    };
+    assert_failed(&remount("ro"), 32, "no file system of pagemesh");
+    program::succeeded("mount", helpers.mount(""));
+    let path = helpers.dir.join("file");
+    let file = fs::File::create(&path).unwrap();
+    assert_failed(&remount("ro"), 32, "programs that write");
+    drop(file);
+    // With the options that the kernel shows, as mount(8) passes them.
+    let shown = "rw,nosuid,nodev,relatime,user_id=0,group_id=0,default_permissions";
+    program::succeeded("remount", remount(&format!("{shown},ro")));
+    let refused = fs::write(&path, b"x").unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::ReadOnlyFilesystem);
+    let has = |options: &[&str]| {
+        let mounts = pagemesh_base::mounts::list_mounts().unwrap();
+        let entry = mounts.iter().rev().find(|entry| entry.dir == helpers.dir);
+        let entry = entry.unwrap();
+        for option in options {
+            assert!(entry.has_option(option), "{option} in {entry:?}");
+        }
+    };
+    program::succeeded("remount", remount("rw,noexec,noatime,nodiratime"));
+    fs::write(&path, b"x").unwrap();
+    has(&["rw", "nosuid", "nodev", "noexec", "noatime", "nodiratime"]);
+    program::succeeded("remount", remount("relatime,diratime"));
+    has(&["rw", "nosuid", "nodev", "noexec", "relatime"]);
+    assert_failed(&remount("sync"), 32, "cannot change sync");
+    assert_failed(&remount("strictatime"), 1, "strictatime is not supported");
+    helpers.umount();
 }

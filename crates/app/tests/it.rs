@@ -24,6 +24,7 @@ mod mapped;
 mod mapped_writes;
 mod metrics;
 mod mount;
+mod mount_options;
 mod native;
 mod pool_check;
 mod pool_devices;

@@ -19,6 +19,16 @@ pub struct MountEntry {
     pub dir: PathBuf,
     /// The user of the mounting process. The kernel vouches for it.
     pub user: Option<u32>,
+    /// Options of the mount, and then of its file system. One of both may be `rw` and the other `ro`.
+    pub options: Vec<String>,
+}
+
+impl MountEntry {
+    /// Whether the kernel shows an option.
+    #[must_use]
+    pub fn has_option(&self, name: &str) -> bool {
+        self.options.iter().any(|option| option == name)
+    }
 }
 
 /// All mounts of pagemesh in this process's mount namespace, in the order of mounting.
@@ -43,18 +53,26 @@ fn parse_mountinfo_line(line: &[u8]) -> Option<MountEntry> {
     if *words.get(dash + 1)? != FS_TYPE.as_bytes() {
         return None;
     }
+    let of_file_system = words.last().filter(|_| words.len() > dash + 3);
+    let options = [words.get(5), of_file_system].into_iter().flatten();
+    let options: Vec<_> = options
+        .flat_map(|options| options.split(|&byte| byte == b','))
+        .map(|option| String::from_utf8_lossy(option).into_owned())
+        .collect();
     Some(MountEntry {
         device: String::from_utf8(words.get(2)?.to_vec()).ok()?,
         dir: OsString::from_vec(unescape(words.get(4)?)).into(),
-        user: words.last().and_then(|options| user_of_options(options)),
+        user: user_of_options(&options),
+        options,
     })
 }
 
 /// The user in the options of a FUSE file system.
-fn user_of_options(options: &[u8]) -> Option<u32> {
-    let options = std::str::from_utf8(options).ok()?;
-    let mut options = options.split(',');
-    options.find_map(|option| option.strip_prefix("user_id=")?.parse().ok())
+fn user_of_options(options: &[String]) -> Option<u32> {
+    let mut users = options
+        .iter()
+        .filter_map(|option| option.strip_prefix("user_id="));
+    users.next()?.parse().ok()
 }
 
 fn unescape(word: &[u8]) -> Vec<u8> {
@@ -90,6 +108,7 @@ mod tests {
         let found = parse_mountinfo_line(line).expect("one of ours");
         assert_eq!((found.device.as_str(), found.user), ("0:53", Some(7)));
         assert_eq!(found.dir.as_os_str().as_bytes(), b"/a b\\");
+        assert!(found.has_option("nosuid") && !found.has_option("nodev"));
         assert!(parse_mountinfo_line(b"98 29 0:53 / /a rw - fuse.sshfs x rw").is_none());
         assert!(parse_mountinfo_line(b"").is_none());
         assert!(parse_mountinfo_line(b"98 - fuse.pagemesh").is_none());

@@ -45,6 +45,7 @@ pub mod sqlite;
 pub mod stats;
 pub mod sweep;
 pub mod table;
+pub mod xattrs;
 
 pub use error::BenchError;
 pub use process::process_cpu;

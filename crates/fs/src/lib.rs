@@ -48,6 +48,7 @@ pub use file::access::{AccessMask, CALLER_GROUPS_MAX, Caller};
 pub use file::allocate::AllocateMode;
 pub use file::attr::Attr;
 pub use file::extents::ATOMIC_PAGES_MAX;
+pub use file::privileges::SetIdCaller;
 pub use file::read::{IO_BYTES_MAX, ReadReply};
 pub use file::seek::SeekTarget;
 pub use file::sync::LostWriteCursor;
@@ -68,6 +69,7 @@ pub use live::kernel_hooks::{DropPages, ForgetName, NotifySize};
 pub use live::mmap_dirty::{
     MMAP_DIRTY_PAGES_HARD_MAX, MMAP_DIRTY_PAGES_MAX, MMAP_DIRTY_SECONDS_MAX,
 };
+pub use live::read_times::ReadTimes;
 pub use live::shared_file_map::SharedFileMap;
 pub use mkfs::{MkfsOptions, mkfs};
 pub use names::acls::Acls;

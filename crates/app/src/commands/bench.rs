@@ -27,6 +27,7 @@ mod snapshots;
 mod sqlite;
 mod sweep;
 mod tier;
+mod xattrs;
 
 use crate::args::Output;
 use crate::output;
@@ -103,6 +104,7 @@ pub enum BenchCommand {
     Metadata(metadata::MetadataArgs),
     SmallFiles(small_files::SmallFilesArgs),
     Many(many_files::ManyArgs),
+    Xattrs(xattrs::XattrsArgs),
     Failover(failover::FailoverArgs),
     Database(database::DatabaseArgs),
     Sqlite(sqlite::SqliteArgs),
@@ -141,6 +143,7 @@ pub fn run(command: &BenchCommand) -> anyhow::Result<()> {
         Bench::Metadata(args) => (metadata::run(args)?, &args.measure),
         Bench::SmallFiles(args) => (small_files::run(args)?, &args.measure),
         Bench::Many(args) => (many_files::run(args)?, &args.measure),
+        Bench::Xattrs(args) => (xattrs::run(args)?, &args.measure),
         Bench::Failover(args) => (failover::run(args)?, &args.measure),
         Bench::Database(args) => (database::run(args)?, &args.measure),
         Bench::Sqlite(args) => (sqlite::run(args)?, &args.measure),

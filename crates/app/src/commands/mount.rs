@@ -3,6 +3,7 @@
 pub mod end;
 pub mod helper;
 pub mod mount_table;
+pub mod options;
 pub mod serve;
 pub mod served;
 pub mod waiters;
@@ -20,6 +21,7 @@ use crate::config::ConfigArgs;
 use crate::metrics_pages::MetricsArgs;
 use crate::snapshot_path::VolumeOrSnapshot;
 use clap::{Args, Subcommand};
+use options::MountOption;
 use std::path::PathBuf;
 
 /// Mount a file system on a directory.
@@ -44,6 +46,15 @@ pub struct MountArgs {
     /// Mount point: an existing directory.
     #[arg(required = true)]
     pub dir: Option<PathBuf>,
+    /// Options of mount(8), divided by commas: ro, rw, dev, nodev, suid, nosuid, exec, noexec, sync, async, dirsync, noatime, atime,
+    /// relatime, nodiratime, diratime. Without it the mount is rw, nodev, nosuid, exec, async, relatime. Options for mount(8) and
+    /// systemd (defaults, nofail, _netdev, x-…) have no effect; others are refused.
+    ///
+    /// Only root can use dev and suid.
+    #[arg(
+        short = 'o', long = "options", value_name = "LIST", value_delimiter = ',', value_parser = options::parse_option
+    )]
+    pub options: Vec<MountOption>,
     /// Give all users access, by permissions; otherwise only the mounting user has access.
     #[arg(long)]
     pub allow_other: bool,

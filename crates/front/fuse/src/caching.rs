@@ -9,7 +9,7 @@ use crate::abi;
 use crate::notifier::Notification;
 use crate::open_files::OpenFile;
 use crate::reply::{self, FuseReply};
-use crate::serve::{FsHandler, RequestContext};
+use crate::serve::{FsHandler, RequestContext, has_flag};
 use pagemesh_base::proc_maps::PRELOAD_OPEN_FLAG;
 use pagemesh_fs::{Attr, Ino, Result};
 use rustix::fs::OFlags;
@@ -51,12 +51,15 @@ impl RequestContext<'_> {
             false => Caching::Bypassed,
         };
         let access = OFlags::from_bits_retain(flags) & OFlags::ACCMODE;
+        if is_cached && access == OFlags::RDONLY && !has_flag(flags, OFlags::NOATIME) {
+            self.fs.record_cached_read_open(ino);
+        }
         let is_writable = self.handler.is_shared() && access != OFlags::RDONLY;
         if is_writable {
             self.fs.record_writable_open(ino)?;
         }
         let open = OpenFile::new(ino, self.fs.lost_write_cursor(), is_cached, is_writable);
-        let is_synced = flags & OFlags::DSYNC.bits() != 0;
+        let is_synced = self.handler.is_sync || has_flag(flags, OFlags::DSYNC);
         let file = self.handler.open_files.add(open, is_synced);
         let opened = abi::OpenOut {
             file,

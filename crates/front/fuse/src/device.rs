@@ -1,11 +1,15 @@
 //! Mounting and unmounting: mount(2) for root, fusermount3 for others.
 
 use crate::{abort, memory};
+use pagemesh_base::mounts::{MountEntry, list_mounts};
 use pagemesh_base::wait::until_ready;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, open, statx};
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, OpenTreeFlags, UnmountFlags, mount, open_tree, unmount};
+use rustix::mount::{
+    MountFlags as KernelFlags, OpenTreeFlags, UnmountFlags, mount, mount_remount, open_tree,
+    unmount,
+};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use std::ffi::CString;
 use std::io::{self, IoSliceMut};
@@ -49,7 +53,53 @@ fn number_at(dir: &Path) -> io::Result<DeviceNumber> {
 pub(crate) struct DeviceOptions<'h> {
     pub(crate) source: &'h str,
     pub(crate) allow_other: bool,
-    pub(crate) read_only: bool,
+    pub(crate) flags: MountFlags,
+}
+
+/// Options of a mount that the kernel implements, mount(8).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MountFlags {
+    /// `ro`: it refuses all changes.
+    pub is_read_only: bool,
+    /// `dev`: device nodes can be opened. Only root can mount so.
+    pub allows_devices: bool,
+    /// `suid`: set-id bits and file capabilities of programs count. Only root can mount so.
+    pub allows_setid: bool,
+    /// `noexec`: it executes no program.
+    pub forbids_programs: bool,
+    /// `sync`: each change is durable when its call returns.
+    pub is_sync: bool,
+    /// `dirsync`: the same for names.
+    pub is_dirsync: bool,
+    /// `noatime`: reads change no access time.
+    pub is_noatime: bool,
+    /// `nodiratime`: the same for directories.
+    pub is_nodiratime: bool,
+}
+
+impl MountFlags {
+    /// The options that are set, as mount(8) and mount(2) name them.
+    fn names(self) -> impl Iterator<Item = (&'static str, KernelFlags)> {
+        let all = [
+            (self.is_read_only, "ro", KernelFlags::RDONLY),
+            (!self.allows_devices, "nodev", KernelFlags::NODEV),
+            (!self.allows_setid, "nosuid", KernelFlags::NOSUID),
+            (self.forbids_programs, "noexec", KernelFlags::NOEXEC),
+            (self.is_sync, "sync", KernelFlags::SYNCHRONOUS),
+            (self.is_dirsync, "dirsync", KernelFlags::DIRSYNC),
+            (self.is_noatime, "noatime", KernelFlags::NOATIME),
+            (self.is_nodiratime, "nodiratime", KernelFlags::NODIRATIME),
+        ];
+        let set = all.into_iter().filter(|(is_set, ..)| *is_set);
+        set.map(|(_, name, flag)| (name, flag))
+    }
+
+    fn bits(self) -> KernelFlags {
+        let mut bits: KernelFlags = self.names().map(|(_, flag)| flag).collect();
+        // Without any flag for access times, a remount keeps those that the mount has.
+        bits.set(KernelFlags::RELATIME, !self.is_noatime);
+        bits
+    }
 }
 
 impl DeviceOptions<'_> {
@@ -84,6 +134,15 @@ impl Device {
         let file = Arc::new(file?);
         let number = number_at(&dir).ok();
         Ok(Device { file, dir, number })
+    }
+
+    /// The mount in the list of this mount namespace. None: it is not there, or the list cannot be read.
+    pub(crate) fn entry(&self) -> Option<MountEntry> {
+        let (major, minor) = self.number?;
+        let device = format!("{major}:{minor}");
+        let mounts = list_mounts().ok()?.into_iter();
+        let mut own = mounts.filter(|mount| mount.device == device);
+        own.find(|mount| mount.dir == self.dir)
     }
 
     /// A further descriptor of the same connection, with requests of its own.
@@ -173,6 +232,14 @@ pub fn abort_dir(dir: &Path) -> io::Result<()> {
     }
 }
 
+/// Changes the options of the mount on a directory. The options for durability must stay as they are.
+///
+/// # Errors
+/// `EBUSY` for `ro` while a file is open for writing; `EPERM` if the caller is not root.
+pub fn remount_dir(dir: &Path, flags: MountFlags) -> io::Result<()> {
+    Ok(mount_remount(dir, flags.bits(), "")?)
+}
+
 /// A user other than root has mounted by the helper, so the helper unmounts.
 fn unmount_with_fallback(dir: &Path, flags: UnmountFlags) -> io::Result<()> {
     match unmount(dir, flags) {
@@ -191,10 +258,8 @@ fn mount_as_root(dir: &Path, how: &DeviceOptions<'_>) -> io::Result<OwnedFd> {
         rustix::process::getgid().as_raw(),
         how.common_options()
     );
-    let mut flags = MountFlags::NODEV | MountFlags::NOSUID;
-    flags.set(MountFlags::RDONLY, how.read_only);
     let options = CString::new(options)?;
-    mount(how.source, dir, TYPE, flags, options.as_c_str())?;
+    mount(how.source, dir, TYPE, how.flags.bits(), options.as_c_str())?;
     Ok(file)
 }
 
@@ -204,13 +269,19 @@ fn escape_option(option: &str) -> String {
 }
 
 fn mount_by_helper(dir: &Path, how: &DeviceOptions<'_>) -> io::Result<OwnedFd> {
+    if how.flags.allows_devices || how.flags.allows_setid {
+        let cause = "only root can mount with the options dev and suid";
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, cause));
+    }
     let (theirs, ours) = UnixStream::pair()?;
-    let options = format!(
-        "fsname={},{}{}",
+    let mut options = format!(
+        "fsname={},{}",
         escape_option(how.source),
-        how.common_options(),
-        if how.read_only { ",ro" } else { "" }
+        how.common_options()
     );
+    for (name, _) in how.flags.names() {
+        options.extend([",", name]);
+    }
     let child = Command::new(HELPER)
         .args(["-o", &options, "--"])
         .arg(dir)

@@ -37,6 +37,7 @@ mod names;
 mod notifier;
 mod null;
 mod open_files;
+mod option_watch;
 mod reply;
 mod request;
 mod request_handler;
@@ -48,16 +49,18 @@ mod sync_pattern;
 #[cfg(feature = "test-api")]
 #[doc(hidden)]
 pub mod test_api;
+mod thread_credentials;
 mod worker_pool;
 
 pub use attr::now;
-pub use device::{abort_dir, unmount_dir};
+pub use device::{MountFlags, abort_dir, remount_dir, unmount_dir};
 pub use null::{NullMount, mount_null};
 
 use device::Device;
 use events::{EventThread, WriteEvents};
 use notifier::{KernelNotifier, Notification, NotifierThread};
 use open_files::OpenFiles;
+use option_watch::OptionWatch;
 use pagemesh_fs::{Fs, FsError, Ino, OpenSnapshots, UpkeepThread};
 use rustix::fd::{OwnedFd, RawFd};
 use rustix::io::Errno;
@@ -93,8 +96,8 @@ pub struct MountOptions {
     pub threads: usize,
     /// Whether users other than the mounting one may use it.
     pub allow_other: bool,
-    /// Whether the kernel refuses all changes.
-    pub read_only: bool,
+    /// Options that the kernel implements.
+    pub flags: MountFlags,
     /// The transport of requests.
     pub transport: Transport,
     /// Whether idle processors may be kept from sleeping while the mount is busy.
@@ -305,15 +308,18 @@ fn start_notifier(
     Ok(thread)
 }
 
-/// Starts the periodic work of the file system, and of the kernel's view of it: invalidations after direct writes, and events.
+/// Starts the periodic work of the file system, and of the kernel's view of it: invalidations after direct writes, events, and
+/// changed options.
 fn start_maintenance(
     fs: &Arc<Fs>,
     device: &Arc<Device>,
     events: WriteEvents,
     is_shared: bool,
 ) -> io::Result<UpkeepThread> {
+    let options = OptionWatch::start(fs, device)?;
     let device = Arc::clone(&device.file);
     let each_second = move |fs: &Fs| {
+        options.refresh(fs);
         for ino in fs.collect_direct_writes() {
             classic::invalidate_inode(&device, ino.0);
         }

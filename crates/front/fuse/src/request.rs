@@ -106,6 +106,8 @@ pub enum Request<'r> {
     Read {
         file: u64,
         span: ReadRange,
+        /// The flags of the open file.
+        flags: u32,
         how: u32,
     },
     ReadDir(ReadRange),
@@ -400,6 +402,7 @@ fn create_unnamed(made: abi::CreateIn) -> Request<'static> {
 fn read(read: abi::ReadIn) -> Request<'static> {
     Request::Read {
         file: read.file,
+        flags: read.flags,
         how: read.read_flags,
         span: read.into(),
     }

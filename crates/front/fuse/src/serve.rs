@@ -40,6 +40,8 @@ pub(crate) struct FsHandler {
     connect_hook: Arc<OnceLock<ConnectHook>>,
     pub(crate) open_files: Arc<OpenFiles>,
     pub(crate) caching: Caching,
+    /// Whether each file counts as opened with O_SYNC.
+    pub(crate) is_sync: bool,
     /// How long the kernel may cache names and attributes.
     pub(crate) cache: CacheTimeout,
     event_thread: Arc<EventThread>,
@@ -51,7 +53,7 @@ fn refuse<T>(errno: Errno) -> Result<T> {
     Err(errno.into())
 }
 
-fn has_flag(flags: u32, flag: OFlags) -> bool {
+pub(crate) fn has_flag(flags: u32, flag: OFlags) -> bool {
     flags & flag.bits() == flag.bits()
 }
 
@@ -75,6 +77,9 @@ pub(crate) struct RequestContext<'a> {
 impl FsHandler {
     /// Whether a write to an open file is durable before it is answered.
     fn is_write_durable(&self, file: u64, flags: u32) -> bool {
+        if OpenFiles::is_synced(file) {
+            return true;
+        }
         let expects_sync = || {
             let opened = self.open_files.get(file);
             opened.is_some_and(|opened| opened.sync_pattern.expects_sync_after_write())
@@ -108,6 +113,7 @@ impl FsHandler {
             connect_hook: connect,
             open_files: Arc::default(),
             caching: options.caching,
+            is_sync: options.flags.is_sync,
             cache: match options.is_shared {
                 true => CacheTimeout::NONE,
                 false => CacheTimeout::LONG,
@@ -176,7 +182,12 @@ impl RequestContext<'_> {
                 flags,
                 how,
             } => self.write(file, offset, &data, flags, how),
-            Request::Read { file, span, how } => self.read(file, span, how),
+            Request::Read {
+                file,
+                span,
+                flags,
+                how,
+            } => self.read(file, span, flags, how),
             Request::Open { flags } => self.open(flags),
             Request::OpenDir => self.open_dir(),
             Request::Release { file } => Ok(self.release(file)),

@@ -145,7 +145,7 @@ impl FuseSession {
         let how = DeviceOptions {
             source: &options.source,
             allow_other: options.allow_other,
-            read_only: options.read_only,
+            flags: options.flags,
         };
         let device = Arc::new(Device::mount(dir, &how)?);
         let (ending, ended) = channel();

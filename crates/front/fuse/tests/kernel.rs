@@ -8,7 +8,7 @@ use bytes::Bytes;
 use pagemesh_base::event_fd::EventFd;
 use pagemesh_base::space::{Channel, Completion, Request, Space, SpaceError, Token};
 use pagemesh_fs::{Credentials, Fs, Ino, Wait};
-use pagemesh_fuse::{Caching, MountOptions, Transport, mount_null, now};
+use pagemesh_fuse::{Caching, MountFlags, MountOptions, Transport, mount_null, now};
 use rustix::fs::{FallocateFlags, Mode, OFlags, RenameFlags, SeekFrom, XattrFlags};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
@@ -317,7 +317,7 @@ fn io_uring_is_used_where_available() {
         source: "nothing".into(),
         threads: 1,
         allow_other: false,
-        read_only: false,
+        flags: MountFlags::default(),
         transport: Transport::Auto,
         may_keep_cpus_awake: true,
         caching: Caching::PageCache,

@@ -6,7 +6,7 @@
 //! and writes it, and a program that may be executed may be read.
 
 use crate::error::Result;
-use crate::file::privileges::without_setid;
+use crate::file::privileges::{SetIdCaller, without_setid};
 use crate::format::acl::{Acl, AclCaller, AclKind};
 use crate::format::inode::{Ino, Inode};
 use crate::tree::acl_xattrs::load_acl;
@@ -291,7 +291,14 @@ pub(crate) fn check_new_gid(inode: &Inode, caller: &Caller, gid: u32) -> Result<
 /// The mode without set-user-id, and without set-group-id if it raises privileges: the group may execute the file, or the caller is
 /// not in the group (`setattr_should_drop_suidgid`).
 pub(crate) fn mode_without_setid(inode: &Inode, caller: &Caller) -> u16 {
-    permitted_mode(without_setid(inode.mode), inode.gid, caller)
+    let is_member = caller.is_privileged() || caller.is_member(inode.gid);
+    without_setid(
+        inode.mode,
+        match is_member {
+            true => SetIdCaller::Member,
+            false => SetIdCaller::Other,
+        },
+    )
 }
 
 /// The mode of a file after a caller has changed its bytes or its size.

@@ -2,6 +2,7 @@
 
 use crate::direct::append;
 use crate::error::Result;
+use crate::file::stored_pages::ReadTime;
 use crate::file::{privileges, read, redo_log, share, write};
 use crate::format::inode::{FILE_BYTES_MAX, HAS_RESERVED_PAGES, Ino, NEEDS_TRIM};
 use crate::format::page_map::{FileSpan, SMALL_PAGES, SpanRef};
@@ -112,7 +113,13 @@ pub(crate) fn copy(
         }
         let apart = to_alike.filter(|&apart| apart > 0).unwrap_or(STEP);
         let step = STEP.min(len - copied).min(apart);
-        let bytes = Bytes::from(read::read(txs, channel, from, source, step as u32)?);
+        let bytes = Bytes::from(read::read(
+            txs,
+            channel,
+            from,
+            (source, step as u32),
+            ReadTime::Recorded,
+        )?);
         if bytes.is_empty() {
             break;
         }

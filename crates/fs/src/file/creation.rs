@@ -43,7 +43,7 @@ pub(crate) fn create_unnamed(
         let parent_inode = linked_directory(tx, parent)?;
         let of = (parent, &parent_inode);
         let (ino, mut inode) = new_inode(tx, of, &CreateKind::File, mode, caller, now)?;
-        acl_xattrs::inherit(tx, of, &mut inode, umask)?;
+        acl_xattrs::inherit(tx, of, (ino, &mut inode), umask)?;
         put_unnamed(tx, ino, inode)
     })
 }

@@ -189,6 +189,22 @@ pub(crate) fn notify_extension(txs: &TxManager, hooks: &KernelHooks, ino: Ino) {
     }
 }
 
+/// See [`crate::Fs::record_cached_read_open`].
+pub(crate) fn record_cached_read_open(txs: &TxManager, hooks: &KernelHooks, ino: Ino) {
+    if with_used_pages(txs, ino, KernelPages::has_pages) != Some(true) {
+        return;
+    }
+    let now = txs.now();
+    let is_recorded = txs.inspect(|core| {
+        let inode = core.inode(ino)?;
+        Ok(core.record_read_time(ino, &inode, now))
+    });
+    // The open itself meets an error again.
+    if is_recorded.unwrap_or(false) {
+        notify_attributes(txs, hooks, ino);
+    }
+}
+
 /// Another front has changed the attributes or the ACLs of an inode. The kernel caches ACLs for as long as it has the inode.
 pub(crate) fn notify_attributes(txs: &TxManager, hooks: &KernelHooks, ino: Ino) {
     let is_known = hooks.has_callbacks() && {

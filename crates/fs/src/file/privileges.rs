@@ -9,12 +9,23 @@ use crate::txn::manager::TxManager;
 const SET_UID: u16 = 0o4000;
 pub(crate) const GROUP_EXECUTE: u16 = 0o0010;
 
+/// The user of a change, as the rules of set-id bits see it (Linux, `setattr_should_drop_suidgid`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SetIdCaller {
+    /// Has CAP_FSETID. A change of the content keeps all bits.
+    Privileged,
+    /// Is in the group of the file.
+    Member,
+    /// Is not in the group of the file.
+    Other,
+}
+
 /// The mode without the bits that raise privileges. The set-group-id bit of a file that the group
-/// may not execute has another meaning and stays.
-pub(crate) fn without_setid(mode: u16) -> u16 {
-    match mode & GROUP_EXECUTE {
-        0 => mode & !SET_UID,
-        _ => mode & !(SET_UID | SET_GID),
+/// may not execute has another meaning. It stays, but not for a caller outside the group.
+pub(crate) fn without_setid(mode: u16, caller: SetIdCaller) -> u16 {
+    match mode & GROUP_EXECUTE == 0 && caller != SetIdCaller::Other {
+        true => mode & !SET_UID,
+        false => mode & !(SET_UID | SET_GID),
     }
 }
 

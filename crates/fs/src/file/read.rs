@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::file::access::{self, Caller};
-use crate::file::stored_pages::{look_and_read, read_unlocked};
+use crate::file::stored_pages::{ReadTime, look_and_read, read_unlocked};
 use crate::file::wcc::{Wcc, WccReply};
 use crate::file::{kernel_pages, redo_log};
 use crate::format::file_id::FileId;
@@ -30,10 +30,11 @@ pub(crate) fn read(
     txs: &TxManager,
     channel: &mut IoChannel,
     ino: Ino,
-    offset: u64,
-    len: u32,
+    (offset, len): (u64, u32),
+    time: ReadTime,
 ) -> Result<Vec<u8>> {
-    let read = read_with(txs, channel, ino, offset, len, &mut |_, _| Ok(()))?;
+    let how = (time, &mut |_: &mut Core, _: &Inode| Ok(()));
+    let read = read_with(txs, channel, ino, (offset, len), how)?;
     Ok(read.map(|(bytes, ())| bytes).unwrap_or_default())
 }
 
@@ -43,24 +44,23 @@ fn read_with<T>(
     txs: &TxManager,
     channel: &mut IoChannel,
     ino: Ino,
-    offset: u64,
-    len: u32,
-    look: &mut impl FnMut(&mut Core, &Inode) -> Result<T>,
+    (offset, len): (u64, u32),
+    (time, look): (ReadTime, &mut impl FnMut(&mut Core, &Inode) -> Result<T>),
 ) -> Result<Option<(Vec<u8>, T)>> {
-    let read = read_unlocked(txs, channel, ino, offset, len, look)?;
+    let read = read_unlocked(txs, channel, ino, (offset, len), (time, look))?;
     if read.is_some() {
         return Ok(read);
     }
     let lock = txs.file_lock(ino)?;
     let shared = txs.lock_shared(ino, &lock)?;
-    let read = look_and_read(txs, channel, ino, &lock, (offset, len), look)?;
+    let read = look_and_read(txs, channel, ino, &lock, (offset, len), (time, look))?;
     if read.is_some() {
         return Ok(read);
     }
     drop(shared);
     let _alone = txs.lock_exclusive(ino, &lock)?;
     redo_log::apply(txs, channel, ino)?;
-    look_and_read(txs, channel, ino, &lock, (offset, len), look)
+    look_and_read(txs, channel, ino, &lock, (offset, len), (time, look))
 }
 
 /// See [`crate::Fs::read_at`].
@@ -80,12 +80,14 @@ pub(crate) fn read_at(
         Ok(channel) => channel,
         Err(error) => return WccReply::failed(txs, id, error),
     };
-    let read = read_with(txs, &mut channel, id.ino, offset, len, &mut |core, _| {
+    let mut look = |core: &mut Core, _: &Inode| {
         let inode = core.inode_of(id)?;
         wcc = Wcc::unchanged(core, id, &inode)?;
         access::check_read(&mut core.begin(), (id.ino, &inode), caller)?;
         Ok(wcc.after.as_ref().map_or(0, |attr| attr.size))
-    });
+    };
+    let how = (ReadTime::Recorded, &mut look);
+    let read = read_with(txs, &mut channel, id.ino, (offset, len), how);
     let result = read.map(|read| {
         let (bytes, size) = read.unwrap_or_default();
         let is_eof = offset.saturating_add(bytes.len() as u64) >= size;

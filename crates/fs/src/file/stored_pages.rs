@@ -13,6 +13,21 @@ use pagemesh_base::tier_hint::TierHint;
 use std::ops::Range;
 use std::sync::Arc;
 
+/// The access time of a file after a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReadTime {
+    /// The time of the read, by the rules of the mount ([`crate::ReadTimes`]).
+    Recorded,
+    /// The one before, as for `O_NOATIME`.
+    Unchanged,
+}
+
+impl ReadTime {
+    fn now(self, txs: &TxManager) -> Option<Time> {
+        (self == ReadTime::Recorded).then(|| txs.now())
+    }
+}
+
 /// The bytes that a read returns, their location, and the hint of the requests for them.
 type PlannedRead = (Range<u64>, FileExtents, TierHint);
 
@@ -22,7 +37,7 @@ fn plan_read<T>(
     ino: Ino,
     offset: u64,
     len: u32,
-    now: Time,
+    now: Option<Time>,
     look: &mut impl FnMut(&mut Core, &Inode) -> Result<T>,
 ) -> Result<Option<(PlannedRead, T)>> {
     let inode = core.regular_file(ino)?;
@@ -36,15 +51,17 @@ fn plan_read<T>(
     }
 }
 
-/// As [`plan_read`], whether the file has a redo log or not.
+/// As [`plan_read`], whether the file has a redo log or not. Records the read at `now`.
 fn extents_to_read(
     core: &mut Core,
     ino: Ino,
     inode: &Inode,
     (offset, len): (u64, u32),
-    now: Time,
+    now: Option<Time>,
 ) -> Result<PlannedRead> {
-    core.record_read_time(ino, inode, now);
+    if let Some(now) = now {
+        core.record_read_time(ino, inode, now);
+    }
     let end = append::file_end(core, ino, inode)?.min(offset.saturating_add(u64::from(len)));
     let range = offset.min(end)..end;
     let (runs, _) = file_extents(inode, range.clone(), &mut |page| core.page(page))?;
@@ -61,7 +78,8 @@ pub(crate) fn read_with_mmap_dirty(
     offset: u64,
     len: u32,
 ) -> Result<Option<Vec<u8>>> {
-    let read = look_and_read(txs, channel, ino, data, (offset, len), &mut |_, _| Ok(()))?;
+    let how = (ReadTime::Unchanged, &mut |_: &mut Core, _: &Inode| Ok(()));
+    let read = look_and_read(txs, channel, ino, data, (offset, len), how)?;
     Ok(read.map(|(bytes, ())| bytes))
 }
 
@@ -72,9 +90,9 @@ pub(crate) fn look_and_read<T>(
     ino: Ino,
     data: &FileLock,
     (offset, len): (u64, u32),
-    look: &mut impl FnMut(&mut Core, &Inode) -> Result<T>,
+    (time, look): (ReadTime, &mut impl FnMut(&mut Core, &Inode) -> Result<T>),
 ) -> Result<Option<(Vec<u8>, T)>> {
-    let now = txs.now();
+    let now = time.now(txs);
     let found = txs.inspect(|core| {
         let inode = core.regular_file(ino)?;
         let seen = look(core, &inode)?;
@@ -116,11 +134,10 @@ pub(crate) fn read_unlocked<T>(
     txs: &TxManager,
     channel: &mut IoChannel,
     ino: Ino,
-    offset: u64,
-    len: u32,
-    look: &mut impl FnMut(&mut Core, &Inode) -> Result<T>,
+    (offset, len): (u64, u32),
+    (time, look): (ReadTime, &mut impl FnMut(&mut Core, &Inode) -> Result<T>),
 ) -> Result<Option<(Vec<u8>, T)>> {
-    let now = txs.now();
+    let now = time.now(txs);
     let found = txs.inspect(|core| {
         let live = core.live_inodes.get(&ino);
         let Some(shared) = live.and_then(|live| live.file_lock.try_read()) else {

@@ -13,6 +13,7 @@ pub(crate) mod superblock;
 #[cfg(test)]
 mod tests;
 pub(crate) mod xattr_kinds;
+pub(crate) mod xattr_list;
 
 use pagemesh_base::units::PAGE_BYTES;
 

@@ -36,6 +36,21 @@ impl XattrKinds {
         }
     }
 
+    /// Whether the bits tell the kinds.
+    pub(crate) fn is_known(self) -> bool {
+        self.0 & Self::KNOWN != 0
+    }
+
+    /// With an attribute of this kind. `None`: of no kind.
+    pub(crate) fn with(self, kind: Option<XattrKinds>) -> XattrKinds {
+        XattrKinds(self.0 | kind.map_or(0, |kind| kind.0) | Self::KNOWN)
+    }
+
+    /// Without attributes of this kind.
+    pub(crate) fn without(self, kind: Option<XattrKinds>) -> XattrKinds {
+        XattrKinds(self.0 & !kind.map_or(0, |kind| kind.0) | Self::KNOWN)
+    }
+
     pub(super) fn may_have(self, kind: XattrKinds) -> bool {
         self.0 & Self::KNOWN == 0 || self.0 & kind.0 != 0
     }

@@ -6,6 +6,7 @@ use crate::error::Result;
 use crate::file::allocate::AllocateMode;
 use crate::file::attr::Attr;
 use crate::file::seek::SeekTarget;
+use crate::file::stored_pages::ReadTime;
 use crate::file::sync::LostWriteCursor;
 use crate::file::{
     allocate, atomic, copy, deferred_free, extents, mmap_dirty, read, resize, seek, service_file,
@@ -31,7 +32,23 @@ impl Fs {
         offset: u64,
         len: u32,
     ) -> Result<Vec<u8>> {
-        read::read(&self.txs, channel, ino, offset, len)
+        let bytes = (offset, len);
+        read::read(&self.txs, channel, ino, bytes, ReadTime::Recorded)
+    }
+
+    /// As [`Fs::read`], for a file that was opened with `O_NOATIME`.
+    ///
+    /// # Errors
+    /// As [`Fs::read`].
+    pub fn read_without_time(
+        &self,
+        channel: &mut IoChannel,
+        ino: Ino,
+        offset: u64,
+        len: u32,
+    ) -> Result<Vec<u8>> {
+        let bytes = (offset, len);
+        read::read(&self.txs, channel, ino, bytes, ReadTime::Unchanged)
     }
 
     /// Writes bytes at an offset, or at the end. Returns the range that was written. It is shorter

@@ -55,6 +55,12 @@ impl Fs {
         kernel_pages::begin_caching(&self.txs, &self.hooks, ino)
     }
 
+    /// An open of [`Fs::begin_caching`] reads only. The kernel reads pages that it has already without a request, so the open
+    /// itself counts as a read.
+    pub fn record_cached_read_open(&self, ino: Ino) {
+        kernel_pages::record_cached_read_open(&self.txs, &self.hooks, ino);
+    }
+
     /// Takes back one [`Fs::begin_caching`]: all requests of that open have been answered.
     pub fn end_caching(&self, ino: Ino) {
         kernel_pages::end_caching(&self.txs, ino);

@@ -12,6 +12,7 @@ use crate::io::channel::{IoChannel, Wait};
 use crate::io::channel_pool::PooledChannel;
 use crate::io::overlay::OverlaySpace;
 use crate::live::kernel_hooks::KernelHooks;
+use crate::live::read_times::ReadTimes;
 use crate::recovery::mount;
 use crate::txn::deferred_commit::{CommitHook, UncommittedChanges};
 use crate::txn::manager::{Clock, TxManager};
@@ -148,6 +149,11 @@ impl Fs {
     #[must_use]
     pub fn uncommitted_changes(&self) -> UncommittedChanges {
         self.txs.uncommitted_changes()
+    }
+
+    /// Sets the reads whose time is recorded from now on. Before the first call: [`ReadTimes::Relative`].
+    pub fn set_read_times(&self, read_times: ReadTimes) {
+        self.txs.lock_core().read_times = read_times;
     }
 
     /// Stops resending. Changes that wait for an unreachable volume fail now, and so do later ones.

@@ -3,6 +3,7 @@
 use super::Fs;
 use crate::error::Result;
 use crate::file::attr::Attr;
+use crate::file::privileges::SetIdCaller;
 use crate::file::{attr, creation, lifetime};
 use crate::format::acl::{Acl, AclKind};
 use crate::format::inode::Ino;
@@ -185,13 +186,13 @@ impl Fs {
         attrs::set_attr(&self.txs, ino, changes)
     }
 
-    /// Clears the set-id bits, as for a write by an unprivileged program. The write itself removes
-    /// the capabilities.
+    /// Clears the set-id bits that a change by a caller removes. `caller` gets the group of a file
+    /// that has such bits. The change itself removes the capabilities.
     ///
     /// # Errors
     /// `ESTALE`.
-    pub fn clear_setid(&self, ino: Ino) -> Result<()> {
-        attrs::clear_setid(&self.txs, ino)
+    pub fn clear_setid(&self, ino: Ino, caller: impl FnOnce(u32) -> SetIdCaller) -> Result<()> {
+        attrs::clear_setid(&self.txs, ino, caller)
     }
 
     /// An access control list; `None` of an access list: the mode says all.

@@ -6,6 +6,8 @@ pub(crate) mod inode;
 pub(crate) mod kernel_hooks;
 pub(crate) mod kernel_pages;
 pub(crate) mod mmap_dirty;
+pub(crate) mod read_times;
 pub(crate) mod shared_file_map;
 pub(crate) mod tail_pages;
 pub(crate) mod unseen_writes;
+pub(crate) mod xattr_indexes;

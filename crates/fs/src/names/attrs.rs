@@ -3,7 +3,7 @@
 use crate::error::Result;
 use crate::file::attr;
 use crate::file::attr::Attr;
-use crate::file::privileges::without_setid;
+use crate::file::privileges::{SetIdCaller, without_setid};
 use crate::format::inode::{Ino, Inode, SET_ID, Time, check_ino};
 use crate::live::file_lock::FileLock;
 use crate::tree::acl_xattrs;
@@ -28,18 +28,30 @@ pub struct AttrChanges {
 }
 
 /// See [`crate::Fs::clear_setid`].
-pub(crate) fn clear_setid(txs: &TxManager, ino: Ino) -> Result<()> {
+pub(crate) fn clear_setid(
+    txs: &TxManager,
+    ino: Ino,
+    caller: impl FnOnce(u32) -> SetIdCaller,
+) -> Result<()> {
     check_ino(ino)?;
     let inode = txs.inspect(|core| core.inode(ino))?;
-    let kept = without_setid(inode.mode);
-    if kept == inode.mode {
+    if inode.is_directory() || inode.mode & SET_ID == 0 {
         return Ok(());
     }
-    let changes = AttrChanges {
-        mode: Some(kept & 0o7777),
-        ..AttrChanges::default()
+    let cleared = match caller(inode.gid) {
+        SetIdCaller::Privileged => 0,
+        caller => inode.mode & !without_setid(inode.mode, caller),
     };
-    set_attr(txs, ino, changes).map(drop)
+    if cleared == 0 {
+        return Ok(());
+    }
+    let now = txs.now();
+    txs.change_deferrable(|tx| {
+        let mut inode = tx.inode(ino)?;
+        inode.mode &= !cleared;
+        inode.touch(now);
+        tx.put_inode(ino, &inode)
+    })
 }
 
 /// See [`crate::Fs::set_attr`].
@@ -81,7 +93,7 @@ pub(crate) fn apply_changes(
     }
     let is_given = changes.uid.is_some() || changes.gid.is_some();
     if is_given && changes.mode.is_none() && !inode.is_directory() {
-        inode.mode = without_setid(inode.mode);
+        inode.mode = without_setid(inode.mode, SetIdCaller::Member);
     }
     if is_given && !inode.is_directory() {
         remove_capabilities(tx, ino, inode)?;

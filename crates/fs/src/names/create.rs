@@ -44,7 +44,7 @@ pub(crate) fn create_in(
     let key = Tree::new(tx, parent_inode).vacant_key(name)?;
     let of = (parent, &*parent_inode);
     let (ino, mut inode) = new_inode(tx, of, make, mode, caller, now)?;
-    acl_xattrs::inherit(tx, of, &mut inode, umask)?;
+    acl_xattrs::inherit(tx, of, (ino, &mut inode), umask)?;
     Tree::new(tx, parent_inode).insert_at(key, name, ino, make.kind())?;
     if inode.is_directory() {
         parent_inode.links = incremented_links(parent_inode)?;

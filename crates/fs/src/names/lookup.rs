@@ -63,18 +63,22 @@ fn named_attr(core: &mut Core, parent: Ino, mut parent_inode: Inode, name: &[u8]
 
 /// See [`crate::Fs::read_link`].
 pub(crate) fn read_link(txs: &TxManager, ino: Ino) -> Result<Vec<u8>> {
+    let now = txs.now();
     txs.inspect(|core| {
         let inode = core.inode(ino)?;
+        core.record_read_time(ino, &inode, now);
         target(core, ino, inode)
     })
 }
 
 /// See [`crate::Fs::read_link_at`].
 pub(crate) fn read_link_at(txs: &TxManager, id: FileId) -> WccReply<Vec<u8>> {
+    let now = txs.now();
     let mut wcc = Wcc::default();
     let result = txs.inspect(|core| {
         let inode = core.inode_of(id)?;
         wcc = Wcc::unchanged(core, id, &inode)?;
+        core.record_read_time(id.ino, &inode, now);
         target(core, id.ino, inode)
     });
     WccReply { wcc, result }

@@ -2,11 +2,12 @@
 
 use crate::error::Result;
 use crate::format::acl::{Acl, AclKind};
-use crate::format::inode::Ino;
+use crate::format::inode::{Ino, Inode};
 use crate::names::acls;
 use crate::tree::tier::TIER_ATTRIBUTE;
-use crate::tree::xattr_list::{CAPABILITIES, XattrList, load_xattrs, store_xattrs};
+use crate::tree::xattr_list::{CAPABILITIES, get_xattr, load_xattrs, remove_xattr, set_xattr};
 use crate::txn::manager::TxManager;
+use crate::txn::tx::Tx;
 use rustix::io::Errno;
 
 /// Longest name in bytes, the limit of the kernel.
@@ -35,27 +36,28 @@ pub(crate) fn get(txs: &TxManager, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         let acl = acls::get(txs, ino, kind)?;
         return Ok(acl.ok_or(Errno::NODATA)?.encode());
     }
-    let all = all_xattrs(txs, ino)?;
-    let found = all.into_iter().find(|(other, _)| other == name);
-    Ok(found.ok_or(Errno::NODATA)?.1)
+    txs.inspect(|core| {
+        let mut tx = core.begin();
+        let inode = tx.inode(ino)?;
+        let found = get_xattr(&mut tx, ino, &inode, name)?;
+        Ok(found.ok_or(Errno::NODATA)?)
+    })
 }
 
 /// See [`crate::Fs::xattr_names`].
 pub(crate) fn names(txs: &TxManager, ino: Ino) -> Result<Vec<Vec<u8>>> {
-    let inode = txs.inspect(|core| core.inode(ino))?;
-    let tier = inode.tier_value().map(|_| TIER_ATTRIBUTE.to_vec());
-    // An earlier release stored the name as any other.
-    let all = all_xattrs(txs, ino)?.into_iter().map(|(name, _)| name);
-    let all = all.filter(|name| name != TIER_ATTRIBUTE);
-    Ok(tier.into_iter().chain(all).collect())
-}
-
-fn all_xattrs(txs: &TxManager, ino: Ino) -> Result<XattrList> {
-    txs.inspect(|core| {
+    let (inode, list) = txs.inspect(|core| {
         let mut tx = core.begin();
         let inode = tx.inode(ino)?;
-        load_xattrs(&mut tx, ino, &inode)
-    })
+        let list = load_xattrs(&mut tx, ino, &inode)?;
+        Ok((inode, list))
+    })?;
+    let tier = inode.tier_value().map(|_| TIER_ATTRIBUTE.to_vec());
+    let all = list.names();
+    txs.lock_core().stop_if_damaged(&all);
+    // An earlier release stored the name as any other.
+    let all = all?.into_iter().filter(|name| name != TIER_ATTRIBUTE);
+    Ok(tier.into_iter().chain(all).collect())
 }
 
 /// See [`crate::Fs::set_xattr`].
@@ -84,15 +86,15 @@ pub(crate) fn set(
     let arms = name == CAPABILITIES;
     let armed = arms.then(|| txs.file_lock(ino)).transpose()?;
     let _alone = armed.as_ref().map(|data| data.write());
-    change_xattrs(txs, ino, |all| {
-        let found = all.iter_mut().find(|(other, _)| other == name);
-        match (found, how) {
-            (Some(_), SetXattrMode::Create) => return Err(Errno::EXIST.into()),
-            (None, SetXattrMode::Replace) => return Err(Errno::NODATA.into()),
-            (Some((_, old)), _) => *old = value.to_vec(),
-            (None, _) => all.push((name.to_vec(), value.to_vec())),
+    change_xattrs(txs, ino, |tx, inode| {
+        if how != SetXattrMode::Always {
+            match (get_xattr(tx, ino, inode, name)?, how) {
+                (Some(_), SetXattrMode::Create) => return Err(Errno::EXIST.into()),
+                (None, SetXattrMode::Replace) => return Err(Errno::NODATA.into()),
+                _ => {}
+            }
         }
-        Ok(())
+        set_xattr(tx, ino, inode, name, value)
     })
 }
 
@@ -104,10 +106,11 @@ pub(crate) fn remove(txs: &TxManager, ino: Ino, name: &[u8]) -> Result<()> {
     if let Some(kind) = AclKind::of_attribute(name) {
         return acls::set(txs, ino, (kind, None), false);
     }
-    change_xattrs(txs, ino, |all| {
-        let index = all.iter().position(|(other, _)| other == name);
-        all.remove(index.ok_or(Errno::NODATA)?);
-        Ok(())
+    change_xattrs(txs, ino, |tx, inode| {
+        match remove_xattr(tx, ino, inode, name)? {
+            true => Ok(()),
+            false => Err(Errno::NODATA.into()),
+        }
     })
 }
 
@@ -129,14 +132,12 @@ fn change_tier(txs: &TxManager, ino: Ino, value: Option<&[u8]>, how: SetXattrMod
 fn change_xattrs(
     txs: &TxManager,
     ino: Ino,
-    change: impl Fn(&mut XattrList) -> Result<()>,
+    change: impl Fn(&mut Tx<'_>, &mut Inode) -> Result<()>,
 ) -> Result<()> {
     let now = txs.now();
     txs.change_deferrable(|tx| {
         let mut inode = tx.inode(ino)?;
-        let mut all = load_xattrs(tx, ino, &inode)?;
-        change(&mut all)?;
-        store_xattrs(tx, &mut inode, &all)?;
+        change(tx, &mut inode)?;
         inode.touch(now);
         tx.put_inode(ino, &inode)
     })

@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::format::acl::{Acl, AclKind, mode_with_rights};
 use crate::format::inode::{Ino, Inode, InodeKind};
 use crate::format::xattr_kinds::XattrKinds;
-use crate::tree::xattr_list::{XattrList, load_xattrs, store_xattrs};
+use crate::tree::xattr_list::{get_xattr, remove_xattr, set_xattr};
 use crate::txn::tx::Tx;
 use rustix::io::Errno;
 
@@ -31,15 +31,11 @@ pub(crate) fn load_acl(
     if !inode.may_have_xattr(xattr_kind(kind)) {
         return Ok(None);
     }
-    let all = load_xattrs(tx, ino, inode)?;
-    acl_in(&all, inode, kind)
+    let value = get_xattr(tx, ino, inode, kind.attribute())?;
+    value.map_or(Ok(None), |value| decode_acl(&value, inode, kind))
 }
 
-fn acl_in(all: &XattrList, inode: &Inode, kind: AclKind) -> Result<Option<Acl>> {
-    let found = all.iter().find(|(name, _)| name == kind.attribute());
-    let Some((_, value)) = found else {
-        return Ok(None);
-    };
+fn decode_acl(value: &[u8], inode: &Inode, kind: AclKind) -> Result<Option<Acl>> {
     let mut acl = Acl::decode(value).map_err(|_| Errno::IO)?;
     if let (Some(acl), AclKind::Access) = (&mut acl, kind) {
         acl.set_mode(inode.mode);
@@ -72,18 +68,19 @@ pub(crate) fn set_acl(
         }
         _ => acl,
     };
-    if stored.is_none() && !inode.may_have_xattr(xattr_kind(kind)) {
-        return Ok(());
-    }
-    let mut all = load_xattrs(tx, ino, inode)?;
-    put_acl(&mut all, kind, stored);
-    store_xattrs(tx, inode, &all)
+    put_acl(tx, ino, inode, kind, stored)
 }
 
-fn put_acl(all: &mut XattrList, kind: AclKind, acl: Option<&Acl>) {
-    all.retain(|(name, _)| name != kind.attribute());
-    if let Some(acl) = acl {
-        all.push((kind.attribute().to_vec(), acl.encode()));
+fn put_acl(
+    tx: &mut Tx<'_>,
+    ino: Ino,
+    inode: &mut Inode,
+    kind: AclKind,
+    acl: Option<&Acl>,
+) -> Result<()> {
+    match acl {
+        Some(acl) => set_xattr(tx, ino, inode, kind.attribute(), &acl.encode()),
+        None => remove_xattr(tx, ino, inode, kind.attribute()).map(drop),
     }
 }
 
@@ -92,17 +89,16 @@ pub(crate) fn apply_mode(tx: &mut Tx<'_>, ino: Ino, inode: &mut Inode) -> Result
     if !inode.may_have_xattr(XattrKinds::ACCESS_ACL) {
         return Ok(());
     }
-    let mut all = load_xattrs(tx, ino, inode)?;
-    // A list that is not valid stays as it is: it must not keep the owner from a change of the mode.
-    let Ok(Some(acl)) = acl_in(&all, inode, AclKind::Access) else {
+    let Some(old) = get_xattr(tx, ino, inode, AclKind::Access.attribute())? else {
         return Ok(());
     };
-    let (name, value) = (AclKind::Access.attribute(), acl.encode());
-    if all.iter().any(|(at, old)| at == name && *old == value) {
-        return Ok(());
+    // A list that is not valid stays as it is: it must not keep the owner from a change of the mode.
+    match decode_acl(&old, inode, AclKind::Access) {
+        Ok(Some(acl)) if acl.encode() != old => {
+            put_acl(tx, ino, inode, AclKind::Access, Some(&acl))
+        }
+        _ => Ok(()),
     }
-    put_acl(&mut all, AclKind::Access, Some(&acl));
-    store_xattrs(tx, inode, &all)
 }
 
 /// Gives a new inode the lists that it inherits from its directory, and the rights in its mode. Without a default list of the
@@ -110,7 +106,7 @@ pub(crate) fn apply_mode(tx: &mut Tx<'_>, ino: Ino, inode: &mut Inode) -> Result
 pub(crate) fn inherit(
     tx: &mut Tx<'_>,
     (parent_ino, parent): (Ino, &Inode),
-    inode: &mut Inode,
+    (ino, inode): (Ino, &mut Inode),
     umask: u16,
 ) -> Result<()> {
     if inode.kind() == InodeKind::Symlink {
@@ -122,12 +118,11 @@ pub(crate) fn inherit(
     };
     let access = default.inherited(inode.mode);
     inode.mode = mode_with_rights(inode.mode, &access);
-    let mut all = XattrList::new();
     if !access.is_mode() {
-        put_acl(&mut all, AclKind::Access, Some(&access));
+        put_acl(tx, ino, inode, AclKind::Access, Some(&access))?;
     }
     if inode.is_directory() {
-        put_acl(&mut all, AclKind::Default, Some(&default));
+        put_acl(tx, ino, inode, AclKind::Default, Some(&default))?;
     }
-    store_xattrs(tx, inode, &all)
+    Ok(())
 }

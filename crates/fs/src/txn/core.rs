@@ -29,8 +29,10 @@ use crate::hash::{NumberMap, NumberSet};
 use crate::io::channel::IoChannel;
 use crate::live::inode::LiveInode;
 use crate::live::mmap_dirty::MmapDirtyFiles;
+use crate::live::read_times::ReadTimes;
 use crate::live::tail_pages::TailPages;
 use crate::live::unseen_writes::UnseenWrites;
+use crate::live::xattr_indexes::XattrIndexes;
 use crate::txn::batch::{
     Batch, BatchEffects, BatchInFlight, BatchOutcome, PageChange, PageChanges, transaction_parts,
 };
@@ -81,6 +83,8 @@ pub(crate) struct Core {
     pub(crate) share_counts: ShareCounts,
     pub(super) span_allocator: SpanAllocator,
     pub(crate) tail_pages: TailPages,
+    pub(crate) read_times: ReadTimes,
+    pub(crate) xattr_indexes: XattrIndexes,
     cache: Cache,
     channel: IoChannel,
     pub(super) batch: Batch,
@@ -131,6 +135,8 @@ impl Core {
             share_counts: ShareCounts::default(),
             span_allocator: spans,
             tail_pages: TailPages::default(),
+            read_times: ReadTimes::default(),
+            xattr_indexes: XattrIndexes::default(),
             cache: Cache::default(),
             channel,
             batch: Batch::default(),
@@ -387,15 +393,17 @@ impl Core {
 const ATIME_AGE_S: i64 = 86_400;
 
 impl Core {
-    /// Records the time of a read under the rules of `relatime`.
-    pub(crate) fn record_read_time(&mut self, ino: Ino, inode: &Inode, now: Time) {
-        if self.is_running()
+    /// Records the time of a read, if the mount records such reads. Returns whether the time changes.
+    pub(crate) fn record_read_time(&mut self, ino: Ino, inode: &Inode, now: Time) -> bool {
+        let is_recorded = self.is_running()
+            && self.read_times.include(inode)
             && (inode.atime <= inode.mtime.max(inode.ctime)
-                || inode.atime.sec.saturating_add(ATIME_AGE_S) < now.sec)
-        {
+                || inode.atime.sec.saturating_add(ATIME_AGE_S) < now.sec);
+        if is_recorded {
             self.live_inode(ino).pending_times_mut().atime = Some(now);
             self.inos_with_pending_times.insert(ino);
         }
+        is_recorded
     }
 
     /// Records a write that the kernel does not know of.

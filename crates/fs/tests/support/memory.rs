@@ -84,6 +84,17 @@ impl MemorySpace {
         self.content.lock().unwrap().steps.len()
     }
 
+    /// Pages of the last change.
+    #[allow(dead_code)]
+    pub fn last_step_pages(&self) -> usize {
+        self.content
+            .lock()
+            .unwrap()
+            .steps
+            .last()
+            .map_or(0, Vec::len)
+    }
+
     /// The image after this many changes.
     pub fn after_steps(&self, steps: usize) -> MemorySpace {
         self.with_changes(|step| step < steps)

@@ -5,7 +5,7 @@ use crate::commands::mount::end::{UnmountSequence, serve_until_end};
 use crate::commands::mount::serve::{check_dir, fuse_caching, fuse_transport};
 use crate::shutdown::Shutdown;
 use clap::Args;
-use pagemesh_fuse::MountOptions;
+use pagemesh_fuse::{MountFlags, MountOptions};
 use std::path::PathBuf;
 
 /// Mount a file system that discards all writes.
@@ -39,7 +39,7 @@ pub fn run(args: &NullMountArgs) -> anyhow::Result<()> {
         source: "nothing".into(),
         threads: args.threads,
         allow_other: false,
-        read_only: false,
+        flags: MountFlags::default(),
         transport: fuse_transport(args.fuse),
         may_keep_cpus_awake: !args.no_keep_awake,
         caching: fuse_caching(args.direct_io),

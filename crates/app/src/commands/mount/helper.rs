@@ -5,9 +5,10 @@
 //! process continues in its own session, and exits with the mount. The helper reports errors of the
 //! mount process until it is ready; later errors are in its log.
 
+use crate::commands::mount::mount_table::{find_mount_at, resolve_parent};
+use crate::commands::mount::options;
 use crate::commands::umount::{UnmountMode, unmount};
 use anyhow::{Context, bail};
-use rustix::mount::{MountFlags, mount_remount};
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
@@ -15,7 +16,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Names under which this program is a helper.
 const MOUNT_NAMES: [&str; 2] = ["mount.pagemesh", "mount.fuse.pagemesh"];
@@ -27,9 +28,6 @@ const EXIT_MOUNT_FAILED: u8 = 32;
 const SOURCE: &str = "pagemesh:";
 /// Limit of the start of a mount, which reads all inodes.
 const READY_TIMEOUT: Duration = Duration::from_secs(600);
-/// Limit of the exit of a mount process that shall not serve.
-const EXIT_TIMEOUT: Duration = Duration::from_secs(20);
-const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Log directory of root's mounts outside of a service manager.
 const LOG_DIR: &str = "/var/log/pagemesh";
 
@@ -53,40 +51,14 @@ const FLAG_OPTIONS: [(&str, &str); 6] = [
     ("show_snapshots", "--show-snapshots"),
     ("metrics_allow_remote", "--metrics-allow-remote"),
 ];
-/// Mount point options that the kernel implements.
-const MOUNT_FLAG_OPTIONS: [(&str, MountFlags); 4] = [
-    ("ro", MountFlags::RDONLY),
-    ("noexec", MountFlags::NOEXEC),
-    ("noatime", MountFlags::NOATIME),
-    ("nodiratime", MountFlags::NODIRATIME),
+/// The start of options that the kernel shows and the mount process has set.
+const KERNEL_PREFIXES: [&str; 5] = [
+    "user_id=",
+    "group_id=",
+    "rootmode=",
+    "max_read=",
+    "blksize=",
 ];
-/// Options that are meant for other programs, or that always hold.
-const IGNORED_OPTIONS: [&str; 23] = [
-    "rw",
-    "exec",
-    "atime",
-    "diratime",
-    "relatime",
-    "async",
-    "nosuid",
-    "nodev",
-    "defaults",
-    "auto",
-    "noauto",
-    "user",
-    "nouser",
-    "users",
-    "owner",
-    "group",
-    "nofail",
-    "_netdev",
-    "default_permissions",
-    "norelatime",
-    "nostrictatime",
-    "silent",
-    "loud",
-];
-const IGNORED_PREFIXES: [&str; 5] = ["x-", "X-", "comment=", "user=", "helper="];
 
 /// The request to a helper.
 #[derive(Debug, Default, PartialEq)]
@@ -95,7 +67,9 @@ struct HelperRequest {
     dir: PathBuf,
     /// Arguments of `pagemesh mount`.
     mount_args: Vec<String>,
-    flags: u32,
+    /// Options of `pagemesh mount -o`.
+    options: Vec<String>,
+    is_remount: bool,
     log: Option<PathBuf>,
     is_verbose: bool,
     is_fake: bool,
@@ -160,9 +134,10 @@ fn run_umount(words: Vec<OsString>) -> HelperResult {
 fn run_mount(words: Vec<OsString>) -> HelperResult {
     let parsed = to_utf8(words).and_then(parse_mount_line);
     let asked = parsed.map_err(|cause| (EXIT_USAGE, cause))?;
-    match asked.is_fake {
-        true => Ok(()),
-        false => start_mount(&asked),
+    match (asked.is_fake, asked.is_remount) {
+        (true, _) => Ok(()),
+        (false, true) => remount(&asked).map_err(|cause| (EXIT_MOUNT_FAILED, cause)),
+        (false, false) => start_mount(&asked),
     }
 }
 
@@ -222,10 +197,6 @@ fn split_options(options: &str) -> Vec<String> {
 }
 
 fn apply_option(asked: &mut HelperRequest, option: &str, is_sloppy: bool) -> anyhow::Result<()> {
-    if let Some((_, flag)) = MOUNT_FLAG_OPTIONS.iter().find(|(name, _)| *name == option) {
-        asked.flags |= flag.bits();
-        return Ok(());
-    }
     if let Some((_, word)) = FLAG_OPTIONS.iter().find(|(name, _)| *name == option) {
         asked.mount_args.push((*word).to_owned());
         return Ok(());
@@ -244,35 +215,37 @@ fn apply_option(asked: &mut HelperRequest, option: &str, is_sloppy: bool) -> any
             asked.mount_args.extend([(*word).to_owned(), value]);
             return Ok(());
         }
-    }
-    match option {
-        "suid" | "dev" => {
-            eprintln!("{option} is ignored: mounts of pagemesh are nosuid and nodev");
-            Ok(())
-        }
-        "remount" => bail!("remount is not supported; unmount, and mount again"),
-        _ if IGNORED_OPTIONS.contains(&option) || is_sloppy => Ok(()),
-        _ if IGNORED_PREFIXES
+        if KERNEL_PREFIXES
             .iter()
-            .any(|start| option.starts_with(start)) =>
+            .any(|start| option.starts_with(start))
         {
-            Ok(())
+            return Ok(());
         }
-        _ => bail!("the option {option} is not known; leave it out, or use -s to ignore such"),
     }
+    match (option, options::parse_option(option)) {
+        ("remount", _) => asked.is_remount = true,
+        (_, Ok(_)) => asked.options.push(option.to_owned()),
+        (_, Err(_)) if is_sloppy => {}
+        (_, Err(cause)) => bail!(
+            "{cause}, {}; leave it out, or use -s to ignore such",
+            helper_options()
+        ),
+    }
+    Ok(())
+}
+
+/// The options of the helper alone, for people.
+fn helper_options() -> String {
+    let flags = FLAG_OPTIONS.map(|(name, _)| name.to_owned());
+    let values = VALUE_OPTIONS.map(|(name, _)| format!("{name}=…"));
+    let all: Vec<String> = flags.into_iter().chain(values).collect();
+    format!("log=…, {}", all.join(", "))
 }
 
 /// Starts the mount process, and waits until it serves.
 fn start_mount(asked: &HelperRequest) -> HelperResult {
-    let failed = |cause| (EXIT_MOUNT_FAILED, cause);
-    let mut server = MountServer::start(asked).map_err(failed)?;
+    let mut server = MountServer::start(asked).map_err(|cause| (EXIT_MOUNT_FAILED, cause))?;
     server.await_ready()?;
-    if asked.flags != 0
-        && let Err(cause) = apply_mount_flags(&asked.dir, asked.flags)
-    {
-        server.unmount_and_wait(&asked.dir);
-        return Err(failed(cause));
-    }
     if asked.is_verbose {
         let (name, dir, pid) = (&asked.name, asked.dir.display(), server.child.id());
         println!("{name} is mounted on {dir}; process {pid} serves it");
@@ -280,13 +253,27 @@ fn start_mount(asked: &HelperRequest) -> HelperResult {
     Ok(())
 }
 
-/// Sets flags on the existing mount. The mount is `nosuid` and `nodev`, and a remount must repeat
-/// both.
-fn apply_mount_flags(dir: &Path, flags: u32) -> anyhow::Result<()> {
-    let flags = MountFlags::from_bits_retain(flags);
-    let flags = flags | MountFlags::BIND | MountFlags::NOSUID | MountFlags::NODEV;
-    let done = mount_remount(dir, flags, "");
-    done.with_context(|| format!("cannot set the options of {}", dir.display()))
+/// Changes the options of an existing mount. Those of the mount process stay as they are.
+fn remount(asked: &HelperRequest) -> anyhow::Result<()> {
+    let shown = asked.dir.display();
+    let Some(entry) = find_mount_at(&resolve_parent(&asked.dir)?)? else {
+        bail!("no file system of pagemesh is mounted on {shown}");
+    };
+    let parsed = asked
+        .options
+        .iter()
+        .map(|option| options::parse_option(option));
+    let changes: Result<Vec<_>, _> = parsed.collect();
+    let changes = changes.map_err(anyhow::Error::msg)?;
+    let old = options::flags_of(&entry);
+    let new = options::apply(old, &changes);
+    if (old.is_sync, old.is_dirsync) != (new.is_sync, new.is_dirsync) {
+        bail!("a remount cannot change sync and dirsync; unmount {shown}, and mount it again");
+    }
+    let done = pagemesh_fuse::remount_dir(&entry.dir, new);
+    done.with_context(|| {
+        format!("cannot change the options of {shown}; for ro end programs that write files there")
+    })
 }
 
 /// A mount process.
@@ -314,6 +301,7 @@ impl MountServer {
             .arg(&asked.dir)
             .arg("--detach")
             .args(&asked.mount_args)
+            .args(asked.options.iter().flat_map(|option| ["-o", option]))
             .current_dir("/")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -372,17 +360,6 @@ impl MountServer {
         }
         said
     }
-
-    /// Ends a mount after its options could not be set.
-    fn unmount_and_wait(&mut self, dir: &Path) {
-        if let Err(cause) = unmount(dir, UnmountMode::Forced) {
-            tracing::warn!(%cause, "cannot unmount; the mount stays");
-        }
-        let until = Instant::now() + EXIT_TIMEOUT;
-        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < until {
-            std::thread::sleep(POLL_INTERVAL);
-        }
-    }
 }
 
 /// Opens the log, and returns its length. Without a place for a log, output is discarded.
@@ -428,8 +405,7 @@ mod tests {
             "--allow-other",
         ];
         assert_eq!(asked.mount_args, words);
-        let flags = MountFlags::RDONLY | MountFlags::NOEXEC;
-        assert_eq!(asked.flags, flags.bits());
+        assert!(asked.options.ends_with(&["ro".into(), "noexec".into()]));
         assert_eq!(asked.log, Some("/l".into()));
         assert!(asked.is_verbose && !asked.is_fake);
     }
@@ -467,12 +443,20 @@ mod tests {
             "home /mnt -o",
             "home /mnt -x",
             "home /mnt -o unknown",
-            "home /mnt -o remount,ro",
+            "home /mnt -o strictatime",
+            "home /mnt -o remount,strictatime",
             "home /mnt -N 5",
         ] {
             assert!(parsed(line).is_err(), "{line}");
         }
         assert!(parsed("home /mnt -s -o unknown,context=x").is_ok());
+    }
+
+    #[test]
+    fn remount_takes_the_options_that_the_kernel_shows() {
+        let line = "pagemesh:home /mnt -o rw,relatime,user_id=0,group_id=0,default_permissions,allow_other,remount,ro";
+        let asked = parsed(line).expect("options of a mount");
+        assert!(asked.is_remount && asked.options.ends_with(&["ro".into()]));
     }
 
     #[test]

@@ -4,7 +4,6 @@
 
 use crate::args::{FuseTransport, ManagerArgs, ScrubArgs, Transport as TransportArg};
 use crate::client::{DetachGuard, attach_replacing, cluster_client, expect_content};
-use crate::commands::mount::MountArgs;
 use crate::commands::mount::dead;
 use crate::commands::mount::free_space::{self, raise_limit};
 use crate::commands::mount::life_signs::LifeSigns;
@@ -13,6 +12,7 @@ use crate::commands::mount::served::{ClientCounter, MountedParts, ServedMount};
 use crate::commands::mount::snapshot;
 use crate::commands::mount::snapshot_views::MountSnapshots;
 use crate::commands::mount::takeover::{self, ServingHolder};
+use crate::commands::mount::{MountArgs, options};
 use crate::fence_watch::{self, FencedError};
 use crate::figure_reporter::FigureReporter;
 use crate::metrics_pages;
@@ -22,13 +22,13 @@ use crate::snapshot_cuts;
 use crate::snapshot_path::VolumeOrSnapshot;
 use crate::standby::StandbyState;
 use crate::status_signals::StatusSignals;
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use pagemesh_base::authority::AuthorityError;
 use pagemesh_base::layout::VolumeName;
 use pagemesh_base::space::{Space, SpaceError};
 use pagemesh_brick::resource_limits;
 use pagemesh_fs::{Fs, FsError};
-use pagemesh_fuse::{Caching, MountOptions, Transport};
+use pagemesh_fuse::{Caching, MountFlags, MountOptions, Transport};
 use pagemesh_manage::ManagerError;
 use pagemesh_manage::wire::{Attachment, VolumeContent, VolumeDetail};
 use pagemesh_metrics::{BoundResponder, Responder};
@@ -81,6 +81,7 @@ pub fn run(args: &MountArgs) -> anyhow::Result<()> {
 }
 
 fn serve_volume(args: &MountArgs, name: &VolumeName, dir: PathBuf) -> anyhow::Result<()> {
+    let flags = mount_flags(args)?;
     resource_limits::check_memory(MEMORY_MIN).with_context(|| format!("cannot mount {name}"))?;
     let ending = Shutdown::listen(args.until_stdin_ends)?;
     let signals = StatusSignals::listen()?;
@@ -116,7 +117,7 @@ fn serve_volume(args: &MountArgs, name: &VolumeName, dir: PathBuf) -> anyhow::Re
         free_space,
         snapshots: MountSnapshots::of(name, args.transport, &args.client)?,
     };
-    let options = mount_options(args, name);
+    let options = mount_options(args, name, flags);
     let mut mount = ServedMount::start(parts, &dir, &options, &ending)?;
     if let Some(seconds) = args.commit_interval {
         mount.defer_commits(Duration::from_secs(seconds))?;
@@ -300,12 +301,22 @@ pub fn open_files(volume: &Arc<Volume>, detail: &VolumeDetail) -> anyhow::Result
     Ok(fs)
 }
 
-fn mount_options(args: &MountArgs, name: &VolumeName) -> MountOptions {
+/// The options of `-o`.
+fn mount_flags(args: &MountArgs) -> anyhow::Result<MountFlags> {
+    let flags = options::apply(MountFlags::default(), &args.options);
+    ensure!(
+        args.commit_interval.is_none() || !(flags.is_sync || flags.is_dirsync),
+        "--commit-interval delays what -o sync and -o dirsync store at once; leave one of them out"
+    );
+    Ok(flags)
+}
+
+fn mount_options(args: &MountArgs, name: &VolumeName, flags: MountFlags) -> MountOptions {
     MountOptions {
         source: format!("{SOURCE}{name}"),
         threads: args.threads,
         allow_other: args.allow_other,
-        read_only: false,
+        flags,
         transport: fuse_transport(args.fuse),
         may_keep_cpus_awake: !args.no_keep_awake,
         caching: fuse_caching(args.direct_io),

@@ -84,7 +84,7 @@ impl ServedMount {
         )?;
         tracing::info!(transport = ?mounted.transport(), "mounted");
         Ok(ServedMount {
-            endpoints: Endpoints::open(&mounted, dir, &parts.volume, &files, ending),
+            endpoints: Endpoints::open(&mounted, dir, &parts.volume, &files, ending, options),
             mounted,
             dir: dir.to_owned(),
             volume: parts.volume,
@@ -165,6 +165,7 @@ impl Endpoints {
         volume: &Arc<Volume>,
         files: &Weak<Fs>,
         ending: &Shutdown,
+        options: &MountOptions,
     ) -> Endpoints {
         let until = Instant::now() + ADDRESS_TIMEOUT;
         let unmounter = mounted.unmounter();
@@ -178,8 +179,10 @@ impl Endpoints {
         let waiters = device
             .as_deref()
             .map(|device| serve_waiters(device, &patience));
+        // A direct write waits for no asynchronous replica, and `sync` means that, too.
         let direct = device
             .as_deref()
+            .filter(|_| !options.flags.is_sync)
             .and_then(|device| start_direct_server(volume, files, device, &patience));
         if let Some(direct) = &direct {
             mounted.set_connect_hook(Box::new(direct.connector()));

@@ -3,13 +3,13 @@
 //! Invariant: the client of the volume goes on. Nothing is written to bricks.
 
 use crate::client::{cluster_client, open_snapshot};
-use crate::commands::mount::MountArgs;
 use crate::commands::mount::end::{UnmountSequence, serve_until_end};
 use crate::commands::mount::serve::{MEMORY_MIN, SOURCE, fuse_caching, fuse_transport};
 use crate::commands::mount::served::{ADDRESS_TIMEOUT, mount_device};
 use crate::commands::mount::waiters::{
     AddressWait, notify_complete, notify_unmounted, serve_waiters,
 };
+use crate::commands::mount::{MountArgs, options};
 use crate::metrics_pages;
 use crate::service;
 use crate::shutdown::Shutdown;
@@ -19,7 +19,7 @@ use anyhow::{Context, ensure};
 use pagemesh_brick::resource_limits;
 use pagemesh_direct::server::IsMounted;
 use pagemesh_fs::{Fs, FsError};
-use pagemesh_fuse::MountOptions;
+use pagemesh_fuse::{MountFlags, MountOptions};
 use pagemesh_manage::wire::VolumeContent;
 use std::path::Path;
 use std::sync::Arc;
@@ -94,7 +94,10 @@ fn mount_options(args: &MountArgs, path: &SnapshotPath) -> MountOptions {
         source: format!("{SOURCE}{path}"),
         threads: args.threads,
         allow_other: args.allow_other,
-        read_only: true,
+        flags: MountFlags {
+            is_read_only: true,
+            ..options::apply(MountFlags::default(), &args.options)
+        },
         transport: fuse_transport(args.fuse),
         may_keep_cpus_awake: !args.no_keep_awake,
         caching: fuse_caching(args.direct_io),

@@ -7,7 +7,7 @@ use crate::commands::serve::nfs::{NfsArgs, OwnedFs};
 use crate::shutdown::{Shutdown, ShutdownTrigger};
 use anyhow::{Context, bail};
 use pagemesh_base::layout::VolumeName;
-use pagemesh_fuse::{Caching, MountOptions, Transport};
+use pagemesh_fuse::{Caching, MountFlags, MountOptions, Transport};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -149,7 +149,7 @@ fn mount_options(args: &NfsArgs, name: &VolumeName) -> MountOptions {
         threads: THREADS,
         allow_other: args.allow_other,
         // The option is about NFS clients.
-        read_only: false,
+        flags: MountFlags::default(),
         transport: Transport::Auto,
         may_keep_cpus_awake: false,
         caching: Caching::PageCache,

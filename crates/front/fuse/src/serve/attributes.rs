@@ -85,7 +85,7 @@ impl RequestContext<'_> {
         };
         if let Some(size) = wished.size {
             if wished.clears_setid {
-                self.fs.clear_setid(self.ino)?;
+                self.clear_setid_unprivileged()?;
             }
             let attr = self
                 .fs
@@ -93,6 +93,10 @@ impl RequestContext<'_> {
             if changes == AttrChanges::default() {
                 return Ok(attr);
             }
+        }
+        // The kernel leaves the bits that a new owner or group removes to the mount.
+        if (changes.uid, changes.gid) != (None, None) && changes.mode.is_none() {
+            self.clear_setid(self.ino)?;
         }
         self.fs.set_attr(self.ino, changes)
     }

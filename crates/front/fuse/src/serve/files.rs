@@ -5,6 +5,7 @@ use crate::abi;
 use crate::open_files::OpenFiles;
 use crate::reply::FuseReply;
 use crate::request::ReadRange;
+use crate::thread_credentials;
 use bytes::Bytes;
 use pagemesh_fs::{AllocateMode, Ino, Result, SeekTarget};
 use rustix::fs::{FallocateFlags, OFlags};
@@ -33,14 +34,22 @@ fn allocate_mode(mode: u32) -> Option<AllocateMode> {
 }
 
 impl RequestContext<'_> {
-    pub(super) fn read(&self, file: u64, span: ReadRange, how: u32) -> Result<FuseReply> {
+    pub(super) fn read(
+        &self,
+        file: u64,
+        span: ReadRange,
+        flags: u32,
+        how: u32,
+    ) -> Result<FuseReply> {
         if how & abi::READ_LOCK_OWNER == 0 {
             self.before_cached_read(file)?;
         }
         let mut channel = self.fs.borrow_channel()?;
-        let bytes = self
-            .fs
-            .read(&mut channel, self.ino, span.offset, span.size)?;
+        let (fs, channel, ino) = (self.fs, &mut *channel, self.ino);
+        let bytes = match has_flag(flags, OFlags::NOATIME) {
+            false => fs.read(channel, ino, span.offset, span.size)?,
+            true => fs.read_without_time(channel, ino, span.offset, span.size)?,
+        };
         Ok(FuseReply::Data(bytes))
     }
 
@@ -53,7 +62,7 @@ impl RequestContext<'_> {
         how: u32,
     ) -> Result<FuseReply> {
         if how & abi::WRITE_KILL_SUIDGID != 0 {
-            self.fs.clear_setid(self.ino)?;
+            self.clear_setid_unprivileged()?;
         }
         if how & (abi::WRITE_CACHE | abi::WRITE_LOCK_OWNER) == 0 {
             self.before_cached_write(file)?;
@@ -187,12 +196,15 @@ impl RequestContext<'_> {
         Ok(())
     }
 
-    /// Clears the set-id bits of a file that a caller without the privilege for them changes. The
-    /// kernel reports the privilege only for writes and sizes, so here root counts as privileged.
-    fn clear_setid(&self, ino: Ino) -> Result<()> {
-        match self.caller.uid {
-            0 => Ok(()),
-            _ => self.fs.clear_setid(ino),
-        }
+    /// Clears the set-id bits of a file that a caller without the privilege for them changes.
+    pub(super) fn clear_setid(&self, ino: Ino) -> Result<()> {
+        let caller = |gid| thread_credentials::caller(self.caller, self.thread, gid);
+        self.fs.clear_setid(ino, caller)
+    }
+
+    /// The same for a caller that the kernel found to lack the privilege. The kernel reports it for writes and sizes only.
+    pub(super) fn clear_setid_unprivileged(&self) -> Result<()> {
+        let caller = |gid| thread_credentials::unprivileged_caller(self.caller, self.thread, gid);
+        self.fs.clear_setid(self.ino, caller)
     }
 }

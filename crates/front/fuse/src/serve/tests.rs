@@ -22,7 +22,7 @@ fn mount_options() -> MountOptions {
         source: "pagemesh:test".into(),
         threads: 1,
         allow_other: false,
-        read_only: false,
+        flags: crate::MountFlags::default(),
         transport: crate::Transport::Classic,
         may_keep_cpus_awake: false,
         caching: Caching::PageCache,

@@ -7,7 +7,7 @@
 use crate::memory::{self, MemorySpace};
 use crate::{skip, switch};
 use pagemesh_fs::{Credentials, Fs, MkfsOptions, mkfs};
-use pagemesh_fuse::{Caching, MountOptions, Transport, Unmounter, mount, now};
+use pagemesh_fuse::{Caching, MountFlags, MountOptions, Transport, Unmounter, mount, now};
 use rustix::mount::UnmountFlags;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ pub fn options(transport: Transport) -> MountOptions {
         source: "pagemesh:test".into(),
         threads: THREADS,
         allow_other: true,
-        read_only: false,
+        flags: MountFlags::default(),
         transport,
         may_keep_cpus_awake: false,
         caching: Caching::PageCache,
