@@ -26,7 +26,10 @@ pub(super) fn read(args: &NfsArgs) -> anyhow::Result<Option<ExportsFile>> {
 
 /// The exports file after the wait of a standby, which may have taken weeks: it has the present rules. A file with a mistake leaves the
 /// earlier ones.
-pub(super) fn read_again(args: &NfsArgs, earlier: Option<ExportsFile>) -> Option<ExportsFile> {
+pub(super) fn read_after_wait(args: &NfsArgs, earlier: Option<ExportsFile>) -> Option<ExportsFile> {
+    if !args.standby {
+        return earlier;
+    }
     read(args).unwrap_or_else(|error| {
         tracing::error!(
             error = format!("{error:#}"),

@@ -194,10 +194,7 @@ pub fn run(args: &NfsArgs) -> anyhow::Result<()> {
     let Some(owned) = opening.open_all()? else {
         return Ok(());
     };
-    let file = match args.standby {
-        true => exports::read_again(args, file),
-        false => file,
-    };
+    let file = exports::read_after_wait(args, file);
     let volumes: Vec<_> = owned.iter().map(OwnedFs::named_volume).collect();
     // The file systems of this process are the same until its end.
     let _ = shown.volumes.set(volumes.clone());

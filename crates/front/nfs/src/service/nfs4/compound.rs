@@ -7,7 +7,7 @@
 use super::handles::CurrentFile;
 use super::{Done, Fault};
 use crate::counters::count;
-use crate::export::ExportOptions;
+use crate::export_table::ExportTable;
 use crate::limits::OPERATIONS_MAX;
 use crate::nfs4::MINOR_VERSION;
 use crate::nfs4::arguments::Arguments;
@@ -129,6 +129,13 @@ impl Encode for KeptReply<'_> {
     }
 }
 
+/// Whether the client may mount something, by the port that a rule of it demands. State of the server is for such clients: another user
+/// of their machine could replace it.
+fn may_mount(table: &ExportTable, client: SocketAddr) -> bool {
+    let mut rules = table.iter().filter_map(|it| it.rule(client.ip()));
+    rules.any(|rule| rule.accepts_port(client))
+}
+
 impl Service {
     /// The reply to a call of version 4.
     pub(in crate::service) fn answer_nfs4(
@@ -163,14 +170,7 @@ impl Service {
             return Ok(Reply::success(call.xid, &failed(Status::Invalid)));
         }
         let table = self.exports.table();
-        // State of the server is for clients that may mount something, by the port that some rule of theirs demands: another user of
-        // their machine could replace their state.
-        let may_mount = |rule: &ExportOptions| rule.accepts_port(client);
-        if !table
-            .iter()
-            .filter_map(|it| it.rule(client.ip()))
-            .any(may_mount)
-        {
+        if !may_mount(&table, client) {
             count(&self.counters.refused_calls);
             let denial = Denial::Authentication(AuthStatus::RejectedCredential);
             return Ok(Reply::denied(call.xid, denial));
