@@ -1,4 +1,4 @@
-//! A crash leaves later times than any that was reported of an overwrite whose bytes it keeps, if the file system keeps write times.
+//! A crash that keeps the bytes of an overwrite leaves times no earlier than the reported ones, if the file system keeps write times.
 //! Otherwise a client of NFS with bytes from before the overwrite would find the attributes of these bytes, and keep them.
 
 use crate::support;
@@ -205,7 +205,7 @@ fn changes_after_a_crash_have_later_times_than_it_left() {
     }
 }
 
-/// Crashes after each change of the space: the times are those of the last change that was reported before, or later.
+/// Crashes after each change of the space: no time is earlier than the last reported one.
 #[test]
 fn any_crash_leaves_no_earlier_time_than_reported() {
     let (server, pin) = server_that_keeps_times();

@@ -1,4 +1,4 @@
-//! The options of the mount that the kernel accepts, shows, and leaves to the server: those of access times.
+//! The options for access times. The kernel accepts and shows them, and leaves their effect to the server.
 //!
 //! A remount changes them without a request. The kernel then marks its list of mounts, proc_pid_mountinfo(5).
 
@@ -48,7 +48,7 @@ impl OptionWatch {
     }
 }
 
-/// The reads whose time a mount records.
+/// The reads that set the access time on a mount.
 fn read_times(entry: &MountEntry) -> ReadTimes {
     if entry.has_option("ro") || entry.has_option("noatime") {
         ReadTimes::None

@@ -74,7 +74,7 @@ impl Exports {
     /// As [`Exports::new`].
     pub fn with_groups(exports: Vec<Export>, lookup: GroupLookup) -> Result<Self, ExportError> {
         Export::check_all(&exports)?;
-        // Clients compare the times of a file with those of the bytes that they have cached.
+        // Clients trust their cached bytes while the times of the file stay equal.
         exports.iter().for_each(|it| it.fs.keep_write_times());
         let served = exports.into_iter().map(ServedFs::new);
         let (file_systems, exports): (Vec<_>, Vec<_>) = served.unzip();

@@ -37,7 +37,7 @@ pub(crate) fn keeps_time(txs: &TxManager, durable: bool) -> bool {
         && (durable || !txs.channels.space().has_write_cache())
 }
 
-/// Stores mtime and ctime of a file ahead, after an overwrite whose time is recorded. Without room, the real times stay pending
+/// Stores mtime and ctime of a file ahead, after an overwrite has recorded its time. Without room, the real times stay pending
 /// alone: the bytes are there nevertheless.
 pub(crate) fn store_ahead(txs: &TxManager, ino: Ino) -> Result<()> {
     let stored = txs.with_reserve_fallback(|| {

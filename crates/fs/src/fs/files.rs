@@ -237,7 +237,7 @@ impl Fs {
         times::flush_all_times(&self.txs)
     }
 
-    /// From now on, a crash leaves later times than any that was reported of an overwrite whose bytes it must keep: mtime and ctime
+    /// From now on, a crash that must keep the bytes of an overwrite leaves times no earlier than the reported ones: mtime and ctime
     /// are stored up to 2 s ahead with the first overwrite after each flush of times, and that overwrite waits for a
     /// transaction. [`Fs::flush_all_times`] stores the real times. Servers of clients that compare times with cached ones call it first.
     ///

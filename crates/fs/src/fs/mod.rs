@@ -151,7 +151,7 @@ impl Fs {
         self.txs.uncommitted_changes()
     }
 
-    /// Sets the reads whose time is recorded from now on. Before the first call: [`ReadTimes::Relative`].
+    /// Sets which reads record an access time from now on. Before the first call: [`ReadTimes::Relative`].
     pub fn set_read_times(&self, read_times: ReadTimes) {
         self.txs.lock_core().read_times = read_times;
     }

@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 #[derive(Clone, Copy, Default, PartialEq)]
 pub(crate) struct PendingTimes {
     pub(crate) mtime: Option<Time>,
-    /// The ctime without that of `mtime`, if the stored one is ahead ([`TimeGrant`]).
+    /// The ctime alone, if the stored one is ahead ([`TimeGrant`]).
     pub(crate) ctime: Option<Time>,
     pub(crate) atime: Option<Time>,
 }

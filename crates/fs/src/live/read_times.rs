@@ -2,7 +2,7 @@
 
 use crate::format::inode::Inode;
 
-/// The reads whose time is recorded as the access time.
+/// The reads that set the access time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReadTimes {
     /// Those of files, links and directories, once after a change and once in a day (`relatime`).

@@ -16,7 +16,7 @@ const INDEXES_MAX: usize = 16;
 /// Shorter lists are searched: that is as fast.
 const INDEXED_PAGES_MIN: usize = 2;
 
-/// The indexes, that of the last used list first.
+/// The indexes; the last used list comes first.
 #[derive(Default)]
 pub(crate) struct XattrIndexes(VecDeque<(Ino, Vec<IndexedPage>)>);
 
@@ -62,7 +62,7 @@ impl IndexedPage {
         Ok(indexed)
     }
 
-    /// Whether it is that of the list.
+    /// Whether the page is still a page of the list.
     fn is_current(&self, list: &XattrList, index: usize, first: usize) -> bool {
         let next = match (&self.next_page, list.pages.get(index + 1)) {
             (Some(own), Some(found)) => Arc::ptr_eq(own, found),

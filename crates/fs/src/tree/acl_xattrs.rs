@@ -6,17 +6,9 @@
 use crate::error::Result;
 use crate::format::acl::{Acl, AclKind, mode_with_rights};
 use crate::format::inode::{Ino, Inode, InodeKind};
-use crate::format::xattr_kinds::XattrKinds;
 use crate::tree::xattr_list::{get_xattr, remove_xattr, set_xattr};
 use crate::txn::tx::Tx;
 use rustix::io::Errno;
-
-fn xattr_kind(kind: AclKind) -> XattrKinds {
-    match kind {
-        AclKind::Access => XattrKinds::ACCESS_ACL,
-        AclKind::Default => XattrKinds::DEFAULT_ACL,
-    }
-}
 
 /// A list of an inode.
 ///
@@ -28,9 +20,6 @@ pub(crate) fn load_acl(
     inode: &Inode,
     kind: AclKind,
 ) -> Result<Option<Acl>> {
-    if !inode.may_have_xattr(xattr_kind(kind)) {
-        return Ok(None);
-    }
     let value = get_xattr(tx, ino, inode, kind.attribute())?;
     value.map_or(Ok(None), |value| decode_acl(&value, inode, kind))
 }
@@ -86,9 +75,6 @@ fn put_acl(
 
 /// Brings the stored access list to the mode of the inode. The caller stores the inode.
 pub(crate) fn apply_mode(tx: &mut Tx<'_>, ino: Ino, inode: &mut Inode) -> Result<()> {
-    if !inode.may_have_xattr(XattrKinds::ACCESS_ACL) {
-        return Ok(());
-    }
     let Some(old) = get_xattr(tx, ino, inode, AclKind::Access.attribute())? else {
         return Ok(());
     };

@@ -51,7 +51,7 @@ pub(crate) struct Tx<'c> {
     data_hint: Option<TierHint>,
     /// Inodes stored so far.
     stored_inos: Vec<Ino>,
-    /// An inode whose times are stored ahead, and the time up to which.
+    /// An inode with times stored ahead, and their limit.
     time_grant: Option<(Ino, Time)>,
     /// The call returns before the transaction is committed: the kind of that, and the time.
     acknowledged: Option<(Acknowledge, Instant)>,
