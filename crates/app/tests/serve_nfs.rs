@@ -174,10 +174,7 @@ fn unmount_leaves_server_and_its_claim() {
     let server = NfsServer::start(&cluster, &any_port(), Some("mnt"), &[]).unwrap();
     fs::write(server.path("file"), "kept").unwrap();
     let dir = server.mount.clone().unwrap();
-    until("no file is in use", || {
-        let ended = cluster.run(&["umount", dir.to_str().unwrap()]);
-        ended.status.success()
-    });
+    mounted::unmount(&cluster, &dir);
     assert!(!server.path("file").exists());
     assert_eq!(server.cat("file"), "kept");
     // The server reports that it serves, so another mount is refused.

@@ -150,9 +150,10 @@ const FILE_DEFECTS: &[(Defect, &[&str])] = &[
             NOT_QUIESCENT_ERROR,
         ],
     ),
+    // As above: operations that no client recovers leave differing legs.
     (
         Defect::NotRecovered,
-        &[MOUNT_CONTENT_ERROR, MOUNT_READ_ERROR],
+        &[MOUNT_CONTENT_ERROR, MOUNT_READ_ERROR, LEGS_DIFFER_ERROR],
     ),
 ];
 

@@ -53,6 +53,21 @@ pub fn has_io_uring() -> bool {
     is_there
 }
 
+/// Unmounts a directory. A child that another test has just forked holds the descriptors of all tests until it executes
+/// its program, and the kernel releases the files of a killed program with io_uring asynchronously.
+pub fn unmount(cluster: &Cluster, dir: &Path) {
+    let args = ["umount", dir.to_str().unwrap()];
+    until("no file is in use", || {
+        let ended = cluster.run(&args);
+        let said = String::from_utf8_lossy(&ended.stderr);
+        let is_busy = said.contains("resource busy");
+        // Another test has just made a mount namespace, which has every mount until it ends.
+        let is_shared = said.contains("other mount namespaces have it still");
+        assert!(ended.status.success() || is_busy || is_shared, "{said}");
+        ended.status.success() || is_shared
+    });
+}
+
 /// A mounted file system; dropping it unmounts it.
 pub struct TestMount {
     pub dir: PathBuf,
@@ -130,20 +145,9 @@ impl TestMount {
         self.daemon.take().unwrap().kill();
     }
 
-    /// Unmounts, and waits for the end of the process. A child that another test has just forked
-    /// holds the descriptors of all tests until it executes its program, and the kernel releases the
-    /// files of a killed program with io_uring asynchronously.
+    /// Unmounts, and waits for the end of the process.
     pub fn stop(self, cluster: &Cluster) {
-        let args = ["umount", self.dir.to_str().unwrap()];
-        until("no file is in use", || {
-            let ended = cluster.run(&args);
-            let said = String::from_utf8_lossy(&ended.stderr);
-            let is_busy = said.contains("resource busy");
-            // Another test has just made a mount namespace, which has every mount until it ends.
-            let is_shared = said.contains("other mount namespaces have it still");
-            assert!(ended.status.success() || is_busy || is_shared, "{said}");
-            ended.status.success() || is_shared
-        });
+        unmount(cluster, &self.dir);
         self.await_end();
     }
 
