@@ -364,7 +364,7 @@ fn library_reads_unused_small_files_through_the_cache() {
     close(reader);
     close(writer);
 
-    let resize = |bytes| {
+    let resize = |bytes: u64| {
         let file = kernel.open(node, OFlags::RDWR | BY_LIBRARY);
         let data = Bytes::from_static(b"x");
         let (offset, flags, how) = (bytes - 1, 0, abi::WRITE_LOCK_OWNER);
