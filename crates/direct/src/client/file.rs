@@ -43,6 +43,9 @@ use std::time::{Duration, Instant};
 /// client asks the mount for the file map. A program that reads a small file once, or extends a
 /// file all the time, would ask in vain.
 const KERNEL_CALLS_PER_REQUEST: u32 = 4;
+/// Delay before the next request for a file that the kernel caches: programs read small files from the page
+/// cache, and each request in vain costs as much as fifty such reads.
+const CACHED_RETRY: Duration = Duration::from_millis(50);
 
 /// Attempts to lock a busy slot before the kernel serves the call: operations take a microsecond or
 /// two.
@@ -66,6 +69,8 @@ pub struct DirectFile {
     /// Why the mount gives no current map of the file.
     file_map_reason: AtomicReason,
     misses: AtomicU32,
+    /// When the next request is due, if the kernel caches the file.
+    cached_backoff: Backoff,
     /// A write reached beyond the append extent.
     pub(super) wants_append_space: AtomicBool,
 }
@@ -87,6 +92,7 @@ impl DirectFile {
             account_index: op_counters::index_of(device, ino),
             file_map_reason: AtomicReason::new(Why::Asking),
             misses: AtomicU32::new(0),
+            cached_backoff: Backoff::new(Why::Cached),
             wants_append_space: AtomicBool::new(false),
         }
     }
@@ -233,8 +239,8 @@ impl DirectFile {
             .is_some_and(|file_map| !file_map.is_outdated())
     }
 
-    /// Asks for the current file map, on one call in [`KERNEL_CALLS_PER_REQUEST`]. An error: the
-    /// operation goes to the kernel.
+    /// Asks for the current file map, on one call in [`KERNEL_CALLS_PER_REQUEST`], unless the kernel cached the
+    /// file a moment ago. An error: the operation goes to the kernel.
     #[cold]
     pub(super) fn refresh_file_map(&self) -> Result<(), Why> {
         if self.misses.fetch_add(1, Ordering::Relaxed) % KERNEL_CALLS_PER_REQUEST
@@ -242,11 +248,15 @@ impl DirectFile {
         {
             return Err(self.file_map_reason.get());
         }
+        self.cached_backoff.check(now_ms())?;
         let grows = self.wants_append_space.load(Ordering::Relaxed);
         let mount = self.joined_mount().ok_or(Why::Joining)?;
         let found = mount.file_map(self.ino, grows);
-        self.file_map_reason
-            .set(found.as_ref().err().copied().unwrap_or(Why::Asking));
+        let reason = found.as_ref().err().copied().unwrap_or(Why::Asking);
+        self.file_map_reason.set(reason);
+        if reason == Why::Cached {
+            self.cached_backoff.delay(now_ms(), CACHED_RETRY, reason);
+        }
         let found = found?;
         let file_map = self.file_map.get_or_init(|| Arc::clone(&found));
         if Arc::ptr_eq(file_map, &found) && !file_map.is_outdated() {

@@ -2,7 +2,8 @@
 //!
 //! A file that a program opens without the preload library goes through the page cache, where its
 //! position moves as on other file systems. A file that the library opens bypasses the cache, so
-//! that direct clients may change it.
+//! that direct clients may change it. Small files that the library opens to read go through the
+//! cache, too: a program that reads such a file once never asks for the direct path.
 
 use crate::Caching;
 use crate::abi;
@@ -14,6 +15,10 @@ use pagemesh_base::proc_maps::PRELOAD_OPEN_FLAG;
 use pagemesh_fs::{Attr, Ino, Result};
 use rustix::fs::OFlags;
 use std::ops::Range;
+
+/// Largest file that goes through the page cache when the library opens it to read, in bytes: a page.
+/// A read by the page cache shows an atomic write of several pages in parts.
+const SMALL_FILE_BYTES: u64 = 4096;
 
 /// How the kernel uses a file that it opens.
 pub(crate) fn open_reply(caching: Caching) -> abi::OpenOut {
@@ -39,10 +44,19 @@ impl RequestContext<'_> {
     /// The answer to an open with these flags. The caller has the file open.
     pub(crate) fn open_file(&self, ino: Ino, flags: u32) -> Result<abi::OpenOut> {
         let is_by_library = flags & PRELOAD_OPEN_FLAG != 0;
-        let is_cached = !is_by_library && self.handler.caching == Caching::PageCache;
-        if is_cached {
-            self.fs.begin_caching(ino)?;
-        }
+        let access = OFlags::from_bits_retain(flags) & OFlags::ACCMODE;
+        let is_cached = match self.handler.caching {
+            Caching::Bypassed => false,
+            Caching::PageCache if is_by_library => {
+                access == OFlags::RDONLY
+                    && !has_flag(flags, OFlags::DIRECT)
+                    && self.fs.begin_caching_small(ino, SMALL_FILE_BYTES)?
+            }
+            Caching::PageCache => {
+                self.fs.begin_caching(ino)?;
+                true
+            }
+        };
         // The kernel sends all parts of a long write with `O_DIRECT` at once, and each of them
         // would be appended at the current end of the file.
         let appends_directly = OFlags::APPEND.bits() | OFlags::DIRECT.bits();
@@ -50,7 +64,6 @@ impl RequestContext<'_> {
             true => Caching::PageCache,
             false => Caching::Bypassed,
         };
-        let access = OFlags::from_bits_retain(flags) & OFlags::ACCMODE;
         if is_cached && access == OFlags::RDONLY && !has_flag(flags, OFlags::NOATIME) {
             self.fs.record_cached_read_open(ino);
         }
@@ -65,11 +78,13 @@ impl RequestContext<'_> {
             file,
             ..open_reply(caching)
         };
-        if is_by_library {
+        if is_by_library && !is_cached {
             let flags = opened.flags & !abi::OPEN_NO_FLUSH;
             return Ok(abi::OpenOut { flags, ..opened });
         }
-        self.fs.call_open_hook(self.thread);
+        if !is_by_library {
+            self.fs.call_open_hook(self.thread);
+        }
         Ok(opened)
     }
 
