@@ -11,6 +11,7 @@ mod clients;
 mod clones;
 mod command_line;
 mod direct;
+mod direct_io;
 mod endings;
 mod exec;
 mod exports;

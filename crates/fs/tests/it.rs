@@ -26,6 +26,7 @@ mod resend;
 mod service_file;
 mod shared_spans;
 mod snapshot_mount;
+mod sparse_files;
 mod stale_pages;
 mod stateless_attributes;
 mod stateless_changes;

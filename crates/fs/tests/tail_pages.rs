@@ -71,6 +71,20 @@ fn append_to_own_last_page_reads_nothing() {
 }
 
 #[test]
+fn append_with_gap_to_own_last_page_reads_nothing() {
+    let mut file = Appender::new();
+    file.append(24, 1);
+    file.space
+        .refuse_requests(|request| matches!(request, Request::Read { .. }), u64::MAX);
+    for value in 2..90 {
+        let gap = if value % 3 == 0 { 512 } else { 7 };
+        file.write(file.model.len() + gap, 512, value);
+    }
+    file.space.refuse_requests(|_| false, 0);
+    file.check();
+}
+
+#[test]
 fn append_keeps_changes_of_last_page() {
     type Change = fn(&mut Appender);
     let changes: [Change; 4] = [

@@ -217,6 +217,8 @@ structures! {
     WriteOut { size: u32, unused: u32 }
     GetXattrOut { size: u32, unused: u32 }
     IoctlOut { result: i32, flags: u32, in_parts: u32, out_parts: u32 }
+    /// `struct dioattr` of XFS.
+    DirectIoLimits { memory_align: u32, request_bytes_min: u32, request_bytes_max: u32 }
     LseekOut { offset: i64 }
     StatfsOut {
         blocks: u64, free: u64, available: u64, files: u64, files_free: u64,

@@ -29,6 +29,7 @@ mod caching;
 mod classic;
 mod cpu_affinity;
 mod device;
+mod direct_io;
 mod events;
 mod extra_threads;
 mod handle;

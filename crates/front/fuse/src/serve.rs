@@ -13,6 +13,7 @@ mod tests;
 
 use crate::abi;
 use crate::attr::CacheTimeout;
+use crate::direct_io::{self, LIMITS_IOCTL};
 use crate::events::EventThread;
 use crate::notifier::KernelNotifier;
 use crate::open_files::OpenFiles;
@@ -223,6 +224,7 @@ impl RequestContext<'_> {
                 let connect = self.handler.connect_hook.get().ok_or(Errno::NOSYS)?;
                 connect(self.thread, argument)?;
             }
+            LIMITS_IOCTL => return direct_io::limits_reply(self.fs.attr(self.ino)?.kind),
             // The caller gets `ENOTTY`.
             _ => return refuse(Errno::NOSYS),
         }

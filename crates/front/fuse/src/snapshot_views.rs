@@ -19,6 +19,7 @@
 
 use crate::abi;
 use crate::attr::{CacheTimeout, dirent_type};
+use crate::direct_io::{self, LIMITS_IOCTL};
 use crate::names;
 use crate::reply::{self, FuseReply, Listing};
 use crate::request::{ReadRange, Request};
@@ -158,7 +159,7 @@ impl SnapshotViews {
             (_, Request::OpenDir) => Ok(FuseReply::new(&abi::OpenOut::default())),
             // The kernel copies by reads and writes.
             (_, Request::Copy { .. }) => Err(Errno::OPNOTSUPP.into()),
-            (_, Request::Ioctl { .. }) => Err(Errno::NOSYS.into()),
+            (ViewNode::Directory(_), Request::Ioctl { .. }) => Err(Errno::NOSYS.into()),
             (ViewNode::Directory(directory), request) => {
                 self.handle_directory(directory, live, request)
             }
@@ -289,6 +290,11 @@ fn handle_inode(fs: &Fs, slot: usize, ino: Ino, request: Request<'_>) -> Result<
             });
             xattr(ended.collect(), size)
         }
+        Request::Ioctl {
+            command: LIMITS_IOCTL,
+            ..
+        } => direct_io::limits_reply(fs.attr(ino)?.kind),
+        Request::Ioctl { .. } => Err(Errno::NOSYS.into()),
         Request::Seek { offset, whence } => {
             let what = match whence {
                 SEEK_DATA => SeekTarget::Data,

@@ -71,7 +71,8 @@ fn plan_extension(
         return Ok(None);
     };
     let pages = at / PAGE..page_count(end);
-    let is_longer = at <= inode.size && inode.size < end;
+    // Behind the end in its last page, or in the next one, no page is left out.
+    let is_longer = pages.start <= page_count(inode.size) && inode.size < end;
     if !is_longer || !inode.is_dense() || pages.end - pages.start > PIECE_PAGES_MAX {
         return Ok(None);
     }

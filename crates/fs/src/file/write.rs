@@ -1,6 +1,6 @@
 //! Writes of files.
 //!
-//! A write within the size of a file without holes changes no inode. It takes the file's lock
+//! A write of pages that the file has changes no inode. It takes the file's lock
 //! shared, goes out on the caller's own channel, and only its time is recorded, after its bytes: a
 //! reader that gets the new attributes does not keep old bytes under them. Every other change
 //! takes the lock exclusively. Its changes of the inode are in the same transaction as the pages,
@@ -30,6 +30,7 @@ use crate::format::xattr_kinds::XattrKinds;
 use crate::format::{PAGE, page_count};
 use crate::io::channel::IoChannel;
 use crate::io::write_queue::{Overwrite, WriteEnd, WriteQueue};
+use crate::live::file_lock::FileReadGuard;
 use crate::live::kernel_pages::WritePath;
 use crate::tree::xattr_list::has_capabilities;
 use crate::txn::core::Core;
@@ -39,18 +40,43 @@ use pagemesh_base::space::Request;
 use pagemesh_base::tier_hint::TierHint;
 use rustix::io::Errno;
 use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
 
-/// Whether a write is an overwrite within a file without holes.
+/// Whether a write is an overwrite of written pages.
 enum OverwriteAttempt {
-    Ready(Overwrite),
+    Ready(FileReadGuard, PlannedOverwrite),
     NotOverwrite,
     /// Another thread holds the lock exclusively or waits for that, the file is not looked up, or changes must be committed
     /// first.
     Locked,
 }
 
-/// The requests of an overwrite within a file without holes, into spans of its own; `None` if
-/// it is not such a write. The caller holds the file's lock.
+/// An overwrite within a file, into spans of its own.
+struct PlannedOverwrite {
+    requests: Vec<Request>,
+    hint: TierHint,
+    /// The file has holes, and the volume knows whether these pages are some of them.
+    may_fill_holes: bool,
+}
+
+impl PlannedOverwrite {
+    /// Whether a page of it is a hole. The caller holds the file's lock, so none becomes one.
+    fn fills_holes(&self, channel: &mut IoChannel) -> Result<bool> {
+        for request in &self.requests {
+            if let Request::Write { offset, data, .. } = request {
+                let pages = offset / PAGE..page_count(offset + data.len() as u64);
+                let written = channel.count_mapped_pages(pages.clone())?;
+                if written < pages.end - pages.start {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// Plans an overwrite; `None` if it is not such a write. The caller holds the file's lock. It checks the pages if the file
+/// has holes ([`PlannedOverwrite::fills_holes`]).
 fn plan_overwrite(
     core: &mut Core,
     ino: Ino,
@@ -58,7 +84,7 @@ fn plan_overwrite(
     data: &Bytes,
     durable: bool,
     hook: &mut impl WriteHook,
-) -> Result<Option<(Vec<Request>, TierHint)>> {
+) -> Result<Option<PlannedOverwrite>> {
     core.check_running()?;
     let inode = core.regular_file(ino)?;
     hook.begin(&mut core.begin(), ino, &inode)?;
@@ -66,7 +92,9 @@ fn plan_overwrite(
         return Ok(None);
     }
     let end = offset.saturating_add(data.len() as u64);
-    if end > inode.size || !inode.is_dense() {
+    let may_fill_holes = !inode.is_dense();
+    let is_pending = inode.redo_log.is_some() || inode.append_extent.is_some();
+    if end > inode.size || is_pending {
         return Ok(None);
     }
     if has_capabilities(&mut core.begin(), ino, &inode)? {
@@ -77,6 +105,9 @@ fn plan_overwrite(
         return Ok(None);
     }
     if runs.iter().map(|&(_, _, len)| len).sum::<u64>() < data.len() as u64 {
+        if may_fill_holes {
+            return Ok(None);
+        }
         let what = "by its page count it is a file without holes, and it has one";
         return Err(damaged_inode(ino, Corruption(what.into())));
     }
@@ -88,7 +119,11 @@ fn plan_overwrite(
             durable,
         }
     });
-    Ok(Some((requests.collect(), inode.tier_hint())))
+    Ok(Some(PlannedOverwrite {
+        requests: requests.collect(),
+        hint: inode.tier_hint(),
+        may_fill_holes,
+    }))
 }
 
 /// Records the time of an overwrite. Its bytes are there, or some of them after an error; the file is still locked. With
@@ -126,11 +161,11 @@ fn overwrite(
     txs: &TxManager,
     channel: &mut IoChannel,
     ino: Ino,
-    (requests, hint): (Vec<Request>, TierHint),
+    planned: PlannedOverwrite,
     durable: bool,
     hook: &mut impl WriteHook,
 ) -> Result<()> {
-    let sent = channel.call_all_hinted(requests, hint);
+    let sent = channel.call_all_hinted(planned.requests, planned.hint);
     let keeps_time = sent.is_ok() && times::keeps_time(txs, durable);
     let recorded = record_overwrite(txs, ino, keeps_time, hook);
     sent?;
@@ -185,30 +220,39 @@ fn write_unsynced(
     if let Some(written) = extend_bulk(txs, channel, ino, offset, data, how, hook)? {
         return Ok(written);
     }
-    let all = |offset: u64| offset..offset + data.len() as u64;
     // Nearly always the lock is free, and one look at the core suffices.
-    if let Some(offset) = offset {
-        match try_overwrite(txs, ino, offset, data, (durable, path), hook)? {
-            OverwriteAttempt::Ready(write) => {
-                let _guard = write.guard;
-                let planned = (write.requests, write.hint);
-                overwrite(txs, channel, ino, planned, durable, hook)?;
-                return Ok(all(offset));
-            }
-            OverwriteAttempt::Locked => {
-                let lock = txs.file_lock(ino)?;
-                let _shared = txs.lock_shared(ino, &lock)?;
-                if !lock.has_mmap_dirty()
-                    && !path.leaves_old_pages(lock.used_kernel_pages())
-                    && overwrite_locked(txs, channel, ino, offset, data, durable, hook)?
-                {
-                    return Ok(all(offset));
-                }
-            }
-            OverwriteAttempt::NotOverwrite => {}
-        }
+    if let Some(offset) = offset
+        && overwrite_shared(txs, channel, ino, offset, data, how, hook)?
+    {
+        return Ok(offset..offset + data.len() as u64);
     }
     write_exclusively(txs, channel, ino, offset, data, (durable, path), hook)
+}
+
+/// Overwrites written pages, with the file's lock shared; false if the write needs it exclusively.
+fn overwrite_shared(
+    txs: &TxManager,
+    channel: &mut IoChannel,
+    ino: Ino,
+    offset: u64,
+    data: &Bytes,
+    (durable, path): (bool, WritePath),
+    hook: &mut impl WriteHook,
+) -> Result<bool> {
+    match try_overwrite(txs, ino, offset, data, (durable, path), hook)? {
+        OverwriteAttempt::Ready(_guard, planned) => {
+            overwrite_planned(txs, channel, ino, planned, durable, hook)
+        }
+        OverwriteAttempt::Locked => {
+            let lock = txs.file_lock(ino)?;
+            let _shared = txs.lock_shared(ino, &lock)?;
+            if lock.has_mmap_dirty() || path.leaves_old_pages(lock.used_kernel_pages()) {
+                return Ok(false);
+            }
+            overwrite_locked(txs, channel, ino, offset, data, durable, hook)
+        }
+        OverwriteAttempt::NotOverwrite => Ok(false),
+    }
 }
 
 /// Any write, with the file locked.
@@ -247,10 +291,13 @@ fn write_exclusively(
     let written = if overwrite_locked(txs, channel, ino, offset, data, durable, hook)? {
         offset..end
     } else {
-        match extend_bulk_locked(txs, channel, ino, offset, data, durable, hook)? {
+        let written = match extend_bulk_locked(txs, channel, ino, offset, data, durable, hook)? {
             Some(written) => written,
             None => extend::extend_locked(txs, channel, ino, offset, data, durable, hook)?,
-        }
+        };
+        let has_filled = txs.inspect(|core| core.inode(ino))?.pages != inode.pages;
+        lock.fills_holes.store(has_filled, Relaxed);
+        written
     };
     lock.patch_mmap_dirty(offset, &data[..(written.end - offset) as usize]);
     if path.leaves_old_pages(lock.used_kernel_pages()) {
@@ -275,7 +322,16 @@ pub(crate) fn begin_write(
         return Ok(false);
     }
     match try_overwrite(txs, ino, offset, data, (durable, path), &mut ())? {
-        OverwriteAttempt::Ready(write) => {
+        // The caller asks the volume about holes, and waits for that.
+        OverwriteAttempt::Ready(_, planned) if planned.may_fill_holes => Ok(false),
+        OverwriteAttempt::Ready(guard, planned) => {
+            let write = Overwrite {
+                ino,
+                guard,
+                requests: planned.requests,
+                hint: planned.hint,
+                bytes: data.len(),
+            };
             pipe.begin(id, write, keeps_time);
             Ok(true)
         }
@@ -283,7 +339,7 @@ pub(crate) fn begin_write(
     }
 }
 
-/// Takes the file's lock, if it is free, for an overwrite within a file without holes.
+/// Takes the file's lock, if it is free, for an overwrite.
 fn try_overwrite(
     txs: &TxManager,
     ino: Ino,
@@ -292,7 +348,6 @@ fn try_overwrite(
     (durable, path): (bool, WritePath),
     hook: &mut impl WriteHook,
 ) -> Result<OverwriteAttempt> {
-    let bytes = data.len();
     txs.inspect(|core| {
         // A durable write commits all changes before it.
         if core.has_uncommitted(ino) || durable && core.has_acknowledged() {
@@ -304,23 +359,15 @@ fn try_overwrite(
         let Some((_, held)) = held else {
             return Ok(OverwriteAttempt::Locked);
         };
-        let requests = plan_overwrite(core, ino, offset, data, durable, hook)?;
-        Ok(
-            match requests.filter(|(requests, _)| !requests.is_empty()) {
-                Some((requests, hint)) => OverwriteAttempt::Ready(Overwrite {
-                    ino,
-                    guard: held,
-                    requests,
-                    hint,
-                    bytes,
-                }),
-                None => OverwriteAttempt::NotOverwrite,
-            },
-        )
+        let planned = plan_overwrite(core, ino, offset, data, durable, hook)?;
+        Ok(match planned.filter(|it| !it.requests.is_empty()) {
+            Some(planned) => OverwriteAttempt::Ready(held, planned),
+            None => OverwriteAttempt::NotOverwrite,
+        })
     })
 }
 
-/// Overwrites within a file without holes; false if it is not such a write.
+/// Overwrites written pages; false if it is not such a write. The caller holds the file's lock.
 fn overwrite_locked(
     txs: &TxManager,
     channel: &mut IoChannel,
@@ -331,9 +378,28 @@ fn overwrite_locked(
     hook: &mut impl WriteHook,
 ) -> Result<bool> {
     let planned = txs.inspect(|core| plan_overwrite(core, ino, offset, data, durable, hook))?;
-    let Some(planned) = planned else {
-        return Ok(false);
-    };
+    match planned {
+        Some(planned) => overwrite_planned(txs, channel, ino, planned, durable, hook),
+        None => Ok(false),
+    }
+}
+
+/// As [`overwrite_locked`], of a planned write.
+fn overwrite_planned(
+    txs: &TxManager,
+    channel: &mut IoChannel,
+    ino: Ino,
+    planned: PlannedOverwrite,
+    durable: bool,
+    hook: &mut impl WriteHook,
+) -> Result<bool> {
+    if planned.may_fill_holes {
+        let last_filled = &txs.file_lock(ino)?.fills_holes;
+        if last_filled.load(Relaxed) || planned.fills_holes(channel)? {
+            last_filled.store(true, Relaxed);
+            return Ok(false);
+        }
+    }
     overwrite(txs, channel, ino, planned, durable, hook)?;
     Ok(true)
 }

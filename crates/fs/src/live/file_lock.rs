@@ -30,6 +30,8 @@ pub(crate) struct FileLock {
     kernel_pages: OnceLock<Arc<KernelPages>>,
     /// See [`crate::live::tail_pages`].
     keeps_tail_page: AtomicBool,
+    /// The last write to a file with holes filled some. A hint: the next one does not ask the volume first whether it would.
+    pub(crate) fills_holes: AtomicBool,
 }
 
 /// A shared lock of a file without direct clients: its size and pages do not change.
