@@ -321,3 +321,25 @@ fn dbench_rate(output: &str) -> Option<f64> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rate_of_dbench_is_in_its_last_line() {
+        let report = " Flush  1052  2.055  11.540\n\nThroughput 307.511 MB/sec  2 clients  2 procs  max_latency=11.543 ms\n";
+        assert_eq!(dbench_rate(report), Some(307.511));
+        let early = "Throughput 1 MB/sec\n(2) open client.txt failed\n";
+        assert_eq!(dbench_rate(early), None);
+        assert_eq!(dbench_rate(""), None);
+    }
+
+    #[test]
+    fn chosen_cases_run_in_the_order_of_a_round() {
+        let chosen = [EverydayCase::Remove, EverydayCase::Tar];
+        let (cases, lacks_dbench) = installed_cases(&chosen).expect("installed");
+        assert_eq!(cases, [EverydayCase::Tar, EverydayCase::Remove]);
+        assert!(!lacks_dbench);
+    }
+}

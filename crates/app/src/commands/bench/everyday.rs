@@ -49,8 +49,8 @@ pub struct EverydayArgs {
 
 impl EverydayArgs {
     fn file_system_bytes(&self) -> u64 {
-        let of_files = u64::from(self.tree_files) * TREE_FILE_BYTES
-            + u64::from(self.files) * STEP_FILE_BYTES;
+        let of_files =
+            u64::from(self.tree_files) * TREE_FILE_BYTES + u64::from(self.files) * STEP_FILE_BYTES;
         FILE_SYSTEM_BYTES_MIN + of_files
     }
 }
