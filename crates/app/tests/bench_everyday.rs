@@ -172,24 +172,26 @@ fn signal_ends_the_run_and_leaves_nothing() {
 
 /// The processes below this one.
 fn descendants(root: u32) -> Vec<Pid> {
+    let all = std::fs::read_dir("/proc").unwrap();
+    let all = all.filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok());
+    let parents: Vec<(u32, u32)> = all.filter_map(|pid| Some((pid, parent(pid)?))).collect();
     let mut found = vec![root];
     let mut at = 0;
-    while let Some(pid) = found.get(at) {
-        let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
-        for task in tasks.into_iter().flatten() {
-            let children = task.unwrap().path().join("children");
-            // A thread may have ended.
-            let children = std::fs::read_to_string(children).unwrap_or_default();
-            found.extend(
-                children
-                    .split_whitespace()
-                    .map(|pid| pid.parse::<u32>().unwrap()),
-            );
-        }
+    while let Some(&above) = found.get(at) {
+        let children = parents.iter().filter(|(_, parent)| *parent == above);
+        found.extend(children.map(|(pid, _)| *pid));
         at += 1;
     }
-    let raw = found[1..].iter().map(|pid| pid.cast_signed());
-    raw.map(|pid| Pid::from_raw(pid).unwrap()).collect()
+    let below = found[1..].iter().map(|pid| pid.cast_signed());
+    below.map(|pid| Pid::from_raw(pid).unwrap()).collect()
+}
+
+/// The parent of a process; none if it has ended.
+fn parent(pid: u32) -> Option<u32> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name of the program may contain spaces.
+    let (_, rest) = text.rsplit_once(") ")?;
+    rest.split(' ').nth(1)?.parse().ok()
 }
 
 #[test]
