@@ -280,7 +280,8 @@ impl Visit<'_> {
         let mut command = self.command(&[], program);
         command.args(args).arg(step.id());
         command.arg(self.options.files.to_string());
-        let mut child = self.start(case, command.stdout(Stdio::piped()))?;
+        command.stdout(Stdio::piped());
+        let mut child = self.start(case, command)?;
         let line = child.read_line(PROGRAM_TIME_MAX)?;
         let seconds = line
             .parse()
