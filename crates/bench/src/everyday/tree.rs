@@ -121,7 +121,7 @@ mod tests {
         assert!(bytes.iter().all(|bytes| (200..51_200).contains(bytes)));
         let depth = |file: &TreeFile| file.path.components().count();
         let deepest = files.iter().map(depth).max();
-        assert_eq!(deepest, Some(7));
+        assert_eq!(deepest, Some(6));
         let mut paths: Vec<&PathBuf> = files.iter().map(|file| &file.path).collect();
         paths.sort();
         paths.dedup();
