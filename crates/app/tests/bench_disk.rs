@@ -26,7 +26,8 @@ fn is_empty(dir: &Path) -> bool {
     contents(dir).is_empty()
 }
 
-fn contents(dir: &Path) -> Vec<OsString> {
+/// The names in a directory.
+pub fn contents(dir: &Path) -> Vec<OsString> {
     let entries = std::fs::read_dir(dir).unwrap();
     entries.map(|entry| entry.unwrap().file_name()).collect()
 }

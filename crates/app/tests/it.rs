@@ -6,6 +6,7 @@ mod attributes;
 mod backup;
 mod bad_input;
 mod bench_disk;
+mod bench_everyday;
 mod bookmarks;
 mod clients;
 mod clones;

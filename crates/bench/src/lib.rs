@@ -21,6 +21,7 @@ pub mod database;
 pub mod disk;
 pub mod distribution;
 mod error;
+pub mod everyday;
 pub mod failover;
 pub mod file_peers;
 mod fio;

@@ -132,16 +132,21 @@ impl ChildProcess {
     }
 
     /// Waits for a successful end, at most `limit`.
-    pub(crate) fn wait_for_success(mut self, limit: Duration) -> Result<(), BenchError> {
+    pub(crate) fn wait_for_success(self, limit: Duration) -> Result<(), BenchError> {
+        self.wait_for_code(limit, 0)
+    }
+
+    /// Waits for an end with this exit code, at most `limit`.
+    pub(crate) fn wait_for_code(mut self, limit: Duration, code: i32) -> Result<(), BenchError> {
         if !self.wait_for_end(limit)? {
             let what = format!("it did not end within {} s", limit.as_secs());
             let (program, cause) = (self.program.clone(), self.words_after(&what));
             return Err(BenchError::Unended { program, cause });
         }
         let status = self.child.wait();
-        match status.as_ref().map(ExitStatus::success) {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(self.program_error(&format!("{}", status.unwrap_or_default()))),
+        match status.as_ref().map(ExitStatus::code) {
+            Ok(ended) if ended == Some(code) => Ok(()),
+            Ok(_) => Err(self.program_error(&format!("{}", status.unwrap_or_default()))),
             Err(error) => Err(self.program_error(&error.to_string())),
         }
     }

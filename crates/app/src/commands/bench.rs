@@ -9,6 +9,7 @@ mod database;
 mod direct;
 mod disk;
 mod disk_files;
+mod everyday;
 mod failover;
 mod idle;
 mod many_files;
@@ -103,6 +104,9 @@ pub enum BenchCommand {
     Native(MeasureArgs),
     Metadata(metadata::MetadataArgs),
     SmallFiles(small_files::SmallFilesArgs),
+    Everyday(everyday::EverydayArgs),
+    #[command(hide = true)]
+    EverydayStep(everyday::EverydayStepArgs),
     Many(many_files::ManyArgs),
     Xattrs(xattrs::XattrsArgs),
     Failover(failover::FailoverArgs),
@@ -142,6 +146,8 @@ pub fn run(command: &BenchCommand) -> anyhow::Result<()> {
         Bench::Native(measure) => (native::run(measure)?, measure),
         Bench::Metadata(args) => (metadata::run(args)?, &args.measure),
         Bench::SmallFiles(args) => (small_files::run(args)?, &args.measure),
+        Bench::Everyday(args) => (everyday::run(args)?, &args.measure),
+        Bench::EverydayStep(args) => return everyday::run_file_step(args),
         Bench::Many(args) => (many_files::run(args)?, &args.measure),
         Bench::Xattrs(args) => (xattrs::run(args)?, &args.measure),
         Bench::Failover(args) => (failover::run(args)?, &args.measure),
