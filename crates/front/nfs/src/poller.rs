@@ -36,7 +36,7 @@ impl<'a> Poller<'a> {
     /// If the system refuses to wait.
     pub(crate) fn run(&mut self) -> Result<(), Errno> {
         let mut events: Vec<Event> = Vec::with_capacity(EVENTS_AT_ONCE);
-        let mut deferred = Deferred::default();
+        let mut deferred = Deferred::new(self.thread);
         loop {
             events.clear();
             let epoll = &self.dispatcher.connections.epoll;
@@ -54,7 +54,7 @@ impl<'a> Poller<'a> {
                 }
             }
             // A call may take long, so calls are the last duty.
-            self.dispatcher.run_deferred(&mut deferred, self.thread);
+            self.dispatcher.run_deferred(&mut deferred);
         }
     }
 

@@ -111,6 +111,8 @@ pub(crate) struct ExportWorkers {
     is_pending: AtomicBool,
     /// The figures of the polling threads, and then of the workers.
     cells: Box<[OnceLock<Box<CallCells>>]>,
+    /// The figures of workers of other exports.
+    shared_cells: OnceLock<Box<CallCells>>,
     pollers: usize,
 }
 
@@ -146,6 +148,7 @@ impl ExportWorkers {
             }),
             is_pending: AtomicBool::new(false),
             cells: (0..threads).map(|_| OnceLock::new()).collect(),
+            shared_cells: OnceLock::new(),
             pollers,
         }
     }
@@ -314,10 +317,15 @@ impl ExportWorkers {
         (send_time, needs_worker)
     }
 
-    /// Counts a call in the figures of a thread.
-    pub(crate) fn count(&self, thread: usize, call: &EndedCall) {
-        if let Some(cells) = self.cells.get(thread) {
-            cells.get_or_init(Box::default).count(call);
+    /// Counts a call in the figures of a thread; `is_own`: it is a worker of this export.
+    pub(crate) fn count(&self, thread: usize, is_own: bool, call: &EndedCall) {
+        let is_poller = thread < self.pollers;
+        match self.cells.get(thread).filter(|_| is_own || is_poller) {
+            Some(cells) => cells.get_or_init(Box::default).count(call),
+            None => self
+                .shared_cells
+                .get_or_init(Box::default)
+                .count_shared(call),
         }
     }
 
