@@ -160,6 +160,13 @@ impl Connection {
         poison::lock(&self.state)
     }
 
+    /// Runs code while other threads wait for this connection.
+    #[cfg(test)]
+    pub(crate) fn while_locked<T>(&self, run: impl FnOnce() -> T) -> T {
+        let _held = self.lock();
+        run()
+    }
+
     /// The calls so far, and the time of the last event.
     pub(crate) fn activity(&self) -> (u64, Instant) {
         let state = self.lock();
@@ -421,32 +428,23 @@ pub(crate) fn prepare(socket: &TcpStream) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::counters::CounterCells;
-    use crate::export_table::Exports;
+    use crate::testing::{Connected, connected};
     use bytes::Bytes;
-    use std::net::TcpListener;
 
-    /// A connection with a call that has no room, and that no queue knows. The value after it keeps the client.
-    fn paused() -> (Arc<Connections>, Arc<Connection>, TcpStream) {
-        let counters = Arc::<CounterCells>::default();
-        let exports = Exports::new(Vec::new()).expect("no exports");
-        let connections = Connections::new(Limits::default(), counters, exports);
-        let connections = Arc::new(connections.expect("connections"));
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
-        let address = listener.local_addr().expect("an address");
-        let client = TcpStream::connect(address).expect("connected");
-        let accepted = listener.accept().expect("a client");
-        let connection = Connection::new(1, accepted, Arc::clone(&connections));
-        connection.start().expect("started");
-        let mut input = connection.begin_turn(EventFlags::IN).expect("the input");
+    /// A connection with a call that has no room, and that no queue knows.
+    fn paused() -> Connected {
+        let made = connected();
+        let input = made.connection.begin_turn(EventFlags::IN);
+        let mut input = input.expect("the input");
         input.park(Bytes::from_static(b"a call"), &[]);
-        connection.end_turn(input);
-        (connections, Arc::new(connection), client)
+        made.connection.end_turn(input);
+        made
     }
 
     #[test]
     fn paused_connection_is_read_again_at_a_sweep() {
-        let (connections, connection, _client) = paused();
+        let paused = paused();
+        let (connections, connection) = (&paused.connections, &paused.connection);
         assert!(
             connection.begin_turn(EventFlags::IN).is_none(),
             "it is paused"

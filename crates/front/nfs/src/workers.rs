@@ -16,6 +16,7 @@ pub(crate) mod processors;
 pub(crate) mod queued_call;
 pub(crate) mod shares;
 pub(crate) mod sizing;
+mod supervision;
 pub(crate) mod unsent_replies;
 pub(crate) mod write_order;
 
@@ -30,7 +31,7 @@ use crate::limits::{
 use call_figures::{CallCells, EndedCall};
 use fair_queue::FairQueue;
 use pagemesh_base::poison;
-use sizing::{Load, Sizing, SizingReason};
+use sizing::Sizing;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -417,71 +418,6 @@ impl ExportWorkers {
         poison::lock(&self.state).end(Instant::now());
     }
 
-    /// Lets a worker drop unused pins. Returns whether no worker is free.
-    pub(crate) fn request_sweep(&self) -> bool {
-        let mut state = poison::lock(&self.state);
-        if state.is_stopping || std::mem::replace(&mut state.is_sweep_due, true) {
-            return false;
-        }
-        self.is_pending.store(true, Ordering::Release);
-        !state.wake_one()
-    }
-
-    pub(crate) fn is_pending(&self) -> bool {
-        self.is_pending.load(Ordering::Acquire)
-    }
-
-    /// Looks at waiting calls. Returns the slot of a worker that the caller starts, with the reason.
-    pub(crate) fn supervise(&self, start: Instant) -> Option<(usize, SizingReason)> {
-        let now = Instant::now();
-        // The call behind these replies may be slow.
-        self.send_queued();
-        let mut state = poison::lock(&self.state);
-        let is_stuck = state.is_stalled(now) || state.queue.all().calls == 0;
-        let resumed = match is_stuck {
-            true => std::mem::take(&mut state.waiting),
-            false => VecDeque::new(),
-        };
-        let is_idle = state.queue.queued() == 0 && !state.is_sweep_due;
-        if is_idle && state.waiting.is_empty() {
-            self.is_pending.store(false, Ordering::Release);
-        }
-        let mut load = state.load(now);
-        let is_full = state.sizing.workers() >= self.shares.workers_max;
-        let is_waiting = load
-            .oldest_wait
-            .is_some_and(|wait| wait >= QUEUE_WAIT_LIMIT);
-        if is_waiting && !is_full && state.sizing.workers() > 0 {
-            let threads: Vec<u32> = state.threads_in_calls().collect();
-            drop(state);
-            let blocked = threads.iter().filter(|id| processors::is_blocked(**id));
-            load.blocked = blocked.count();
-            load.idle_processors = processors::idle();
-            state = poison::lock(&self.state);
-        }
-        if is_waiting {
-            // They may wait behind a slow call of a polling thread.
-            state.wake_one();
-        }
-        let begun = now.saturating_duration_since(start);
-        let started = match state.is_stopping {
-            true => None,
-            false => state.start_worker(begun, load),
-        };
-        drop(state);
-        resumed.iter().for_each(|connection| connection.resume());
-        started
-    }
-
-    /// The system has no thread for a worker.
-    pub(crate) fn record_failed_start(&self, slot: usize) {
-        let mut state = poison::lock(&self.state);
-        state.sizing.record_failed_start();
-        if let Some(slot) = state.slots.get_mut(slot) {
-            *slot = WorkerSlot::default();
-        }
-    }
-
     /// Drops queued calls, and lets workers end.
     pub(crate) fn stop(&self) {
         let mut state = poison::lock(&self.state);
@@ -566,32 +502,5 @@ impl WorkersState {
         self.is_waking = true;
         idle.thread.unpark();
         true
-    }
-
-    /// The load, without the state of processors.
-    fn load(&self, now: Instant) -> Load {
-        let received = self.queue.fronts().map(|call| call.received).min();
-        let wait = received.map(|received| now.saturating_duration_since(received));
-        let sweep = self.is_sweep_due.then_some(Duration::ZERO);
-        Load {
-            oldest_wait: wait.or(sweep),
-            running: self.slots.iter().filter(|slot| slot.is_in_call).count(),
-            blocked: 0,
-            idle_processors: 0,
-        }
-    }
-
-    fn threads_in_calls(&self) -> impl Iterator<Item = u32> {
-        let slots = self.slots.iter().filter(|slot| slot.is_in_call);
-        slots.map(|slot| slot.thread)
-    }
-
-    fn start_worker(&mut self, now: Duration, load: Load) -> Option<(usize, SizingReason)> {
-        let free = self.slots.iter().position(|slot| !slot.is_used)?;
-        let reason = self.sizing.grow(now, load)?;
-        if let Some(slot) = self.slots.get_mut(free) {
-            slot.is_used = true;
-        }
-        Some((free, reason))
     }
 }
