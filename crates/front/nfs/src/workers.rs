@@ -18,6 +18,7 @@ pub(crate) mod shares;
 pub(crate) mod sizing;
 mod supervision;
 pub(crate) mod unsent_replies;
+mod waiting_connections;
 pub(crate) mod write_order;
 
 pub(crate) use queued_call::{EndedWork, QueuedCall};
@@ -32,12 +33,12 @@ use call_figures::{CallCells, EndedCall};
 use fair_queue::FairQueue;
 use pagemesh_base::poison;
 use sizing::Sizing;
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 use unsent_replies::{SendTime, UnsentReplies};
+use waiting_connections::WaitingConnections;
 use write_order::WriteOrder;
 
 /// The result of [`ExportWorkers::submit`].
@@ -93,9 +94,9 @@ struct WorkersState {
     mean_call: Duration,
     unsent: UnsentReplies,
     /// Connections with a call that has no room.
-    waiting: VecDeque<Arc<Connection>>,
+    waiting: WaitingConnections,
     /// The same in a stall, with calls that no reply can refuse. They wait for the end of the stall.
-    parked: VecDeque<Arc<Connection>>,
+    parked: WaitingConnections,
     is_sweep_due: bool,
     is_stopping: bool,
     refused: u64,
@@ -140,8 +141,8 @@ impl ExportWorkers {
                 progress_at: now,
                 mean_call: Duration::ZERO,
                 unsent: UnsentReplies::default(),
-                waiting: VecDeque::new(),
-                parked: VecDeque::new(),
+                waiting: WaitingConnections::default(),
+                parked: WaitingConnections::default(),
                 is_sweep_due: false,
                 is_stopping: false,
                 refused: 0,
@@ -167,9 +168,9 @@ impl ExportWorkers {
             let connection = Arc::clone(&call.connection);
             match (is_stalled, call.route.try_later(&call.record)) {
                 (true, Some(_)) => state.refused += 1,
-                (true, None) => state.parked.push_back(connection),
+                (true, None) => state.parked.add(connection),
                 (false, _) => {
-                    state.waiting.push_back(connection);
+                    state.waiting.add(connection);
                     self.is_pending.store(true, Ordering::Release);
                 }
             }
@@ -312,7 +313,7 @@ impl ExportWorkers {
         let may_wait = state.queue.queued() > 0 && state.mean_call <= SHORT_CALL;
         let send_time = state.unsent.send_time(may_wait);
         let mut resumed = state.take_waiting();
-        resumed.append(&mut state.parked);
+        resumed.append(&mut state.parked.take());
         drop(state);
         resumed.iter().for_each(|connection| connection.resume());
         (send_time, needs_worker)
@@ -424,8 +425,7 @@ impl ExportWorkers {
         state.is_stopping = true;
         state.is_sweep_due = false;
         let calls = (state.queue.drain(), state.writes.drain());
-        let parked = std::mem::take(&mut state.parked);
-        let dropped = (calls, std::mem::take(&mut state.waiting), parked);
+        let dropped = (calls, state.waiting.take(), state.parked.take());
         for idle in std::mem::take(&mut state.idle) {
             idle.thread.unpark();
         }
@@ -440,11 +440,11 @@ impl WorkersState {
     }
 
     /// The connection that gets the room of a call that has ended; all, if no further call will end.
-    fn take_waiting(&mut self) -> VecDeque<Arc<Connection>> {
+    fn take_waiting(&mut self) -> Vec<Arc<Connection>> {
         if self.queue.all().calls == 0 {
-            return std::mem::take(&mut self.waiting);
+            return self.waiting.take();
         }
-        self.waiting.pop_front().into_iter().collect()
+        self.waiting.pop().into_iter().collect()
     }
 
     /// The next queued call, which runs from now on.

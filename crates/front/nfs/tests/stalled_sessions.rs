@@ -3,7 +3,8 @@
 
 use crate::support;
 use pagemesh_nfs::limits::Limits;
-use std::io::Write;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 use support::client::Encoder;
 use support::decoder::Decoder;
@@ -138,6 +139,14 @@ fn fill_share(
     session
 }
 
+/// The bytes of a READ that no reply can refuse.
+fn without_session(session: &mut Session, _: [u32; 4], file: &[u8]) -> Vec<u8> {
+    let mut put = operation(PUT_HANDLE, &[]);
+    put.opaque(file);
+    let read = operation(READ, &[0, 0, 0, 0, 0, 0, READ_BYTES]);
+    session.framed(NFS4, 1, &arguments(&[put, read]))
+}
+
 #[test]
 fn call_beyond_a_full_share_is_read_after_the_stall() {
     let limits = Limits {
@@ -146,12 +155,6 @@ fn call_beyond_a_full_share_is_read_after_the_stall() {
         ..Limits::default()
     };
     let (world, other) = ServedWorld::pair(limits);
-    let without_session = |session: &mut Session, _, file: &[u8]| {
-        let mut put = operation(PUT_HANDLE, &[]);
-        put.opaque(file);
-        let read = operation(READ, &[0, 0, 0, 0, 0, 0, READ_BYTES]);
-        session.framed(NFS4, 1, &arguments(&[put, read]))
-    };
     let mut session = fill_share(&world, &other.memory, without_session, |_| {
         wait_for(&world, |now| now.waiting_connections == 1);
     });
@@ -161,6 +164,36 @@ fn call_beyond_a_full_share_is_read_after_the_stall() {
         long_replies += usize::from(reply.len() > READ_BYTES as usize);
     }
     assert_eq!(long_replies, READS_IN_SHARE);
+}
+
+/// A connection that sends a part of a call, until the server ends it.
+fn wait_for_record_limit(world: &ServedWorld) {
+    let address = world.server.local_addrs()[0];
+    let mut partial = TcpStream::connect(address).expect("connected");
+    partial.write_all(&[0x80, 0, 0]).expect("sent");
+    let mut rest = Vec::new();
+    partial.read_to_end(&mut rest).expect("the end");
+}
+
+#[test]
+fn connection_that_looks_for_room_again_waits_once() {
+    let limits = Limits {
+        // Many sweeps, at each of which the connection looks for room.
+        sweep: Duration::from_millis(1),
+        record: Duration::from_millis(200),
+        ..Limits::default()
+    };
+    let (world, other) = ServedWorld::pair(limits);
+    let mut session = fill_share(&world, &other.memory, without_session, |_| {
+        wait_for(&world, |now| now.waiting_connections == 1);
+        wait_for_record_limit(&world);
+        let exports = world.server.figures().exports.into_iter();
+        let waiting = exports.map(|it| it.waiting_connections).sum::<usize>();
+        assert_eq!(waiting, 1);
+    });
+    for _ in 0..=READS_IN_SHARE {
+        assert!(session.receive().is_some());
+    }
 }
 
 #[test]

@@ -4,7 +4,6 @@ use super::sizing::{Load, SizingReason};
 use super::{ExportWorkers, WorkerSlot, WorkersState, processors};
 use crate::limits::QUEUE_WAIT_LIMIT;
 use pagemesh_base::poison;
-use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -61,8 +60,8 @@ impl ExportWorkers {
         let unsent = std::mem::take(&mut state.unsent);
         let is_stuck = state.is_stalled(now) || state.queue.all().calls == 0;
         let resumed = match is_stuck {
-            true => std::mem::take(&mut state.waiting),
-            false => VecDeque::new(),
+            true => state.waiting.take(),
+            false => Vec::new(),
         };
         let is_idle = state.queue.queued() == 0 && !state.is_sweep_due;
         if is_idle && state.waiting.is_empty() {
