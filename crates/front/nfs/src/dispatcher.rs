@@ -200,7 +200,7 @@ impl Dispatcher {
             // Each export takes one call, so that calls to others do not stop it.
             if !workers.has_call_of(connection.id) {
                 connection.admit_always(bytes);
-            } else if workers.is_stalled(Instant::now())
+            } else if workers.is_stalled_for(connection.id, Instant::now())
                 && let Some(reply) = route.try_later(&record)
                 && connection.takes_refusals()
             {
@@ -226,16 +226,14 @@ impl Dispatcher {
                 self.nudge_if(needs_worker);
                 Dispatched::Done
             }
-            Submitted::Full { call, is_stalled } => match call.route.try_later(&call.record) {
-                Some(reply) if is_stalled => {
-                    call.reply(reply);
-                    Dispatched::Done
-                }
-                _ => {
-                    self.nudge_if(true);
-                    Dispatched::NoRoom(call.record.clone())
-                }
-            },
+            Submitted::Refused { call, reply } => {
+                call.reply(reply);
+                Dispatched::Done
+            }
+            Submitted::Full { call } => {
+                self.nudge_if(true);
+                Dispatched::NoRoom(call.record.clone())
+            }
         }
     }
 

@@ -160,6 +160,9 @@ pub(crate) const UNSENT_REPLIES_MAX: usize = 8;
 pub(crate) const WORKER_IDLE_LIMIT: Duration = Duration::from_secs(10);
 /// The time without the end of a call after which an export with running calls counts as stalled.
 pub(crate) const STALL_LIMIT: Duration = Duration::from_secs(1);
+/// The same for one connection: its calls to the export run, and none of them has ended. Calls of others may end
+/// all the time, from memory. Beyond its share, the connection is refused then.
+pub(crate) const CONNECTION_STALL_LIMIT: Duration = STALL_LIMIT;
 /// Calls of one connection to one export, queued and running.
 pub(crate) const SHARE_CALLS_MAX: usize = 128;
 /// Bytes of these calls and of the longest replies to them.

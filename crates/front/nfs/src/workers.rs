@@ -26,9 +26,10 @@ pub(crate) use shares::{InlineBudget, Shares};
 
 use crate::connection::{Connection, ConnectionId};
 use crate::limits::{
-    EXPORT_CALLS_MAX, MEAN_CALLS, QUEUE_WAIT_LIMIT, SHARE_BYTES_MAX, SHARE_CALLS_MAX, SHORT_CALL,
-    STALL_LIMIT, TURN_CALLS, WORKER_IDLE_LIMIT,
+    CONNECTION_STALL_LIMIT, EXPORT_CALLS_MAX, MEAN_CALLS, QUEUE_WAIT_LIMIT, SHARE_BYTES_MAX,
+    SHARE_CALLS_MAX, SHORT_CALL, STALL_LIMIT, TURN_CALLS, WORKER_IDLE_LIMIT,
 };
+use crate::rpc::Reply;
 use call_figures::{CallCells, EndedCall};
 use fair_queue::FairQueue;
 use pagemesh_base::poison;
@@ -48,8 +49,10 @@ pub(crate) enum Submitted {
     /// It waits for the caller, see [`ExportWorkers::take_inline`].
     Deferred,
     /// The share of the connection or the export is used. The connection is resumed when there is
-    /// room. The flag says whether the export is stalled.
-    Full { call: QueuedCall, is_stalled: bool },
+    /// room.
+    Full { call: QueuedCall },
+    /// The share is used in a stall. The client gets this reply, and tries again later.
+    Refused { call: QueuedCall, reply: Reply },
 }
 
 /// The next duty of a worker.
@@ -164,17 +167,19 @@ impl ExportWorkers {
         let fits = own.fits(bytes, SHARE_CALLS_MAX, SHARE_BYTES_MAX)
             && all.fits(bytes, EXPORT_CALLS_MAX, self.shares.bytes_max);
         if !fits {
-            let is_stalled = state.is_stalled(now);
-            let connection = Arc::clone(&call.connection);
-            match (is_stalled, call.route.try_later(&call.record)) {
-                (true, Some(_)) => state.refused += 1,
-                (true, None) => state.parked.add(connection),
-                (false, _) => {
-                    state.waiting.add(connection);
-                    self.is_pending.store(true, Ordering::Release);
-                }
+            let is_stalled = state.is_stalled_for(id, now);
+            if is_stalled && let Some(reply) = call.route.try_later(&call.record) {
+                state.refused += 1;
+                return Submitted::Refused { call, reply };
             }
-            return Submitted::Full { call, is_stalled };
+            let connection = Arc::clone(&call.connection);
+            if state.is_stalled(now) {
+                state.parked.add(connection);
+            } else {
+                state.waiting.add(connection);
+                self.is_pending.store(true, Ordering::Release);
+            }
+            return Submitted::Full { call };
         }
         if let Some(range) = call.route.write {
             call.is_in_order = state.writes.begin(range);
@@ -235,7 +240,7 @@ impl ExportWorkers {
         if !may_run || !budget.take() {
             return None;
         }
-        let Some(call) = state.next_call() else {
+        let Some(call) = state.next_call(now) else {
             budget.give_back();
             return None;
         };
@@ -281,9 +286,9 @@ impl ExportWorkers {
         poison::lock(&self.state).queue.of(connection).calls > 0
     }
 
-    /// Whether calls run, and none has ended for a long time.
-    pub(crate) fn is_stalled(&self, now: Instant) -> bool {
-        poison::lock(&self.state).is_stalled(now)
+    /// Whether calls run, and none at all, or none of the connection, has ended for a long time.
+    pub(crate) fn is_stalled_for(&self, connection: ConnectionId, now: Instant) -> bool {
+        poison::lock(&self.state).is_stalled_for(connection, now)
     }
 
     pub(crate) fn count_refused(&self) {
@@ -298,8 +303,8 @@ impl ExportWorkers {
         budget: Option<&InlineBudget>,
     ) -> (SendTime, bool) {
         let mut state = poison::lock(&self.state);
-        state.queue.end(call.connection, call.bytes);
         let now = Instant::now();
+        state.queue.end(call.connection, call.bytes, now);
         state.end(now);
         let time = now.saturating_duration_since(call.begun);
         state.mean_call = (state.mean_call * (MEAN_CALLS - 1) + time) / MEAN_CALLS;
@@ -387,16 +392,17 @@ impl ExportWorkers {
 
     fn take_work(&self, state: &mut WorkersState, slot: usize) -> Option<Work> {
         state.is_waking = false;
+        let now = Instant::now();
         let work = if std::mem::take(&mut state.is_sweep_due) {
             Work::SweepPins
-        } else if let Some(call) = state.next_call() {
+        } else if let Some(call) = state.next_call(now) {
             Work::Call(call)
         } else if !state.unsent.is_empty() {
             return Some(Work::SendReplies(std::mem::take(&mut state.unsent)));
         } else {
             return None;
         };
-        state.begin(Instant::now());
+        state.begin(now);
         if let Some(slot) = state.slots.get_mut(slot) {
             slot.is_in_call = true;
         }
@@ -439,6 +445,11 @@ impl WorkersState {
         self.running > 0 && now.saturating_duration_since(self.progress_at) >= STALL_LIMIT
     }
 
+    fn is_stalled_for(&self, connection: ConnectionId, now: Instant) -> bool {
+        let limit = CONNECTION_STALL_LIMIT;
+        self.is_stalled(now) || self.queue.is_stalled(connection, limit, now)
+    }
+
     /// The connection that gets the room of a call that has ended; all, if no further call will end.
     fn take_waiting(&mut self) -> Vec<Arc<Connection>> {
         if self.queue.all().calls == 0 {
@@ -448,11 +459,12 @@ impl WorkersState {
     }
 
     /// The next queued call, which runs from now on.
-    fn next_call(&mut self) -> Option<QueuedCall> {
-        self.queue.pop(match self.mean_call <= SHORT_CALL {
+    fn next_call(&mut self, now: Instant) -> Option<QueuedCall> {
+        let turn_max = match self.mean_call <= SHORT_CALL {
             true => TURN_CALLS,
             false => 1,
-        })
+        };
+        self.queue.pop(turn_max, now)
     }
 
     /// Whether the polling thread with a new call runs it.

@@ -10,7 +10,9 @@ use crate::limits::{
     HANDLE_BYTES_MAX, LISTING_BYTES_MAX, MOUNT_PATH_BYTES_MAX, NAME_BYTES_MAX, TRANSFER_BYTES_MAX,
 };
 use crate::mount3;
-use crate::nfs3::{self, FailedCall, Procedure, status::Status};
+use crate::nfs3::attributes::Attributes;
+use crate::nfs3::status::{Answer, Status};
+use crate::nfs3::{self, FailedCall, Procedure};
 use crate::nfs4;
 use crate::rpc::{Call, CallError, Reply};
 use crate::workers::write_order::WriteRange;
@@ -64,11 +66,17 @@ pub(crate) struct CallRoute {
 impl CallRoute {
     /// The reply to the call of `record` that the export cannot take now; none if it has no such status.
     pub(crate) fn try_later(&self, record: &[u8]) -> Option<Reply> {
-        let Some(procedure) = self.procedure else {
-            return Some(Reply::success(self.xid, &DelayedSequence::of(record)?));
-        };
         let status = Status::Jukebox;
-        Some(Reply::success(self.xid, &FailedCall { procedure, status }))
+        if let Some(procedure) = self.procedure {
+            return Some(Reply::success(self.xid, &FailedCall { procedure, status }));
+        }
+        let (call, arguments) = Call::decode(record).ok()?;
+        if (call.program, call.version) == (acl3::PROGRAM, acl3::VERSION) {
+            let failed = Answer::<(), Option<Attributes>>::Failed(status, None);
+            return Some(Reply::success(self.xid, &failed));
+        }
+        let delayed = DelayedSequence::of(&call, arguments)?;
+        Some(Reply::success(self.xid, &delayed))
     }
 }
 
@@ -184,9 +192,8 @@ struct DelayedSequence<'a> {
 }
 
 impl<'a> DelayedSequence<'a> {
-    /// None: the call of the record is another one.
-    fn of(record: &'a [u8]) -> Option<Self> {
-        let (call, mut arguments) = Call::decode(record).ok()?;
+    /// None: it is another call.
+    fn of(call: &Call<'_>, mut arguments: Reader<'a>) -> Option<Self> {
         let is_compound =
             (call.program, call.version, call.procedure) == (nfs3::PROGRAM, VERSION_4, COMPOUND);
         let tag = arguments.opaque("tag", NAME_BYTES_MAX).ok()?;
