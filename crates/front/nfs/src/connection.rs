@@ -13,7 +13,7 @@ mod output;
 pub(crate) use input::{Input, Received};
 
 use crate::connections::Connections;
-use crate::limits::{CONNECTION_BYTES_MAX, CONNECTION_CALLS_MAX, Limits, UNSENT_BYTES_MAX};
+use crate::limits::{CONNECTION_BYTES_MAX, CONNECTION_CALLS_MAX, Limits};
 use crate::record::RecordError;
 use crate::rpc::{CallError, Reply};
 use pagemesh_base::poison;
@@ -250,10 +250,9 @@ impl Connection {
         self.arm(&mut state);
         drop(state);
         if is_overload {
-            self.close(EndReason::Overload);
-        } else {
-            self.close_if_over();
+            self.connections.make_room_for_bytes();
         }
+        self.close_if_over();
     }
 
     /// Reads no more calls: the connection ends after the last reply.
@@ -304,11 +303,13 @@ impl Connection {
     /// Adds a call, if the bounds allow one with this many bytes of call and reply. Else the
     /// connection is resumed when there is room.
     pub(crate) fn admit(&self, bytes: usize) -> bool {
-        let (mut calls_max, mut bytes_max) = (CONNECTION_CALLS_MAX, CONNECTION_BYTES_MAX);
-        if self.connections.held() > UNSENT_BYTES_MAX / 2 {
-            (calls_max, bytes_max) = (1, 0);
-        }
         let mut state = self.lock();
+        // Clients that take their replies do not pay for others.
+        let is_throttled = state.held_output > 0 && self.connections.are_bytes_scarce();
+        let (calls_max, bytes_max) = match is_throttled {
+            true => (1, 0),
+            false => (CONNECTION_CALLS_MAX, CONNECTION_BYTES_MAX),
+        };
         let fits = state.calls < calls_max && state.bytes + bytes <= bytes_max;
         let fits = state.calls == 0 || fits;
         if fits {
@@ -384,6 +385,14 @@ impl Connection {
         // It fails if the client has closed the connection.
         let _ = self.socket.shutdown(how);
         self.connections.remove(self, &reason);
+    }
+
+    /// The time since when the bytes that the connection holds wait for its client; none without such bytes.
+    pub(crate) fn holds_since(&self) -> Option<Instant> {
+        let state = self.lock();
+        let output = state.blocked_since.filter(|_| state.held_output > 0);
+        let input = state.record_since.filter(|_| state.held_input > 0);
+        output.into_iter().chain(input).min()
     }
 
     /// Whether calls or replies are in progress.

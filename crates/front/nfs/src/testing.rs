@@ -125,9 +125,7 @@ pub(crate) struct Connected {
 
 /// Each one has the number 1 and its own bounds.
 pub(crate) fn connected() -> Connected {
-    let exports = Exports::new(Vec::new()).expect("no exports");
-    let connections = Connections::new(Limits::default(), Arc::default(), exports);
-    let connections = Arc::new(connections.expect("connections"));
+    let connections = connections_with(Limits::default());
     let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
     let address = listener.local_addr().expect("an address");
     let client = TcpStream::connect(address).expect("connected");
@@ -139,4 +137,11 @@ pub(crate) fn connected() -> Connected {
         connection: Arc::new(connection),
         client,
     }
+}
+
+/// The connections of a server that has none yet.
+pub(crate) fn connections_with(limits: Limits) -> Arc<Connections> {
+    let exports = Exports::new(Vec::new()).expect("no exports");
+    let connections = Connections::new(limits, Arc::default(), exports);
+    Arc::new(connections.expect("connections"))
 }

@@ -36,7 +36,7 @@ impl Connection {
             let is_overload = self.connections.hold(&mut state.held_output, held);
             drop(state);
             if is_overload {
-                self.close(EndReason::Overload);
+                self.connections.make_room_for_bytes();
             }
             return false;
         }
@@ -130,7 +130,7 @@ impl Connection {
         self.arm(&mut state);
         drop(state);
         if is_overload {
-            self.close(EndReason::Overload);
+            self.connections.make_room_for_bytes();
         }
     }
 
