@@ -101,6 +101,8 @@ struct WorkersState {
     /// The same in a stall, with calls that no reply can refuse. They wait for the end of the stall.
     parked: WaitingConnections,
     is_sweep_due: bool,
+    /// A worker drops pins. There is one such worker at a time: it may wait for the volume.
+    is_sweeping: bool,
     is_stopping: bool,
     refused: u64,
     most_queued: usize,
@@ -147,6 +149,7 @@ impl ExportWorkers {
                 waiting: WaitingConnections::default(),
                 parked: WaitingConnections::default(),
                 is_sweep_due: false,
+                is_sweeping: false,
                 is_stopping: false,
                 refused: 0,
                 most_queued: 0,
@@ -394,6 +397,7 @@ impl ExportWorkers {
         state.is_waking = false;
         let now = Instant::now();
         let work = if std::mem::take(&mut state.is_sweep_due) {
+            state.is_sweeping = true;
             Work::SweepPins
         } else if let Some(call) = state.next_call(now) {
             Work::Call(call)
@@ -422,7 +426,9 @@ impl ExportWorkers {
 
     /// Ends a sweep of pins.
     pub(crate) fn end_sweep(&self) {
-        poison::lock(&self.state).end(Instant::now());
+        let mut state = poison::lock(&self.state);
+        state.is_sweeping = false;
+        state.end(Instant::now());
     }
 
     /// Drops queued calls, and lets workers end.

@@ -3,6 +3,8 @@
 //! Each procedure of NFSv3 but NULL begins with a file handle. A wrong route costs speed only: the
 //! procedure checks the handle again.
 
+mod compound;
+
 use super::Service;
 use crate::acl3;
 use crate::handle::HandleBytes;
@@ -25,20 +27,10 @@ const REPLY_BYTES: usize = 512;
 const ACL_REPLY_BYTES: usize = 64 << 10;
 /// The procedure MNT of MOUNT.
 const MOUNT_PATH: u32 = 1;
-/// NFSv4: its version, COMPOUND, and two of its operations (RFC 8881, section 16.2).
+/// NFSv4: its version, COMPOUND, and one of its operations (RFC 8881, section 16.2).
 const VERSION_4: u32 = 4;
 const COMPOUND: u32 = 1;
-const PUT_HANDLE: u32 = 22;
 const SEQUENCE: u32 = 53;
-/// Bytes of the arguments of SEQUENCE: a session, and four words.
-const SEQUENCE_BYTES: usize = 32;
-/// Operations before the first handle of a COMPOUND that are looked at.
-const FIRST_OPERATIONS: u32 = 2;
-/// READ, and the bytes of its stateid.
-const READ_FILE: u32 = 25;
-const STATEID_BYTES: usize = 16;
-/// BIND_CONN_TO_SESSION to DESTROY_SESSION, DESTROY_CLIENTID and RECLAIM_COMPLETE: no file system takes part.
-const SESSION_OPERATIONS: [u32; 6] = [41, 42, 43, 44, 57, 58];
 
 /// The way of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,31 +151,6 @@ impl Service {
             write: None,
         })
     }
-
-    /// The way of a COMPOUND: the way of its first handle, if it comes first or after SEQUENCE. A request about sessions alone is answered
-    /// at once, so that a stalled export stops no renewal of a lease.
-    fn route_compound(&self, call: &Call<'_>, arguments: Reader<'_>) -> Route {
-        match CompoundStart::decode(arguments) {
-            Some(CompoundStart::Session) => Route::AtOnce,
-            Some(CompoundStart::Handle(mut arguments)) => {
-                let export = self.export_of(&mut arguments);
-                Route::Queue(CallRoute {
-                    export,
-                    xid: call.xid,
-                    procedure: None,
-                    reply_bytes: compound_reply_bytes(arguments),
-                    write: None,
-                })
-            }
-            None => Route::Queue(CallRoute {
-                export: None,
-                xid: call.xid,
-                procedure: None,
-                reply_bytes: LISTING_BYTES_MAX as usize,
-                write: None,
-            }),
-        }
-    }
 }
 
 /// The reply to a COMPOUND with a SEQUENCE that is not begun: its slot stays unused (RFC 8881 section 18.46.3).
@@ -212,52 +179,6 @@ impl Encode for DelayedSequence<'_> {
         writer.u32(SEQUENCE);
         writer.value(&nfs4::status::Status::Delay);
     }
-}
-
-/// The begin of a COMPOUND.
-enum CompoundStart<'a> {
-    /// Only operations about clients and sessions.
-    Session,
-    /// A file handle comes first. The arguments begin with it.
-    Handle(Reader<'a>),
-}
-
-impl<'a> CompoundStart<'a> {
-    /// None: it begins in another way.
-    fn decode(mut arguments: Reader<'a>) -> Option<Self> {
-        arguments.opaque("tag", NAME_BYTES_MAX).ok()?;
-        let _minor_version = arguments.u32().ok()?;
-        let count = arguments.u32().ok()?;
-        for number in 0..count.min(FIRST_OPERATIONS) {
-            match arguments.u32().ok()? {
-                SEQUENCE => {
-                    arguments.fixed::<SEQUENCE_BYTES>().ok()?;
-                    if count == 1 {
-                        return Some(Self::Session);
-                    }
-                }
-                PUT_HANDLE => return Some(Self::Handle(arguments)),
-                operation => {
-                    let is_session = SESSION_OPERATIONS.contains(&operation);
-                    let is_last = number + 1 == count;
-                    return (is_session && is_last).then_some(Self::Session);
-                }
-            }
-        }
-        None
-    }
-}
-
-/// The most bytes of the reply to a COMPOUND, by the operation after its first handle.
-fn compound_reply_bytes(mut arguments: Reader<'_>) -> usize {
-    let mut read_bytes = || {
-        let is_read = arguments.u32().ok()? == READ_FILE;
-        arguments.fixed::<STATEID_BYTES>().ok()?;
-        let _offset = arguments.u64().ok()?;
-        let count = arguments.u32().ok()?.min(TRANSFER_BYTES_MAX);
-        is_read.then_some(count as usize)
-    };
-    LISTING_BYTES_MAX as usize + read_bytes().unwrap_or(0)
 }
 
 /// The most bytes of a reply, by the arguments after the handle.

@@ -8,12 +8,14 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 impl ExportWorkers {
-    /// Lets a worker drop unused pins. Returns whether no worker is free.
+    /// Lets a worker drop unused pins, unless one does. Returns whether no worker is free.
     pub(crate) fn request_sweep(&self) -> bool {
         let mut state = poison::lock(&self.state);
-        if state.is_stopping || std::mem::replace(&mut state.is_sweep_due, true) {
+        let is_needed = !state.is_stopping && !state.is_sweeping && !state.is_sweep_due;
+        if !is_needed {
             return false;
         }
+        state.is_sweep_due = true;
         self.is_pending.store(true, Ordering::Release);
         !state.wake_one()
     }
@@ -114,10 +116,26 @@ impl WorkersState {
 #[cfg(test)]
 mod tests {
     use super::super::unsent_replies::SendTime;
-    use super::super::{ExportWorkers, Shares};
+    use super::super::{ExportWorkers, Shares, Work};
     use super::*;
     use crate::testing::connected;
     use std::sync::Arc;
+
+    #[test]
+    fn sweep_that_waits_for_its_volume_takes_one_worker() {
+        let workers = ExportWorkers::new(None, Shares::of(1, 4), 4);
+        let take = |slot| workers.take_work(&mut poison::lock(&workers.state), slot);
+        assert!(workers.request_sweep());
+        assert!(matches!(take(0), Some(Work::SweepPins)));
+        for _ in 0..3 {
+            assert!(!workers.request_sweep());
+            assert!(take(1).is_none());
+        }
+        workers.end_sweep();
+        workers.leave_call(0);
+        assert!(workers.request_sweep());
+        assert!(matches!(take(1), Some(Work::SweepPins)));
+    }
 
     /// A short call ends while the supervisor sends the reply to an earlier one, and the call behind it is slow.
     #[test]
