@@ -91,8 +91,11 @@ impl<'a> Poller<'a> {
                 turn => return Ok(turn),
             }
         }
+        let Some(socket) = connection.socket() else {
+            return Ok(Turn::Over);
+        };
         for _ in 0..READS_PER_TURN {
-            let received = input.receive(&connection.socket, &mut self.buffer);
+            let received = input.receive(&*socket, &mut self.buffer);
             let turn = match received.map_err(EndReason::of_socket)? {
                 Received::Nothing => return Ok(Turn::Over),
                 Received::End => return Err(EndReason::Closed),

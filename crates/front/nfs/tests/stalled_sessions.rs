@@ -4,7 +4,7 @@
 use crate::support;
 use pagemesh_nfs::limits::{EXPORT_WORKERS_MAX, Limits};
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 use support::client::Encoder;
 use support::compounds::{Client4, get_attributes, lookup, put_root};
@@ -196,6 +196,31 @@ fn connection_that_looks_for_room_again_waits_once() {
     for _ in 0..=READS_IN_SHARE {
         assert!(session.receive().is_some());
     }
+}
+
+/// The descriptors of this process.
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd")
+        .expect("descriptors")
+        .count()
+}
+
+#[test]
+fn connection_that_its_client_closes_in_a_stall_is_closed() {
+    let (world, other) = ServedWorld::pair(Limits::default());
+    let mut session = fill_share(&world, &other.memory, without_session, |session| {
+        wait_for(&world, |now| now.waiting_connections == 1);
+        let before = descriptors();
+        session.stream.shutdown(Shutdown::Write).expect("shut down");
+        world.wait_until("the end", |now| now.connections == 0);
+        // The calls of the connection still run.
+        world.wait_until("its descriptor", |_| descriptors() < before);
+    });
+    assert_eq!(session.receive(), None);
+    world.wait_until("the end of its calls", |_| {
+        let exports = world.server.figures().exports;
+        exports.iter().all(|it| it.running + it.queued == 0)
+    });
 }
 
 #[test]
