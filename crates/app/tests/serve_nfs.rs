@@ -436,6 +436,13 @@ fn operator_expires_the_holder_of_a_lock() {
     let mut other = nfs4_client(&server.address, "other");
     let file = lock_file(&mut holder).unwrap();
     assert_eq!(error_of(lock_file(&mut other)), Some(status::DENIED));
+    // The server reports each 10 s.
+    until("the requests are in a report", || {
+        let served = cluster.json(&["nfs", "list"]);
+        let operations = served[0]["export"]["operations"].as_array();
+        let mut operations = operations.into_iter().flatten();
+        operations.any(|it| it["name"] == "COMPOUND" && it["calls"].as_u64() > Some(0))
+    });
     let id = format!("{:016x}", holder.id());
     let listed = |name: &str| {
         let clients = cluster.json(&["nfs", "clients", "files"]);
@@ -443,7 +450,6 @@ fn operator_expires_the_holder_of_a_lock() {
         let mut named = clients.filter(|it| it["name"] == name);
         named.next().cloned()
     };
-    // The server reports each 10 s.
     until("the holder is listed with its lock", || {
         listed("Linux NFSv4.1 holder").is_some_and(|it| {
             let state = (&it["client"], &it["opens"], &it["locks"], &it["lease"]);
@@ -464,6 +470,10 @@ fn operator_expires_the_holder_of_a_lock() {
     cluster.refused(&["nfs", "expire", &id], &["no NFS server has"]);
     let page = support::scrape::page(&server.daemon.metrics_line());
     let value = |sample: &str| support::scrape::value(&page, &format!("pagemesh_nfs_{sample}"));
+    let of_files = "{export=\"files\",procedure=\"compound\"}";
+    assert!(value(&format!("calls_total{of_files}")) > 0);
+    assert!(value(&format!("errors_total{of_files}")) > 0);
+    assert!(value("calls_total{export=\"\",procedure=\"compound\"}") > 0);
     assert_eq!(value("clients{lease=\"active\"}"), 1);
     assert_eq!(value("removed_clients_total{reason=\"command\"}"), 1);
     assert_eq!(value("removed_clients_total{reason=\"lease\"}"), 0);

@@ -232,8 +232,8 @@ pub mod client {
     };
 }
 
-/// The metrics of an NFS server, beside the metrics of its volumes (`serve nfs --metrics`). Calls without an export, as calls of
-/// MOUNT for an unknown name, have an empty label `export`.
+/// The metrics of an NFS server, beside the metrics of its volumes (`serve nfs --metrics`). Calls without an export, as requests of
+/// NFSv4.1 about a session alone, have an empty label `export`.
 pub mod nfs {
     use super::{Metric, MetricKind};
 
@@ -243,7 +243,7 @@ pub mod nfs {
         CONNECTIONS Gauge "pagemesh_nfs_connections" ["state"] "Connections: `established` with a call so far, `half-open` without one.";
         HELD_BYTES Gauge "pagemesh_nfs_held_bytes" [] "Bytes of incomplete calls, and of replies that clients have not taken.";
         DROPPED_REPETITIONS Counter "pagemesh_nfs_dropped_repetitions_total" [] "Repetitions of running calls that got no reply, because too many waited.";
-        CALLS Counter "pagemesh_nfs_calls_total" ["export", "procedure"] "Calls that got a reply.";
+        CALLS Counter "pagemesh_nfs_calls_total" ["export", "procedure"] "Calls that got a reply. Each request of NFSv4.1 is one call of the procedure `compound`. It counts for the file system of the last file that it worked on.";
         ERRORS Counter "pagemesh_nfs_errors_total" ["export", "procedure"] "Those among them with an error.";
         RECEIVED_BYTES Counter "pagemesh_nfs_received_bytes_total" ["export", "procedure"] "Bytes of these calls.";
         SENT_BYTES Counter "pagemesh_nfs_sent_bytes_total" ["export", "procedure"] "Bytes of the replies.";

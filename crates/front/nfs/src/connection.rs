@@ -13,11 +13,12 @@ mod output;
 pub(crate) use input::{Input, Received};
 
 use crate::connections::Connections;
-use crate::limits::{CONNECTION_BYTES_MAX, CONNECTION_CALLS_MAX, Limits, UNSENT_BYTES_MAX};
+use crate::limits::{CONNECTION_BYTES_MAX, CONNECTION_CALLS_MAX, Limits, STALL_LIMIT};
 use crate::record::RecordError;
 use crate::rpc::{CallError, Reply};
 use pagemesh_base::poison;
 use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
@@ -81,12 +82,16 @@ struct UnsentReply {
 }
 
 struct ConnectionState {
+    /// None: the connection is closed. Calls that still run keep the connection, but no descriptor.
+    socket: Option<Arc<TcpStream>>,
     /// None: a thread reads calls, or no more are read.
     input: Option<Box<Input>>,
     /// The events that `epoll` waits for.
     armed: EventFlags,
     /// A call waits in the input for room.
     is_paused: bool,
+    /// The time since when it waits, or the end of another call after that.
+    stuck_since: Option<Instant>,
     /// A thread must look at the input again, also without new bytes.
     is_kicked: bool,
     /// A call was refused because of the bounds of the connection.
@@ -116,7 +121,6 @@ struct ConnectionState {
 pub(crate) struct Connection {
     pub(crate) id: ConnectionId,
     pub(crate) peer: SocketAddr,
-    pub(crate) socket: TcpStream,
     connections: Arc<Connections>,
     is_established: AtomicBool,
     state: Mutex<ConnectionState>,
@@ -131,13 +135,14 @@ impl Connection {
         Self {
             id,
             peer,
-            socket,
             connections,
             is_established: AtomicBool::new(false),
             state: Mutex::new(ConnectionState {
+                socket: Some(Arc::new(socket)),
                 input: Some(Box::default()),
                 armed: EventFlags::empty(),
                 is_paused: false,
+                stuck_since: None,
                 is_kicked: false,
                 wants_room: false,
                 calls: 0,
@@ -158,6 +163,13 @@ impl Connection {
 
     fn lock(&self) -> MutexGuard<'_, ConnectionState> {
         poison::lock(&self.state)
+    }
+
+    /// Runs code while other threads wait for this connection.
+    #[cfg(test)]
+    pub(crate) fn while_locked<T>(&self, run: impl FnOnce() -> T) -> T {
+        let _held = self.lock();
+        run()
     }
 
     /// The calls so far, and the time of the last event.
@@ -189,18 +201,21 @@ impl Connection {
         Ok(())
     }
 
+    /// The socket; none if the connection is closed.
+    pub(crate) fn socket(&self) -> Option<Arc<TcpStream>> {
+        self.lock().socket.clone()
+    }
+
     /// Waits for events from now on.
     pub(crate) fn start(&self) -> io::Result<()> {
         let mut state = self.lock();
+        let Some(socket) = state.socket.clone() else {
+            return Ok(());
+        };
         let flags = EventFlags::IN | EventFlags::RDHUP | EventFlags::ONESHOT;
         state.armed = flags;
         let data = EventData::new_u64(self.id);
-        Ok(epoll::add(
-            &self.connections.epoll,
-            &self.socket,
-            data,
-            flags,
-        )?)
+        Ok(epoll::add(&self.connections.epoll, socket, data, flags)?)
     }
 
     /// Begins to handle an event. Returns the input if the caller must read calls; then it calls
@@ -239,14 +254,17 @@ impl Connection {
         let is_overload = self.connections.hold(&mut state.held_input, held);
         // Room that came in the meantime is looked at at once.
         state.is_paused = input.is_parked() && !state.is_kicked;
+        state.stuck_since = match input.is_parked() {
+            true => state.stuck_since.or_else(|| Some(Instant::now())),
+            false => None,
+        };
         state.input = Some(input);
         self.arm(&mut state);
         drop(state);
         if is_overload {
-            self.close(EndReason::Overload);
-        } else {
-            self.close_if_over();
+            self.connections.make_room_for_bytes();
         }
+        self.close_if_over();
     }
 
     /// Reads no more calls: the connection ends after the last reply.
@@ -282,12 +300,16 @@ impl Connection {
         if state.blocked_since.is_some() && !state.is_writing {
             wanted |= EventFlags::OUT;
         }
-        if state.is_closed || state.armed.contains(wanted) {
+        let Some(socket) = &state.socket else {
+            return;
+        };
+        if state.armed.contains(wanted) {
             return;
         }
-        state.armed = wanted | EventFlags::ONESHOT;
+        let flags = wanted | EventFlags::ONESHOT;
         let data = EventData::new_u64(self.id);
-        let armed = epoll::modify(&self.connections.epoll, &self.socket, data, state.armed);
+        let armed = epoll::modify(&self.connections.epoll, socket, data, flags);
+        state.armed = flags;
         if let Err(errno) = armed {
             tracing::warn!(peer = %self.peer, %errno, "cannot wait for an NFS client");
             state.end.get_or_insert(EndReason::Socket(errno.into()));
@@ -297,11 +319,13 @@ impl Connection {
     /// Adds a call, if the bounds allow one with this many bytes of call and reply. Else the
     /// connection is resumed when there is room.
     pub(crate) fn admit(&self, bytes: usize) -> bool {
-        let (mut calls_max, mut bytes_max) = (CONNECTION_CALLS_MAX, CONNECTION_BYTES_MAX);
-        if self.connections.held() > UNSENT_BYTES_MAX / 2 {
-            (calls_max, bytes_max) = (1, 0);
-        }
         let mut state = self.lock();
+        // Clients that take their replies do not pay for others.
+        let is_throttled = state.held_output > 0 && self.connections.are_bytes_scarce();
+        let (calls_max, bytes_max) = match is_throttled {
+            true => (1, 0),
+            false => (CONNECTION_CALLS_MAX, CONNECTION_BYTES_MAX),
+        };
         let fits = state.calls < calls_max && state.bytes + bytes <= bytes_max;
         let fits = state.calls == 0 || fits;
         if fits {
@@ -340,6 +364,7 @@ impl Connection {
     fn release(&self, state: &mut ConnectionState, calls: usize, bytes: usize) {
         state.calls -= calls;
         state.bytes -= bytes;
+        state.stuck_since = state.stuck_since.map(|_| Instant::now());
         if state.wants_room {
             state.wants_room = false;
             self.kick(state);
@@ -370,13 +395,24 @@ impl Connection {
             return;
         }
         let dropped = (state.input.take(), std::mem::take(&mut state.replies));
+        let socket = state.socket.take();
         self.connections.hold(&mut state.held_input, 0);
         self.connections.hold(&mut state.held_output, 0);
         drop(state);
         drop(dropped);
-        // It fails if the client has closed the connection.
-        let _ = self.socket.shutdown(how);
+        if let Some(socket) = socket {
+            // It fails if the client has closed the connection.
+            let _ = socket.shutdown(how);
+        }
         self.connections.remove(self, &reason);
+    }
+
+    /// The time since when the bytes that the connection holds wait for its client; none without such bytes.
+    pub(crate) fn holds_since(&self) -> Option<Instant> {
+        let state = self.lock();
+        let output = state.blocked_since.filter(|_| state.held_output > 0);
+        let input = state.record_since.filter(|_| state.held_input > 0);
+        output.into_iter().chain(input).min()
     }
 
     /// Whether calls or replies are in progress.
@@ -385,8 +421,26 @@ impl Connection {
         state.calls > 0 || !state.replies.is_empty()
     }
 
+    /// Whether the connection is not read because of a stall, and its client sends no more: NFS clients do that only when they close
+    /// a connection.
+    fn is_abandoned(&self, now: Instant) -> bool {
+        let state = self.lock();
+        let is_stuck = |since| now.saturating_duration_since(since) >= STALL_LIMIT;
+        let is_stuck = state.stuck_since.is_some_and(is_stuck);
+        let socket = state.socket.clone().filter(|_| is_stuck);
+        drop(state);
+        let Some(socket) = socket else {
+            return false;
+        };
+        let mut polled = [PollFd::new(&socket, PollFlags::RDHUP)];
+        poll(&mut polled, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+    }
+
     /// Ends the connection if it is beyond a deadline. One that waits for room looks for it again.
     pub(crate) fn check_deadlines(&self, now: Instant, limits: &Limits) {
+        if self.is_abandoned(now) {
+            return self.close(EndReason::Closed);
+        }
         let mut state = self.lock();
         if state.is_paused {
             self.kick(&mut state);
@@ -421,32 +475,23 @@ pub(crate) fn prepare(socket: &TcpStream) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::counters::CounterCells;
-    use crate::export_table::Exports;
+    use crate::testing::{Connected, connected};
     use bytes::Bytes;
-    use std::net::TcpListener;
 
-    /// A connection with a call that has no room, and that no queue knows. The value after it keeps the client.
-    fn paused() -> (Arc<Connections>, Arc<Connection>, TcpStream) {
-        let counters = Arc::<CounterCells>::default();
-        let exports = Exports::new(Vec::new()).expect("no exports");
-        let connections = Connections::new(Limits::default(), counters, exports);
-        let connections = Arc::new(connections.expect("connections"));
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
-        let address = listener.local_addr().expect("an address");
-        let client = TcpStream::connect(address).expect("connected");
-        let accepted = listener.accept().expect("a client");
-        let connection = Connection::new(1, accepted, Arc::clone(&connections));
-        connection.start().expect("started");
-        let mut input = connection.begin_turn(EventFlags::IN).expect("the input");
+    /// A connection with a call that has no room, and that no queue knows.
+    fn paused() -> Connected {
+        let made = connected();
+        let input = made.connection.begin_turn(EventFlags::IN);
+        let mut input = input.expect("the input");
         input.park(Bytes::from_static(b"a call"), &[]);
-        connection.end_turn(input);
-        (connections, Arc::new(connection), client)
+        made.connection.end_turn(input);
+        made
     }
 
     #[test]
     fn paused_connection_is_read_again_at_a_sweep() {
-        let (connections, connection, _client) = paused();
+        let paused = paused();
+        let (connections, connection) = (&paused.connections, &paused.connection);
         assert!(
             connection.begin_turn(EventFlags::IN).is_none(),
             "it is paused"

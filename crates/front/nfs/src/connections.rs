@@ -10,7 +10,7 @@
 use crate::connection::{Connection, ConnectionId, EndReason};
 use crate::counters::{CounterCells, count};
 use crate::export_table::Exports;
-use crate::limits::{Limits, UNSENT_BYTES_MAX};
+use crate::limits::Limits;
 use pagemesh_base::poison;
 use rustix::event::epoll;
 use std::collections::{BTreeMap, HashMap};
@@ -255,7 +255,27 @@ impl Connections {
             return false;
         }
         let all = self.held.fetch_add(now - before, Ordering::Relaxed);
-        all + now - before > UNSENT_BYTES_MAX
+        all + now - before > self.limits.unsent_bytes_max
+    }
+
+    /// Closes connections that hold bytes until the others may hold theirs, the one that has waited for its client for the longest
+    /// time first. The caller has no lock of a connection.
+    pub(crate) fn make_room_for_bytes(&self) {
+        let holding = self.all().into_iter();
+        let holding = holding.filter_map(|it| Some((it.holds_since()?, it)));
+        let mut holding: Vec<_> = holding.collect();
+        holding.sort_by_key(|(since, connection)| (*since, connection.id));
+        for (_, connection) in holding {
+            if self.held() <= self.limits.unsent_bytes_max {
+                return;
+            }
+            connection.close(EndReason::Overload);
+        }
+    }
+
+    /// Whether all connections together hold so many bytes that clients with untaken replies get no more of them.
+    pub(crate) fn are_bytes_scarce(&self) -> bool {
+        self.held() > self.limits.unsent_bytes_max / 2
     }
 
     /// The bytes that all connections hold.
@@ -325,5 +345,55 @@ fn log_end(peer: &dyn Display, is_established: bool, reason: &EndReason) {
         tracing::info!(%peer, %reason, "NFS connection ended");
     } else {
         tracing::debug!(%peer, %reason, "NFS connection without a call ended");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rpc::Reply;
+    use crate::testing::connections_with;
+    use crate::xdr::{Encode, Writer};
+    use bytes::Bytes;
+    use std::net::TcpListener;
+
+    /// Much more than sockets take.
+    const REPLY_BYTES: usize = 64 << 20;
+
+    struct LongResult;
+
+    impl Encode for LongResult {
+        fn encode(&self, _: &mut Writer) {}
+
+        fn tail(&self) -> Bytes {
+            Bytes::from(vec![0; REPLY_BYTES])
+        }
+    }
+
+    #[test]
+    fn overload_closes_the_client_that_is_slow_for_the_longest_time() {
+        let limits = Limits {
+            unsent_bytes_max: REPLY_BYTES / 4 * 5,
+            ..Limits::default()
+        };
+        let connections = connections_with(limits);
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
+        let address = listener.local_addr().expect("an address");
+        let clients = [0, 1].map(|_| {
+            let client = TcpStream::connect(address).expect("connected");
+            let (socket, peer) = listener.accept().expect("a client");
+            connections.add(socket, peer).expect("added");
+            client
+        });
+        let slow = [0, 1].map(|id| {
+            let connection = connections.get(id).expect("a connection");
+            connection.admit_always(REPLY_BYTES);
+            connection.reply(Reply::success(1, &LongResult), REPLY_BYTES);
+            connection
+        });
+        assert_eq!(slow.each_ref().map(|it| it.is_closed()), [true, false]);
+        assert!(connections.are_bytes_scarce());
+        assert!(connections.held() <= REPLY_BYTES);
+        drop(clients);
     }
 }

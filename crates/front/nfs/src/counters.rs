@@ -5,9 +5,15 @@ use crate::nfs3::status::Status;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The number of procedures of NFSv3.
-pub const PROCEDURES: usize = Procedure::ALL.len();
+pub const NFS3_PROCEDURES: usize = Procedure::ALL.len();
 
-/// The names of the procedures, by their numbers, in lower case.
+/// The number of procedures with figures: those of NFSv3, and COMPOUND.
+pub const PROCEDURES: usize = NFS3_PROCEDURES + 1;
+
+/// The place of COMPOUND, the procedure of NFSv4.1, after the procedures of NFSv3.
+pub const COMPOUND: usize = NFS3_PROCEDURES;
+
+/// The names of the procedures in lower case: NFSv3's by their numbers, and then COMPOUND.
 pub const PROCEDURE_NAMES: [&str; PROCEDURES] = [
     "null",
     "getattr",
@@ -31,6 +37,7 @@ pub const PROCEDURE_NAMES: [&str; PROCEDURES] = [
     "fsinfo",
     "pathconf",
     "commit",
+    "compound",
 ];
 
 /// The numbers of a server since its start.
@@ -45,7 +52,7 @@ pub struct Counters {
     /// Connections ended because the client broke the protocol or stalled.
     pub violations: u64,
     /// Calls of NFSv3, by the number of the procedure.
-    pub calls: [u64; PROCEDURES],
+    pub calls: [u64; NFS3_PROCEDURES],
     /// Requests of NFSv4.1.
     pub compounds: u64,
     /// Calls of MOUNT.
@@ -68,7 +75,7 @@ pub(crate) struct CounterCells {
     pub(crate) accepted: AtomicU64,
     pub(crate) refused: AtomicU64,
     pub(crate) violations: AtomicU64,
-    calls: [AtomicU64; PROCEDURES],
+    calls: [AtomicU64; NFS3_PROCEDURES],
     pub(crate) compounds: AtomicU64,
     pub(crate) mount_calls: AtomicU64,
     pub(crate) refused_calls: AtomicU64,

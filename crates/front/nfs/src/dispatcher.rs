@@ -2,9 +2,9 @@
 
 use crate::connection::{Connection, EndReason, Input};
 use crate::connections::Connections;
-use crate::counters::count;
-use crate::nfs3::Procedure;
-use crate::service::{CallRoute, NoReply, Route, Service};
+use crate::counters::{COMPOUND, count};
+use crate::rpc::Reply;
+use crate::service::{CallRoute, CallRun, NoReply, Route, Service};
 use crate::supervisor::Nudge;
 use crate::workers::call_figures::EndedCall;
 use crate::workers::figures::Figures;
@@ -44,11 +44,24 @@ enum Dispatched {
     NoRoom(Bytes),
 }
 
-/// The number of an export with queued calls for a polling thread. The thread runs these calls after it
-/// has read all others, with [`Dispatcher::run_deferred`]. There is one export at a time: a slow call
-/// must not hold calls of other exports.
-#[derive(Default)]
-pub(crate) struct Deferred(Option<usize>);
+/// The calls that a polling thread runs after it has read all others, with [`Dispatcher::run_deferred`].
+pub(crate) struct Deferred {
+    /// The place of the figures of the thread.
+    thread: usize,
+    /// The number of an export with queued calls. There is one export at a time: a slow call must not hold
+    /// calls of other exports.
+    export: Option<usize>,
+}
+
+impl Deferred {
+    /// No calls of a polling thread.
+    pub(crate) fn new(thread: usize) -> Self {
+        Self {
+            thread,
+            export: None,
+        }
+    }
+}
 
 impl Dispatcher {
     pub(crate) fn new(service: Service, connections: Arc<Connections>, pollers: usize) -> Self {
@@ -139,7 +152,7 @@ impl Dispatcher {
         let route = route.map_err(EndReason::NotACall)?;
         connection.establish()?;
         match route {
-            Route::AtOnce => self.answer_at_once(connection, record),
+            Route::AtOnce => self.answer_at_once(connection, record, deferred.thread),
             Route::Queue(route) => Ok(self.submit(connection, record, route, deferred)),
         }
     }
@@ -148,13 +161,23 @@ impl Dispatcher {
         &self,
         connection: &Arc<Connection>,
         record: Bytes,
+        thread: usize,
     ) -> Result<Dispatched, EndReason> {
         let bytes = record.len() + SMALL_REPLY_BYTES;
         if !connection.admit(bytes) {
             return Ok(Dispatched::NoRoom(record));
         }
-        match self.service.answer(connection.peer, &record, &mut None) {
-            Ok(reply) => connection.reply(reply, bytes),
+        let (mut run, begun) = (CallRun::default(), Instant::now());
+        match self.service.answer(connection.peer, &record, &mut run) {
+            Ok(reply) => {
+                if run.is_compound {
+                    let times = (begun, begun);
+                    let call = ended_call(Some(COMPOUND), times, &record, &reply);
+                    let number = run.file_system.unwrap_or(self.exports.len() - 1);
+                    self.exports[number].count(thread, false, &call);
+                }
+                connection.reply(reply, bytes);
+            }
             Err(reason) => {
                 connection.drop_call(bytes);
                 return end_reason(reason).map_or(Ok(Dispatched::Done), Err);
@@ -177,7 +200,7 @@ impl Dispatcher {
             // Each export takes one call, so that calls to others do not stop it.
             if !workers.has_call_of(connection.id) {
                 connection.admit_always(bytes);
-            } else if workers.is_stalled(Instant::now())
+            } else if workers.is_stalled_for(connection.id, Instant::now())
                 && let Some(reply) = route.try_later(&record)
                 && connection.takes_refusals()
             {
@@ -192,7 +215,7 @@ impl Dispatcher {
         let call = QueuedCall::new(Arc::clone(connection), record, route);
         match workers.submit(call) {
             Submitted::Deferred => {
-                if let Some(previous) = deferred.0.replace(number)
+                if let Some(previous) = deferred.export.replace(number)
                     && previous != number
                 {
                     self.nudge_if(self.exports[previous].hand_over());
@@ -203,16 +226,14 @@ impl Dispatcher {
                 self.nudge_if(needs_worker);
                 Dispatched::Done
             }
-            Submitted::Full { call, is_stalled } => match call.route.try_later(&call.record) {
-                Some(reply) if is_stalled => {
-                    call.reply(reply);
-                    Dispatched::Done
-                }
-                _ => {
-                    self.nudge_if(true);
-                    Dispatched::NoRoom(call.record.clone())
-                }
-            },
+            Submitted::Refused { call, reply } => {
+                call.reply(reply);
+                Dispatched::Done
+            }
+            Submitted::Full { call } => {
+                self.nudge_if(true);
+                Dispatched::NoRoom(call.record.clone())
+            }
         }
     }
 
@@ -223,14 +244,14 @@ impl Dispatcher {
     }
 
     /// Runs queued calls in a polling thread, until there are none, or workers must run them.
-    pub(crate) fn run_deferred(&self, deferred: &mut Deferred, thread: usize) {
-        let Some(workers) = deferred.0.take().and_then(|number| self.workers(number)) else {
+    pub(crate) fn run_deferred(&self, deferred: &mut Deferred) {
+        let Some(workers) = deferred.export.take().and_then(|it| self.workers(it)) else {
             return;
         };
         while let Some((call, are_more_queued)) = workers.take_inline(&self.inline) {
             // If the call is slow, the supervisor wakes workers for the others.
             self.nudge_if(are_more_queued);
-            self.run(call, thread, Some(&self.inline));
+            self.run(call, deferred.thread, Some(&self.inline));
         }
         workers.send_queued();
         self.nudge_if(workers.hand_over());
@@ -248,27 +269,26 @@ impl Dispatcher {
         }
         let (route, received) = (call.route, call.received);
         let (record, connection) = (call.record.clone(), Arc::clone(&call.connection));
-        let mut waiting = Some(call);
-        let answer = || self.service.answer(connection.peer, &record, &mut waiting);
+        let mut run = CallRun {
+            waiting: Some(call),
+            ..CallRun::default()
+        };
+        let answer = || self.service.answer(connection.peer, &record, &mut run);
         let answered = catch_unwind(AssertUnwindSafe(answer));
         let (send_time, needs_worker) = workers.end_call(&ended, budget);
         self.nudge_if(needs_worker);
         let mut unsent = None;
         match answered {
             Ok(Ok(reply)) => {
-                let call = EndedCall {
-                    procedure: route.procedure.map_or(u32::MAX, Procedure::number),
-                    is_error: reply.status().is_some_and(|status| status != 0),
-                    received: record.len(),
-                    sent: reply.len(),
-                    time: received.elapsed(),
-                    queue_time: ended.begun.saturating_duration_since(received),
-                };
-                workers.count(thread, &call);
-                unsent = waiting.and_then(|call| call.queue_reply(reply));
+                let own = self.number_of(&route);
+                let number = run.file_system.unwrap_or(own);
+                let times = (received, ended.begun);
+                let call = ended_call(procedure_of(&route, &run), times, &record, &reply);
+                self.exports[number].count(thread, number == own, &call);
+                unsent = run.waiting.and_then(|call| call.queue_reply(reply));
             }
             Ok(Err(NoReply::Running)) => {
-                if waiting.is_some() {
+                if run.waiting.is_some() {
                     count(&self.dropped_repetitions);
                 }
             }
@@ -315,6 +335,31 @@ impl Dispatcher {
             workers.stop();
         }
         self.service.replies.drop_waiting();
+    }
+}
+
+/// The place of a call in the figures.
+fn procedure_of(route: &CallRoute, run: &CallRun) -> Option<usize> {
+    match route.procedure {
+        Some(procedure) => usize::try_from(procedure.number()).ok(),
+        None => run.is_compound.then_some(COMPOUND),
+    }
+}
+
+/// The figures of a call that was whole and begun at these times, and ends now.
+fn ended_call(
+    procedure: Option<usize>,
+    (received, begun): (Instant, Instant),
+    record: &Bytes,
+    reply: &Reply,
+) -> EndedCall {
+    EndedCall {
+        procedure,
+        is_error: reply.status().is_some_and(|status| status != 0),
+        received: record.len(),
+        sent: reply.len(),
+        time: received.elapsed(),
+        queue_time: begun.saturating_duration_since(received),
     }
 }
 

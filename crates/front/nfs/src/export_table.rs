@@ -237,6 +237,12 @@ impl ExportTable {
         export.rule(client).is_some().then_some(export)
     }
 
+    /// The volume of the export at a directory of the pseudo file system, whoever has access to it.
+    pub(crate) fn volume_at(&self, at: PseudoNo) -> Option<Uuid> {
+        let export = self.exports.get(self.pseudo.export(at)?)?;
+        Some(export.volume)
+    }
+
     /// Whether a client sees a directory of the pseudo file system. The root is visible to all.
     pub(crate) fn is_visible(&self, at: PseudoNo, client: IpAddr) -> bool {
         let below = self.pseudo.exports_below(at).iter();

@@ -68,7 +68,7 @@ pub mod xdr;
 pub use client_list::{ClientList, ListIdentity, ServiceFileStore, StableStore, StoredList};
 pub use client_pattern::{ClientPattern, ClientPatternError};
 pub use connections::ClientFigures;
-pub use counters::{Counters, PROCEDURE_NAMES, PROCEDURES};
+pub use counters::{COMPOUND, Counters, NFS3_PROCEDURES, PROCEDURE_NAMES, PROCEDURES};
 pub use export::{
     ANONYMOUS_ID, ErrorHook, Export, ExportError, ExportOptions, FreeSpaceFn, Squash,
 };

@@ -160,6 +160,9 @@ pub(crate) const UNSENT_REPLIES_MAX: usize = 8;
 pub(crate) const WORKER_IDLE_LIMIT: Duration = Duration::from_secs(10);
 /// The time without the end of a call after which an export with running calls counts as stalled.
 pub(crate) const STALL_LIMIT: Duration = Duration::from_secs(1);
+/// The same for one connection: its calls to the export run, and none of them has ended. Calls of others may end
+/// all the time, from memory. Beyond its share, the connection is refused then.
+pub(crate) const CONNECTION_STALL_LIMIT: Duration = STALL_LIMIT;
 /// Calls of one connection to one export, queued and running.
 pub(crate) const SHARE_CALLS_MAX: usize = 128;
 /// Bytes of these calls and of the longest replies to them.
@@ -174,8 +177,9 @@ pub(crate) const EXPORT_CALLS_MAX: usize = 4096;
 pub const CALL_BYTES_MAX: usize = 512 << 20;
 /// The least share of an export: the longest WRITE and the longest READ.
 pub(crate) const EXPORT_BYTES_MIN: usize = 4 << 20;
-/// Bytes of incomplete records, and of replies that clients have not taken, of all connections. A
-/// connection that needs more is closed.
+/// Bytes of incomplete records, and of replies that clients have not taken, of all connections. From the half on,
+/// connections with untaken replies have one call at a time; others go on. Beyond, the connections are closed that
+/// have waited for their clients for the longest time.
 pub const UNSENT_BYTES_MAX: usize = 512 << 20;
 /// Replies that one system call sends.
 pub(crate) const REPLIES_AT_ONCE: usize = 8;
@@ -207,6 +211,8 @@ pub struct Limits {
     pub record: Duration,
     /// The time for a client to take one reply.
     pub reply: Duration,
+    /// See [`UNSENT_BYTES_MAX`].
+    pub unsent_bytes_max: usize,
     /// The time for calls in progress, and their replies, when the server stops.
     pub drain: Duration,
     /// The longest pause between two searches for connections that are beyond a deadline. It is shorter if
@@ -226,6 +232,7 @@ impl Default for Limits {
             idle: Duration::from_secs(360),
             record: Duration::from_secs(60),
             reply: Duration::from_secs(60),
+            unsent_bytes_max: UNSENT_BYTES_MAX,
             drain: Duration::from_secs(10),
             sweep: DEADLINE_PAUSE,
             fixed_workers: None,

@@ -36,7 +36,7 @@ impl<'a> Poller<'a> {
     /// If the system refuses to wait.
     pub(crate) fn run(&mut self) -> Result<(), Errno> {
         let mut events: Vec<Event> = Vec::with_capacity(EVENTS_AT_ONCE);
-        let mut deferred = Deferred::default();
+        let mut deferred = Deferred::new(self.thread);
         loop {
             events.clear();
             let epoll = &self.dispatcher.connections.epoll;
@@ -54,7 +54,7 @@ impl<'a> Poller<'a> {
                 }
             }
             // A call may take long, so calls are the last duty.
-            self.dispatcher.run_deferred(&mut deferred, self.thread);
+            self.dispatcher.run_deferred(&mut deferred);
         }
     }
 
@@ -91,8 +91,11 @@ impl<'a> Poller<'a> {
                 turn => return Ok(turn),
             }
         }
+        let Some(socket) = connection.socket() else {
+            return Ok(Turn::Over);
+        };
         for _ in 0..READS_PER_TURN {
-            let received = input.receive(&connection.socket, &mut self.buffer);
+            let received = input.receive(&*socket, &mut self.buffer);
             let turn = match received.map_err(EndReason::of_socket)? {
                 Received::Nothing => return Ok(Turn::Over),
                 Received::End => return Err(EndReason::Closed),

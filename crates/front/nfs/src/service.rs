@@ -59,6 +59,17 @@ pub(crate) enum NoReply {
     Running,
 }
 
+/// A call that runs, as its answer changes it.
+#[derive(Default)]
+pub(crate) struct CallRun {
+    /// The call. The reply cache takes it if the same call still runs.
+    pub(crate) waiting: Option<QueuedCall>,
+    /// It is a COMPOUND of NFSv4.
+    pub(crate) is_compound: bool,
+    /// The number of the file system of the last file that a COMPOUND worked on.
+    pub(crate) file_system: Option<usize>,
+}
+
 /// Why a procedure has no result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Failure {
@@ -141,13 +152,12 @@ impl Service {
         }
     }
 
-    /// The reply to the call in a record of a client. If the same call still runs, the reply cache
-    /// takes `waiting`, which is this call.
+    /// The reply to the call in a record of a client.
     pub(crate) fn answer(
         &self,
         client: SocketAddr,
         record: &Bytes,
-        waiting: &mut Option<QueuedCall>,
+        run: &mut CallRun,
     ) -> Result<Reply, NoReply> {
         let (call, arguments) = match Call::decode(record) {
             Ok(decoded) => decoded,
@@ -159,9 +169,11 @@ impl Service {
         };
         match (call.program, call.version) {
             (nfs3::PROGRAM, nfs3::VERSION) => {
-                self.answer_once((client, record), &call, arguments, waiting)
+                self.answer_once((client, record), &call, arguments, &mut run.waiting)
             }
-            (nfs3::PROGRAM, NFS4_VERSION) => self.answer_nfs4(client, &call, arguments, record),
+            (nfs3::PROGRAM, NFS4_VERSION) => {
+                self.answer_nfs4((client, record), &call, arguments, run)
+            }
             (mount3::PROGRAM, mount3::VERSION) => self.answer_mount(client, &call, arguments),
             (acl3::PROGRAM, acl3::VERSION) => self.answer_acl(client, &call, arguments),
             (nfs3::PROGRAM, _) => {

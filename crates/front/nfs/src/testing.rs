@@ -4,9 +4,15 @@
 #[allow(dead_code, clippy::unwrap_used)]
 pub(crate) mod memory;
 
+use crate::connection::Connection;
+use crate::connections::Connections;
+use crate::export_table::Exports;
 use crate::handle::{EncodedHandle, FileHandle, HandleKey};
+use crate::limits::Limits;
 use crate::nfs3::attributes::{Attributes, DeviceNumber, FileType, Time};
 use crate::xdr::{Decode, Encode, Reader, Writer, XdrError};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
 
 /// The big-endian form of words.
 pub(crate) fn words(words: &[u32]) -> Vec<u8> {
@@ -108,3 +114,34 @@ pub(crate) fn some_attributes() -> Vec<u32> {
 /// The earlier attributes that belong to [`attributes`], with the mark of an optional value: size,
 /// mtime, ctime.
 pub(crate) const SOME_EARLIER: [u32; 7] = [1, 1, 2, 20, 21, 30, 31];
+
+/// A connection without a server, and its client.
+pub(crate) struct Connected {
+    pub(crate) connections: Arc<Connections>,
+    pub(crate) connection: Arc<Connection>,
+    #[allow(dead_code)]
+    pub(crate) client: TcpStream,
+}
+
+/// Each one has the number 1 and its own bounds.
+pub(crate) fn connected() -> Connected {
+    let connections = connections_with(Limits::default());
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
+    let address = listener.local_addr().expect("an address");
+    let client = TcpStream::connect(address).expect("connected");
+    let accepted = listener.accept().expect("a client");
+    let connection = Connection::new(1, accepted, Arc::clone(&connections));
+    connection.start().expect("started");
+    Connected {
+        connections,
+        connection: Arc::new(connection),
+        client,
+    }
+}
+
+/// The connections of a server that has none yet.
+pub(crate) fn connections_with(limits: Limits) -> Arc<Connections> {
+    let exports = Exports::new(Vec::new()).expect("no exports");
+    let connections = Connections::new(limits, Arc::default(), exports);
+    Arc::new(connections.expect("connections"))
+}

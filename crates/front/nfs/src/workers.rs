@@ -16,7 +16,9 @@ pub(crate) mod processors;
 pub(crate) mod queued_call;
 pub(crate) mod shares;
 pub(crate) mod sizing;
+mod supervision;
 pub(crate) mod unsent_replies;
+mod waiting_connections;
 pub(crate) mod write_order;
 
 pub(crate) use queued_call::{EndedWork, QueuedCall};
@@ -24,19 +26,20 @@ pub(crate) use shares::{InlineBudget, Shares};
 
 use crate::connection::{Connection, ConnectionId};
 use crate::limits::{
-    EXPORT_CALLS_MAX, MEAN_CALLS, QUEUE_WAIT_LIMIT, SHARE_BYTES_MAX, SHARE_CALLS_MAX, SHORT_CALL,
-    STALL_LIMIT, TURN_CALLS, WORKER_IDLE_LIMIT,
+    CONNECTION_STALL_LIMIT, EXPORT_CALLS_MAX, MEAN_CALLS, QUEUE_WAIT_LIMIT, SHARE_BYTES_MAX,
+    SHARE_CALLS_MAX, SHORT_CALL, STALL_LIMIT, TURN_CALLS, WORKER_IDLE_LIMIT,
 };
+use crate::rpc::Reply;
 use call_figures::{CallCells, EndedCall};
 use fair_queue::FairQueue;
 use pagemesh_base::poison;
-use sizing::{Load, Sizing, SizingReason};
-use std::collections::VecDeque;
+use sizing::Sizing;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 use unsent_replies::{SendTime, UnsentReplies};
+use waiting_connections::WaitingConnections;
 use write_order::WriteOrder;
 
 /// The result of [`ExportWorkers::submit`].
@@ -46,8 +49,10 @@ pub(crate) enum Submitted {
     /// It waits for the caller, see [`ExportWorkers::take_inline`].
     Deferred,
     /// The share of the connection or the export is used. The connection is resumed when there is
-    /// room. The flag says whether the export is stalled.
-    Full { call: QueuedCall, is_stalled: bool },
+    /// room.
+    Full { call: QueuedCall },
+    /// The share is used in a stall. The client gets this reply, and tries again later.
+    Refused { call: QueuedCall, reply: Reply },
 }
 
 /// The next duty of a worker.
@@ -92,10 +97,12 @@ struct WorkersState {
     mean_call: Duration,
     unsent: UnsentReplies,
     /// Connections with a call that has no room.
-    waiting: VecDeque<Arc<Connection>>,
+    waiting: WaitingConnections,
     /// The same in a stall, with calls that no reply can refuse. They wait for the end of the stall.
-    parked: VecDeque<Arc<Connection>>,
+    parked: WaitingConnections,
     is_sweep_due: bool,
+    /// A worker drops pins. There is one such worker at a time: it may wait for the volume.
+    is_sweeping: bool,
     is_stopping: bool,
     refused: u64,
     most_queued: usize,
@@ -111,6 +118,8 @@ pub(crate) struct ExportWorkers {
     is_pending: AtomicBool,
     /// The figures of the polling threads, and then of the workers.
     cells: Box<[OnceLock<Box<CallCells>>]>,
+    /// The figures of workers of other exports.
+    shared_cells: OnceLock<Box<CallCells>>,
     pollers: usize,
 }
 
@@ -137,15 +146,17 @@ impl ExportWorkers {
                 progress_at: now,
                 mean_call: Duration::ZERO,
                 unsent: UnsentReplies::default(),
-                waiting: VecDeque::new(),
-                parked: VecDeque::new(),
+                waiting: WaitingConnections::default(),
+                parked: WaitingConnections::default(),
                 is_sweep_due: false,
+                is_sweeping: false,
                 is_stopping: false,
                 refused: 0,
                 most_queued: 0,
             }),
             is_pending: AtomicBool::new(false),
             cells: (0..threads).map(|_| OnceLock::new()).collect(),
+            shared_cells: OnceLock::new(),
             pollers,
         }
     }
@@ -159,17 +170,19 @@ impl ExportWorkers {
         let fits = own.fits(bytes, SHARE_CALLS_MAX, SHARE_BYTES_MAX)
             && all.fits(bytes, EXPORT_CALLS_MAX, self.shares.bytes_max);
         if !fits {
-            let is_stalled = state.is_stalled(now);
-            let connection = Arc::clone(&call.connection);
-            match (is_stalled, call.route.try_later(&call.record)) {
-                (true, Some(_)) => state.refused += 1,
-                (true, None) => state.parked.push_back(connection),
-                (false, _) => {
-                    state.waiting.push_back(connection);
-                    self.is_pending.store(true, Ordering::Release);
-                }
+            let is_stalled = state.is_stalled_for(id, now);
+            if is_stalled && let Some(reply) = call.route.try_later(&call.record) {
+                state.refused += 1;
+                return Submitted::Refused { call, reply };
             }
-            return Submitted::Full { call, is_stalled };
+            let connection = Arc::clone(&call.connection);
+            if state.is_stalled(now) {
+                state.parked.add(connection);
+            } else {
+                state.waiting.add(connection);
+                self.is_pending.store(true, Ordering::Release);
+            }
+            return Submitted::Full { call };
         }
         if let Some(range) = call.route.write {
             call.is_in_order = state.writes.begin(range);
@@ -230,7 +243,7 @@ impl ExportWorkers {
         if !may_run || !budget.take() {
             return None;
         }
-        let Some(call) = state.next_call() else {
+        let Some(call) = state.next_call(now) else {
             budget.give_back();
             return None;
         };
@@ -276,9 +289,9 @@ impl ExportWorkers {
         poison::lock(&self.state).queue.of(connection).calls > 0
     }
 
-    /// Whether calls run, and none has ended for a long time.
-    pub(crate) fn is_stalled(&self, now: Instant) -> bool {
-        poison::lock(&self.state).is_stalled(now)
+    /// Whether calls run, and none at all, or none of the connection, has ended for a long time.
+    pub(crate) fn is_stalled_for(&self, connection: ConnectionId, now: Instant) -> bool {
+        poison::lock(&self.state).is_stalled_for(connection, now)
     }
 
     pub(crate) fn count_refused(&self) {
@@ -293,8 +306,8 @@ impl ExportWorkers {
         budget: Option<&InlineBudget>,
     ) -> (SendTime, bool) {
         let mut state = poison::lock(&self.state);
-        state.queue.end(call.connection, call.bytes);
         let now = Instant::now();
+        state.queue.end(call.connection, call.bytes, now);
         state.end(now);
         let time = now.saturating_duration_since(call.begun);
         state.mean_call = (state.mean_call * (MEAN_CALLS - 1) + time) / MEAN_CALLS;
@@ -308,16 +321,21 @@ impl ExportWorkers {
         let may_wait = state.queue.queued() > 0 && state.mean_call <= SHORT_CALL;
         let send_time = state.unsent.send_time(may_wait);
         let mut resumed = state.take_waiting();
-        resumed.append(&mut state.parked);
+        resumed.append(&mut state.parked.take());
         drop(state);
         resumed.iter().for_each(|connection| connection.resume());
         (send_time, needs_worker)
     }
 
-    /// Counts a call in the figures of a thread.
-    pub(crate) fn count(&self, thread: usize, call: &EndedCall) {
-        if let Some(cells) = self.cells.get(thread) {
-            cells.get_or_init(Box::default).count(call);
+    /// Counts a call in the figures of a thread; `is_own`: it is a worker of this export.
+    pub(crate) fn count(&self, thread: usize, is_own: bool, call: &EndedCall) {
+        let is_poller = thread < self.pollers;
+        match self.cells.get(thread).filter(|_| is_own || is_poller) {
+            Some(cells) => cells.get_or_init(Box::default).count(call),
+            None => self
+                .shared_cells
+                .get_or_init(Box::default)
+                .count_shared(call),
         }
     }
 
@@ -377,16 +395,18 @@ impl ExportWorkers {
 
     fn take_work(&self, state: &mut WorkersState, slot: usize) -> Option<Work> {
         state.is_waking = false;
+        let now = Instant::now();
         let work = if std::mem::take(&mut state.is_sweep_due) {
+            state.is_sweeping = true;
             Work::SweepPins
-        } else if let Some(call) = state.next_call() {
+        } else if let Some(call) = state.next_call(now) {
             Work::Call(call)
         } else if !state.unsent.is_empty() {
             return Some(Work::SendReplies(std::mem::take(&mut state.unsent)));
         } else {
             return None;
         };
-        state.begin(Instant::now());
+        state.begin(now);
         if let Some(slot) = state.slots.get_mut(slot) {
             slot.is_in_call = true;
         }
@@ -406,72 +426,9 @@ impl ExportWorkers {
 
     /// Ends a sweep of pins.
     pub(crate) fn end_sweep(&self) {
-        poison::lock(&self.state).end(Instant::now());
-    }
-
-    /// Lets a worker drop unused pins. Returns whether no worker is free.
-    pub(crate) fn request_sweep(&self) -> bool {
         let mut state = poison::lock(&self.state);
-        if state.is_stopping || std::mem::replace(&mut state.is_sweep_due, true) {
-            return false;
-        }
-        self.is_pending.store(true, Ordering::Release);
-        !state.wake_one()
-    }
-
-    pub(crate) fn is_pending(&self) -> bool {
-        self.is_pending.load(Ordering::Acquire)
-    }
-
-    /// Looks at waiting calls. Returns the slot of a worker that the caller starts, with the reason.
-    pub(crate) fn supervise(&self, start: Instant) -> Option<(usize, SizingReason)> {
-        let now = Instant::now();
-        // The call behind these replies may be slow.
-        self.send_queued();
-        let mut state = poison::lock(&self.state);
-        let is_stuck = state.is_stalled(now) || state.queue.all().calls == 0;
-        let resumed = match is_stuck {
-            true => std::mem::take(&mut state.waiting),
-            false => VecDeque::new(),
-        };
-        let is_idle = state.queue.queued() == 0 && !state.is_sweep_due;
-        if is_idle && state.waiting.is_empty() {
-            self.is_pending.store(false, Ordering::Release);
-        }
-        let mut load = state.load(now);
-        let is_full = state.sizing.workers() >= self.shares.workers_max;
-        let is_waiting = load
-            .oldest_wait
-            .is_some_and(|wait| wait >= QUEUE_WAIT_LIMIT);
-        if is_waiting && !is_full && state.sizing.workers() > 0 {
-            let threads: Vec<u32> = state.threads_in_calls().collect();
-            drop(state);
-            let blocked = threads.iter().filter(|id| processors::is_blocked(**id));
-            load.blocked = blocked.count();
-            load.idle_processors = processors::idle();
-            state = poison::lock(&self.state);
-        }
-        if is_waiting {
-            // They may wait behind a slow call of a polling thread.
-            state.wake_one();
-        }
-        let begun = now.saturating_duration_since(start);
-        let started = match state.is_stopping {
-            true => None,
-            false => state.start_worker(begun, load),
-        };
-        drop(state);
-        resumed.iter().for_each(|connection| connection.resume());
-        started
-    }
-
-    /// The system has no thread for a worker.
-    pub(crate) fn record_failed_start(&self, slot: usize) {
-        let mut state = poison::lock(&self.state);
-        state.sizing.record_failed_start();
-        if let Some(slot) = state.slots.get_mut(slot) {
-            *slot = WorkerSlot::default();
-        }
+        state.is_sweeping = false;
+        state.end(Instant::now());
     }
 
     /// Drops queued calls, and lets workers end.
@@ -480,8 +437,7 @@ impl ExportWorkers {
         state.is_stopping = true;
         state.is_sweep_due = false;
         let calls = (state.queue.drain(), state.writes.drain());
-        let parked = std::mem::take(&mut state.parked);
-        let dropped = (calls, std::mem::take(&mut state.waiting), parked);
+        let dropped = (calls, state.waiting.take(), state.parked.take());
         for idle in std::mem::take(&mut state.idle) {
             idle.thread.unpark();
         }
@@ -495,20 +451,26 @@ impl WorkersState {
         self.running > 0 && now.saturating_duration_since(self.progress_at) >= STALL_LIMIT
     }
 
+    fn is_stalled_for(&self, connection: ConnectionId, now: Instant) -> bool {
+        let limit = CONNECTION_STALL_LIMIT;
+        self.is_stalled(now) || self.queue.is_stalled(connection, limit, now)
+    }
+
     /// The connection that gets the room of a call that has ended; all, if no further call will end.
-    fn take_waiting(&mut self) -> VecDeque<Arc<Connection>> {
+    fn take_waiting(&mut self) -> Vec<Arc<Connection>> {
         if self.queue.all().calls == 0 {
-            return std::mem::take(&mut self.waiting);
+            return self.waiting.take();
         }
-        self.waiting.pop_front().into_iter().collect()
+        self.waiting.pop().into_iter().collect()
     }
 
     /// The next queued call, which runs from now on.
-    fn next_call(&mut self) -> Option<QueuedCall> {
-        self.queue.pop(match self.mean_call <= SHORT_CALL {
+    fn next_call(&mut self, now: Instant) -> Option<QueuedCall> {
+        let turn_max = match self.mean_call <= SHORT_CALL {
             true => TURN_CALLS,
             false => 1,
-        })
+        };
+        self.queue.pop(turn_max, now)
     }
 
     /// Whether the polling thread with a new call runs it.
@@ -558,32 +520,5 @@ impl WorkersState {
         self.is_waking = true;
         idle.thread.unpark();
         true
-    }
-
-    /// The load, without the state of processors.
-    fn load(&self, now: Instant) -> Load {
-        let received = self.queue.fronts().map(|call| call.received).min();
-        let wait = received.map(|received| now.saturating_duration_since(received));
-        let sweep = self.is_sweep_due.then_some(Duration::ZERO);
-        Load {
-            oldest_wait: wait.or(sweep),
-            running: self.slots.iter().filter(|slot| slot.is_in_call).count(),
-            blocked: 0,
-            idle_processors: 0,
-        }
-    }
-
-    fn threads_in_calls(&self) -> impl Iterator<Item = u32> {
-        let slots = self.slots.iter().filter(|slot| slot.is_in_call);
-        slots.map(|slot| slot.thread)
-    }
-
-    fn start_worker(&mut self, now: Duration, load: Load) -> Option<(usize, SizingReason)> {
-        let free = self.slots.iter().position(|slot| !slot.is_used)?;
-        let reason = self.sizing.grow(now, load)?;
-        if let Some(slot) = self.slots.get_mut(free) {
-            slot.is_used = true;
-        }
-        Some((free, reason))
     }
 }

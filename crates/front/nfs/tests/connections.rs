@@ -6,6 +6,7 @@ use pagemesh_nfs::limits::Limits;
 use pagemesh_nfs::nfs3::Nfs3Call;
 use pagemesh_nfs::nfs3::files::ReadArguments;
 use pagemesh_nfs::{Server, ServerError, StopReport};
+use rustix::net::sockopt::set_socket_recv_buffer_size;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
@@ -272,4 +273,59 @@ fn address_in_use_is_an_error() {
     assert!(matches!(started, Err(ServerError::Listen { .. })));
     let started = Server::start(&[], exports(), Box::new(|_, _| {}));
     assert!(matches!(started, Err(ServerError::NoAddress)));
+}
+
+fn read_of(session: &mut Session, file: &[u8], count: u32) -> Vec<u8> {
+    session.bytes_of(&Nfs3Call::Read(ReadArguments {
+        file: HandleBytes(file),
+        offset: 0,
+        count,
+    }))
+}
+
+/// A client that takes no replies, until the server holds so many bytes of them.
+fn fill_with_replies(world: &ServedWorld, file: &[u8], bytes: usize) -> Session {
+    let mut slow = Session::new(world);
+    set_socket_recv_buffer_size(&slow.stream, 64 << 10).expect("a small buffer");
+    let calls: Vec<_> = (0..20).map(|_| read_of(&mut slow, file, 1 << 20)).collect();
+    slow.stream.write_all(&calls.concat()).expect("sent");
+    world.wait_until("untaken replies", |_| {
+        world.server.figures().held_bytes > bytes
+    });
+    slow
+}
+
+#[test]
+fn clients_that_take_no_replies_throttle_themselves_alone() {
+    let limits = Limits {
+        unsent_bytes_max: 16 << 20,
+        ..Limits::default()
+    };
+    let (world, other) = ServedWorld::pair(limits);
+    let mut session = Session::new(&world);
+    let made = |session: &mut Session, path: &str| {
+        let root = session.mount(path).expect("mounted");
+        let file = session.create(&root, "file", 0o644).expect("made").handle;
+        session.write(&file, 0, &[7; 1 << 20]).expect("written");
+        file
+    };
+    let (long, stalled) = (made(&mut session, "/data"), made(&mut session, "/other"));
+    let _slow = fill_with_replies(&world, &long, limits.unsent_bytes_max / 2);
+    let calls: Vec<_> = (0..5)
+        .map(|_| read_of(&mut session, &stalled, 4096))
+        .collect();
+    other.memory.while_stalled(|_| {
+        session.stream.write_all(&calls.concat()).expect("sent");
+        world.wait_until("calls side by side", |_| {
+            let exports = world.server.figures().exports;
+            exports
+                .iter()
+                .map(|it| it.running + it.queued)
+                .sum::<usize>()
+                == calls.len()
+        });
+    });
+    for _ in &calls {
+        assert!(session.receive().is_some());
+    }
 }

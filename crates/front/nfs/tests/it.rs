@@ -13,6 +13,7 @@ mod half_open;
 mod nfs4;
 mod nfs4_acls;
 mod nfs4_exports;
+mod nfs4_figures;
 mod nfs4_limits;
 mod nfs4_lists;
 mod nfs4_names;

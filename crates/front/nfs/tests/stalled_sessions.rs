@@ -2,10 +2,12 @@
 //! NFS4ERR_DELAY. No reply refuses other requests, so they wait in the connection.
 
 use crate::support;
-use pagemesh_nfs::limits::Limits;
-use std::io::Write;
+use pagemesh_nfs::limits::{EXPORT_WORKERS_MAX, Limits};
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 use support::client::Encoder;
+use support::compounds::{Client4, get_attributes, lookup, put_root};
 use support::decoder::Decoder;
 use support::memory::MemorySpace;
 use support::session::Session;
@@ -54,9 +56,10 @@ fn request(session: &mut Session, operations: &[Encoder]) -> Vec<u8> {
 }
 
 /// A session of NFSv4.1 on a connection.
-fn open_session(session: &mut Session) -> [u32; 4] {
+fn open_session(session: &mut Session, client: &str) -> [u32; 4] {
     let mut exchange = operation(EXCHANGE_ID, &[1, 2]);
-    exchange.opaque(b"client").word(0).word(0).word(0);
+    exchange.opaque(client.as_bytes());
+    exchange.word(0).word(0).word(0);
     let results = request(session, &[exchange]);
     let mut decoder = Decoder(&results);
     let [_, _, _, upper, lower, sequence]: [u32; 6] = std::array::from_fn(|_| decoder.word());
@@ -121,7 +124,7 @@ fn fill_share(
     let made = session.create(&root, "file", 0o644).expect("made");
     let data = vec![7; READ_BYTES as usize];
     session.write(&made.handle, 0, &data).expect("written");
-    let id = open_session(&mut session);
+    let id = open_session(&mut session, "client");
     let reads = 1..=READS_IN_SHARE as u32;
     let reads: Vec<_> = reads
         .map(|slot| read_of(&mut session, id, slot, &made.handle))
@@ -138,6 +141,14 @@ fn fill_share(
     session
 }
 
+/// The bytes of a READ that no reply can refuse.
+fn without_session(session: &mut Session, _: [u32; 4], file: &[u8]) -> Vec<u8> {
+    let mut put = operation(PUT_HANDLE, &[]);
+    put.opaque(file);
+    let read = operation(READ, &[0, 0, 0, 0, 0, 0, READ_BYTES]);
+    session.framed(NFS4, 1, &arguments(&[put, read]))
+}
+
 #[test]
 fn call_beyond_a_full_share_is_read_after_the_stall() {
     let limits = Limits {
@@ -146,12 +157,6 @@ fn call_beyond_a_full_share_is_read_after_the_stall() {
         ..Limits::default()
     };
     let (world, other) = ServedWorld::pair(limits);
-    let without_session = |session: &mut Session, _, file: &[u8]| {
-        let mut put = operation(PUT_HANDLE, &[]);
-        put.opaque(file);
-        let read = operation(READ, &[0, 0, 0, 0, 0, 0, READ_BYTES]);
-        session.framed(NFS4, 1, &arguments(&[put, read]))
-    };
     let mut session = fill_share(&world, &other.memory, without_session, |_| {
         wait_for(&world, |now| now.waiting_connections == 1);
     });
@@ -161,6 +166,61 @@ fn call_beyond_a_full_share_is_read_after_the_stall() {
         long_replies += usize::from(reply.len() > READ_BYTES as usize);
     }
     assert_eq!(long_replies, READS_IN_SHARE);
+}
+
+/// A connection that sends a part of a call, until the server ends it.
+fn wait_for_record_limit(world: &ServedWorld) {
+    let address = world.server.local_addrs()[0];
+    let mut partial = TcpStream::connect(address).expect("connected");
+    partial.write_all(&[0x80, 0, 0]).expect("sent");
+    let mut rest = Vec::new();
+    partial.read_to_end(&mut rest).expect("the end");
+}
+
+#[test]
+fn connection_that_looks_for_room_again_waits_once() {
+    let limits = Limits {
+        // Many sweeps, at each of which the connection looks for room.
+        sweep: Duration::from_millis(1),
+        record: Duration::from_millis(200),
+        ..Limits::default()
+    };
+    let (world, other) = ServedWorld::pair(limits);
+    let mut session = fill_share(&world, &other.memory, without_session, |_| {
+        wait_for(&world, |now| now.waiting_connections == 1);
+        wait_for_record_limit(&world);
+        let exports = world.server.figures().exports.into_iter();
+        let waiting = exports.map(|it| it.waiting_connections).sum::<usize>();
+        assert_eq!(waiting, 1);
+    });
+    for _ in 0..=READS_IN_SHARE {
+        assert!(session.receive().is_some());
+    }
+}
+
+/// The descriptors of this process.
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd")
+        .expect("descriptors")
+        .count()
+}
+
+#[test]
+fn connection_that_its_client_closes_in_a_stall_is_closed() {
+    let (world, other) = ServedWorld::pair(Limits::default());
+    let mut session = fill_share(&world, &other.memory, without_session, |session| {
+        wait_for(&world, |now| now.waiting_connections == 1);
+        let before = descriptors();
+        session.stream.shutdown(Shutdown::Write).expect("shut down");
+        world.wait_until("the end", |now| now.connections == 0);
+        // The calls of the connection still run.
+        world.wait_until("its descriptor", |_| descriptors() < before);
+    });
+    assert_eq!(session.receive(), None);
+    world.wait_until("the end of its calls", |_| {
+        let exports = world.server.figures().exports;
+        exports.iter().all(|it| it.running + it.queued == 0)
+    });
 }
 
 #[test]
@@ -180,5 +240,54 @@ fn session_with_a_full_share_goes_on_in_a_stall() {
     for _ in 0..READS_IN_SHARE {
         let reply = session.receive().expect("a reply");
         assert!(reply.len() > READ_BYTES as usize, "{} bytes", reply.len());
+    }
+}
+
+/// A READ of the file of "other", by its path from the root of all exports on.
+fn read_by_path(session: &mut Session, id: [u32; 4], slot: u32) -> Vec<u8> {
+    let read = operation(READ, &[0, 0, 0, 0, 0, 0, 4096]);
+    let path = [put_root(), lookup("other"), lookup("file"), read];
+    let all: Vec<_> = [sequence_of(id, slot)].into_iter().chain(path).collect();
+    session.framed(NFS4, 1, &arguments(&all))
+}
+
+#[test]
+fn paths_into_a_stalled_file_system_leave_others_mountable() {
+    let (world, other) = ServedWorld::pair(Limits::default());
+    let mut session = Session::new(&world);
+    let root = session.mount("/other").expect("mounted");
+    let made = session.create(&root, "file", 0o644).expect("made");
+    session.write(&made.handle, 0, &[7; 4096]).expect("written");
+    let mut stuck: Vec<_> = (0..3).map(|_| Session::new(&world)).collect();
+    let mut calls = 0;
+    other.memory.while_stalled(|_| {
+        for (number, session) in stuck.iter_mut().enumerate() {
+            let id = open_session(session, &format!("client {number}"));
+            // RECLAIM_COMPLETE has used slot 0.
+            for slot in 1..SLOTS {
+                let call = read_by_path(session, id, slot);
+                session.stream.write_all(&call).expect("sent");
+                calls += 1;
+            }
+        }
+        assert!(calls > EXPORT_WORKERS_MAX);
+        world.wait_until("all calls", |_| {
+            let exports = world.server.figures().exports;
+            exports
+                .iter()
+                .map(|it| it.running + it.queued)
+                .sum::<usize>()
+                == calls
+        });
+        // A mount: the root, its attributes, and the way to an export.
+        let mut client = Client4::new(Session::new(&world), "another");
+        assert_eq!(client.call(vec![put_root(), get_attributes(&[1])]).0, 0);
+        let data = client.walk(&["data"]).expect("a root");
+        assert!(client.attributes(&data, &[1]).is_ok());
+    });
+    for session in &mut stuck {
+        for _ in 1..SLOTS {
+            assert!(session.receive().is_some());
+        }
     }
 }

@@ -236,7 +236,7 @@ pub struct NfsClient {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NfsOperation {
-    /// Its name in the RFC: `READDIRPLUS`.
+    /// Its name in the RFC: `READDIRPLUS`. Each request of NFSv4.1 is one call of `COMPOUND`.
     pub name: String,
     /// Calls.
     pub calls: u64,

@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use std::collections::VecDeque;
 use std::io::IoSlice;
+use std::net::TcpStream;
 use std::sync::MutexGuard;
 use std::time::Instant;
 
@@ -36,7 +37,7 @@ impl Connection {
             let is_overload = self.connections.hold(&mut state.held_output, held);
             drop(state);
             if is_overload {
-                self.close(EndReason::Overload);
+                self.connections.make_room_for_bytes();
             }
             return false;
         }
@@ -61,17 +62,20 @@ impl Connection {
         if state.is_writing || state.is_closed {
             return;
         }
+        let Some(socket) = state.socket.clone() else {
+            return;
+        };
         state.is_writing = true;
         let replies = std::mem::take(&mut state.replies);
         drop(state);
-        self.send_all(replies);
+        self.send_all(&socket, replies);
     }
 
     /// Sends replies until there are none, or the socket takes no more. The caller is the one thread
     /// that writes.
-    fn send_all(&self, mut replies: VecDeque<UnsentReply>) {
+    fn send_all(&self, socket: &TcpStream, mut replies: VecDeque<UnsentReply>) {
         loop {
-            let sent = self.send_some(&mut replies);
+            let sent = send_some(socket, &mut replies);
             let mut state = self.lock();
             let done = match sent {
                 Ok(done) => done,
@@ -130,33 +134,36 @@ impl Connection {
         self.arm(&mut state);
         drop(state);
         if is_overload {
-            self.close(EndReason::Overload);
+            self.connections.make_room_for_bytes();
         }
     }
+}
 
-    /// Sends the front replies with one system call, and removes those that are sent as a whole.
-    fn send_some(&self, replies: &mut VecDeque<UnsentReply>) -> Result<SentReplies, Errno> {
-        let mut parts = Vec::with_capacity(3 * REPLIES_AT_ONCE);
-        for unsent in replies.iter().take(REPLIES_AT_ONCE) {
-            let mut skipped = unsent.sent;
-            for part in unsent.reply.parts() {
-                let skip = skipped.min(part.len());
-                skipped -= skip;
-                if skip < part.len() {
-                    parts.push(IoSlice::new(&part[skip..]));
-                }
+/// Sends the front replies with one system call, and removes those that are sent as a whole.
+fn send_some(
+    socket: &TcpStream,
+    replies: &mut VecDeque<UnsentReply>,
+) -> Result<SentReplies, Errno> {
+    let mut parts = Vec::with_capacity(3 * REPLIES_AT_ONCE);
+    for unsent in replies.iter().take(REPLIES_AT_ONCE) {
+        let mut skipped = unsent.sent;
+        for part in unsent.reply.parts() {
+            let skip = skipped.min(part.len());
+            skipped -= skip;
+            if skip < part.len() {
+                parts.push(IoSlice::new(&part[skip..]));
             }
         }
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        let sent = loop {
-            let mut control = SendAncillaryBuffer::default();
-            match sendmsg(&self.socket, &parts, &mut control, flags) {
-                Err(Errno::INTR) => {}
-                other => break other?,
-            }
-        };
-        Ok(remove_sent(replies, sent))
     }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    let sent = loop {
+        let mut control = SendAncillaryBuffer::default();
+        match sendmsg(socket, &parts, &mut control, flags) {
+            Err(Errno::INTR) => {}
+            other => break other?,
+        }
+    };
+    Ok(remove_sent(replies, sent))
 }
 
 /// Replies that were sent as a whole.

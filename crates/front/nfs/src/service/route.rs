@@ -3,6 +3,8 @@
 //! Each procedure of NFSv3 but NULL begins with a file handle. A wrong route costs speed only: the
 //! procedure checks the handle again.
 
+mod compound;
+
 use super::Service;
 use crate::acl3;
 use crate::handle::HandleBytes;
@@ -10,7 +12,9 @@ use crate::limits::{
     HANDLE_BYTES_MAX, LISTING_BYTES_MAX, MOUNT_PATH_BYTES_MAX, NAME_BYTES_MAX, TRANSFER_BYTES_MAX,
 };
 use crate::mount3;
-use crate::nfs3::{self, FailedCall, Procedure, status::Status};
+use crate::nfs3::attributes::Attributes;
+use crate::nfs3::status::{Answer, Status};
+use crate::nfs3::{self, FailedCall, Procedure};
 use crate::nfs4;
 use crate::rpc::{Call, CallError, Reply};
 use crate::workers::write_order::WriteRange;
@@ -23,20 +27,10 @@ const REPLY_BYTES: usize = 512;
 const ACL_REPLY_BYTES: usize = 64 << 10;
 /// The procedure MNT of MOUNT.
 const MOUNT_PATH: u32 = 1;
-/// NFSv4: its version, COMPOUND, and two of its operations (RFC 8881, section 16.2).
+/// NFSv4: its version, COMPOUND, and one of its operations (RFC 8881, section 16.2).
 const VERSION_4: u32 = 4;
 const COMPOUND: u32 = 1;
-const PUT_HANDLE: u32 = 22;
 const SEQUENCE: u32 = 53;
-/// Bytes of the arguments of SEQUENCE: a session, and four words.
-const SEQUENCE_BYTES: usize = 32;
-/// Operations before the first handle of a COMPOUND that are looked at.
-const FIRST_OPERATIONS: u32 = 2;
-/// READ, and the bytes of its stateid.
-const READ_FILE: u32 = 25;
-const STATEID_BYTES: usize = 16;
-/// BIND_CONN_TO_SESSION to DESTROY_SESSION, DESTROY_CLIENTID and RECLAIM_COMPLETE: no file system takes part.
-const SESSION_OPERATIONS: [u32; 6] = [41, 42, 43, 44, 57, 58];
 
 /// The way of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,11 +58,17 @@ pub(crate) struct CallRoute {
 impl CallRoute {
     /// The reply to the call of `record` that the export cannot take now; none if it has no such status.
     pub(crate) fn try_later(&self, record: &[u8]) -> Option<Reply> {
-        let Some(procedure) = self.procedure else {
-            return Some(Reply::success(self.xid, &DelayedSequence::of(record)?));
-        };
         let status = Status::Jukebox;
-        Some(Reply::success(self.xid, &FailedCall { procedure, status }))
+        if let Some(procedure) = self.procedure {
+            return Some(Reply::success(self.xid, &FailedCall { procedure, status }));
+        }
+        let (call, arguments) = Call::decode(record).ok()?;
+        if (call.program, call.version) == (acl3::PROGRAM, acl3::VERSION) {
+            let failed = Answer::<(), Option<Attributes>>::Failed(status, None);
+            return Some(Reply::success(self.xid, &failed));
+        }
+        let delayed = DelayedSequence::of(&call, arguments)?;
+        Some(Reply::success(self.xid, &delayed))
     }
 }
 
@@ -151,31 +151,6 @@ impl Service {
             write: None,
         })
     }
-
-    /// The way of a COMPOUND: the way of its first handle, if it comes first or after SEQUENCE. A request about sessions alone is answered
-    /// at once, so that a stalled export stops no renewal of a lease.
-    fn route_compound(&self, call: &Call<'_>, arguments: Reader<'_>) -> Route {
-        match CompoundStart::decode(arguments) {
-            Some(CompoundStart::Session) => Route::AtOnce,
-            Some(CompoundStart::Handle(mut arguments)) => {
-                let export = self.export_of(&mut arguments);
-                Route::Queue(CallRoute {
-                    export,
-                    xid: call.xid,
-                    procedure: None,
-                    reply_bytes: compound_reply_bytes(arguments),
-                    write: None,
-                })
-            }
-            None => Route::Queue(CallRoute {
-                export: None,
-                xid: call.xid,
-                procedure: None,
-                reply_bytes: LISTING_BYTES_MAX as usize,
-                write: None,
-            }),
-        }
-    }
 }
 
 /// The reply to a COMPOUND with a SEQUENCE that is not begun: its slot stays unused (RFC 8881 section 18.46.3).
@@ -184,9 +159,8 @@ struct DelayedSequence<'a> {
 }
 
 impl<'a> DelayedSequence<'a> {
-    /// None: the call of the record is another one.
-    fn of(record: &'a [u8]) -> Option<Self> {
-        let (call, mut arguments) = Call::decode(record).ok()?;
+    /// None: it is another call.
+    fn of(call: &Call<'_>, mut arguments: Reader<'a>) -> Option<Self> {
         let is_compound =
             (call.program, call.version, call.procedure) == (nfs3::PROGRAM, VERSION_4, COMPOUND);
         let tag = arguments.opaque("tag", NAME_BYTES_MAX).ok()?;
@@ -205,52 +179,6 @@ impl Encode for DelayedSequence<'_> {
         writer.u32(SEQUENCE);
         writer.value(&nfs4::status::Status::Delay);
     }
-}
-
-/// The begin of a COMPOUND.
-enum CompoundStart<'a> {
-    /// Only operations about clients and sessions.
-    Session,
-    /// A file handle comes first. The arguments begin with it.
-    Handle(Reader<'a>),
-}
-
-impl<'a> CompoundStart<'a> {
-    /// None: it begins in another way.
-    fn decode(mut arguments: Reader<'a>) -> Option<Self> {
-        arguments.opaque("tag", NAME_BYTES_MAX).ok()?;
-        let _minor_version = arguments.u32().ok()?;
-        let count = arguments.u32().ok()?;
-        for number in 0..count.min(FIRST_OPERATIONS) {
-            match arguments.u32().ok()? {
-                SEQUENCE => {
-                    arguments.fixed::<SEQUENCE_BYTES>().ok()?;
-                    if count == 1 {
-                        return Some(Self::Session);
-                    }
-                }
-                PUT_HANDLE => return Some(Self::Handle(arguments)),
-                operation => {
-                    let is_session = SESSION_OPERATIONS.contains(&operation);
-                    let is_last = number + 1 == count;
-                    return (is_session && is_last).then_some(Self::Session);
-                }
-            }
-        }
-        None
-    }
-}
-
-/// The most bytes of the reply to a COMPOUND, by the operation after its first handle.
-fn compound_reply_bytes(mut arguments: Reader<'_>) -> usize {
-    let mut read_bytes = || {
-        let is_read = arguments.u32().ok()? == READ_FILE;
-        arguments.fixed::<STATEID_BYTES>().ok()?;
-        let _offset = arguments.u64().ok()?;
-        let count = arguments.u32().ok()?.min(TRANSFER_BYTES_MAX);
-        is_read.then_some(count as usize)
-    };
-    LISTING_BYTES_MAX as usize + read_bytes().unwrap_or(0)
 }
 
 /// The most bytes of a reply, by the arguments after the handle.

@@ -1,7 +1,8 @@
 //! The figures of calls: cells that one thread writes, and their sum, which a reader makes.
 //!
 //! Invariant: a cell has one writer at a time, so counting shares no cache line with other threads
-//! but while the figures are read.
+//! but while the figures are read. Shared cells have several writers: the workers of other exports, for
+//! a COMPOUND that ended in this one.
 
 use crate::counters::PROCEDURES;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -59,7 +60,8 @@ impl CallFigures {
 
 /// A call that has ended.
 pub(crate) struct EndedCall {
-    pub(crate) procedure: u32,
+    /// The place in [`PROCEDURE_NAMES`](crate::counters::PROCEDURE_NAMES); none: no figures have it.
+    pub(crate) procedure: Option<usize>,
     pub(crate) is_error: bool,
     pub(crate) received: usize,
     pub(crate) sent: usize,
@@ -83,9 +85,14 @@ struct ProcedureCells {
 pub(crate) struct CallCells([ProcedureCells; PROCEDURES]);
 
 /// Adds to a cell that has no other writer.
-fn add(cell: &AtomicU64, value: u64) {
+fn add_alone(cell: &AtomicU64, value: u64) {
     let sum = cell.load(Ordering::Relaxed).wrapping_add(value);
     cell.store(sum, Ordering::Relaxed);
+}
+
+/// Adds to a cell with other writers.
+fn add_shared(cell: &AtomicU64, value: u64) {
+    cell.fetch_add(value, Ordering::Relaxed);
 }
 
 fn nanos(time: Duration) -> u64 {
@@ -93,10 +100,18 @@ fn nanos(time: Duration) -> u64 {
 }
 
 impl CallCells {
-    /// Counts a call. Calls with an unknown procedure are not counted.
+    /// Counts a call. Calls without a procedure are not counted.
     pub(crate) fn count(&self, call: &EndedCall) {
-        let number = usize::try_from(call.procedure).ok();
-        let Some(cells) = number.and_then(|number| self.0.get(number)) else {
+        self.count_by(call, add_alone);
+    }
+
+    /// As [`count`](Self::count), in cells with several writers.
+    pub(crate) fn count_shared(&self, call: &EndedCall) {
+        self.count_by(call, add_shared);
+    }
+
+    fn count_by(&self, call: &EndedCall, add: impl Fn(&AtomicU64, u64)) {
+        let Some(cells) = call.procedure.and_then(|number| self.0.get(number)) else {
             return;
         };
         add(&cells.calls, 1);
@@ -164,9 +179,10 @@ mod tests {
             time: Duration::from_micros(3),
             queue_time: Duration::from_micros(1),
         };
-        first.count(&call(1, false));
-        second.count(&call(1, true));
-        second.count(&call(99, true));
+        first.count(&call(Some(1), false));
+        second.count_shared(&call(Some(1), true));
+        second.count(&call(Some(99), true));
+        second.count(&call(None, true));
         let mut sums = [CallFigures::default(); PROCEDURES];
         first.add_to(&mut sums);
         second.add_to(&mut sums);

@@ -9,6 +9,7 @@ use crate::connection::ConnectionId;
 use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
 use std::hash::DefaultHasher;
+use std::time::{Duration, Instant};
 
 /// The calls of one connection.
 struct Share<T> {
@@ -17,6 +18,9 @@ struct Share<T> {
     calls: usize,
     /// Their bytes.
     bytes: usize,
+    running: usize,
+    /// The last time that a call ended, or the first one of several began to run.
+    progress_at: Option<Instant>,
 }
 
 impl<T> Default for Share<T> {
@@ -25,6 +29,8 @@ impl<T> Default for Share<T> {
             queued: VecDeque::new(),
             calls: 0,
             bytes: 0,
+            running: 0,
+            progress_at: None,
         }
     }
 }
@@ -107,10 +113,14 @@ impl<T> FairQueue<T> {
     }
 
     /// The next call, which runs from now on. A turn has at most so many calls.
-    pub(crate) fn pop(&mut self, turn_max: usize) -> Option<T> {
+    pub(crate) fn pop(&mut self, turn_max: usize, now: Instant) -> Option<T> {
         let connection = *self.turns.front()?;
         let share = self.shares.get_mut(&connection)?;
         let call = share.queued.pop_front()?;
+        if share.running == 0 {
+            share.progress_at = Some(now);
+        }
+        share.running += 1;
         self.served += 1;
         if share.queued.is_empty() || self.served >= turn_max {
             self.served = 0;
@@ -129,11 +139,25 @@ impl<T> FairQueue<T> {
         shares.filter_map(|share| share.queued.front())
     }
 
+    /// Whether calls of a connection run, and none of them has ended for so long.
+    pub(crate) fn is_stalled(
+        &self,
+        connection: ConnectionId,
+        limit: Duration,
+        now: Instant,
+    ) -> bool {
+        let share = self.shares.get(&connection).filter(|it| it.running > 0);
+        let progress_at = share.and_then(|share| share.progress_at);
+        progress_at.is_some_and(|at| now.saturating_duration_since(at) >= limit)
+    }
+
     /// Removes a call that has run.
-    pub(crate) fn end(&mut self, connection: ConnectionId, bytes: usize) {
+    pub(crate) fn end(&mut self, connection: ConnectionId, bytes: usize, now: Instant) {
         let Some(share) = self.shares.get_mut(&connection) else {
             return;
         };
+        share.running = share.running.saturating_sub(1);
+        share.progress_at = Some(now);
         share.calls -= 1;
         share.bytes -= bytes;
         self.all.calls -= 1;
@@ -171,10 +195,37 @@ mod tests {
         push(&mut queue, 2, 10, (2, 0));
         push(&mut queue, 3, 10, (3, 0));
         push(&mut queue, 2, 10, (2, 1));
-        let first: Vec<_> = (0..6).filter_map(|_| queue.pop(1)).collect();
+        let first: Vec<_> = (0..6)
+            .filter_map(|_| queue.pop(1, Instant::now()))
+            .collect();
         assert_eq!(first, [(1, 0), (2, 0), (3, 0), (1, 1), (2, 1), (1, 2)]);
         assert_eq!(queue.queued(), 997);
         assert_eq!(queue.all().calls, 1003, "running calls count");
+    }
+
+    #[test]
+    fn connection_stalls_while_none_of_its_calls_ends() {
+        let (start, limit) = (Instant::now(), Duration::from_secs(1));
+        let at = |millis| start + Duration::from_millis(millis);
+        let mut queue = FairQueue::default();
+        (0..3).for_each(|number| push(&mut queue, 1, 10, number));
+        push(&mut queue, 2, 10, 3);
+        assert!(!queue.is_stalled(1, limit, at(9000)), "queued calls wait");
+        assert!(queue.pop(1, at(9000)).is_some());
+        assert!(queue.pop(1, at(9500)).is_some());
+        assert!(!queue.is_stalled(1, limit, at(9999)));
+        assert!(queue.is_stalled(1, limit, at(10_000)));
+        queue.end(2, 10, at(10_000));
+        assert!(queue.is_stalled(1, limit, at(10_000)), "another one's call");
+        assert!(queue.pop(1, at(10_000)).is_some());
+        queue.end(1, 10, at(10_100));
+        assert!(!queue.is_stalled(1, limit, at(11_000)));
+        assert!(queue.is_stalled(1, limit, at(11_100)));
+        queue.end(1, 10, at(11_200));
+        assert!(
+            !queue.is_stalled(1, limit, at(99_000)),
+            "a queued call is left"
+        );
     }
 
     #[test]
@@ -206,7 +257,7 @@ mod tests {
                         waiting.push((connection, bytes, number));
                     }
                     2 => {
-                        let popped = queue.pop(turn_max);
+                        let popped = queue.pop(turn_max, Instant::now());
                         prop_assert_eq!(popped.is_none(), waiting.is_empty());
                         if let Some(call) = popped {
                             let first = waiting.iter().position(|it| it.0 == call.0);
@@ -217,7 +268,7 @@ mod tests {
                     }
                     _ => {
                         if let Some((connection, bytes)) = running.pop() {
-                            queue.end(connection, bytes);
+                            queue.end(connection, bytes, Instant::now());
                         }
                     }
                 }

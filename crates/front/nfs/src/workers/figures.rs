@@ -6,13 +6,15 @@ use super::processors;
 use super::sizing::SizingReason;
 use crate::counters::PROCEDURES;
 use pagemesh_base::poison;
+use std::sync::OnceLock;
 
 /// The figures of one export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportFigures {
     /// The name; none for calls without an export.
     pub export: Option<String>,
-    /// The sums of the procedures of NFSv3, by their numbers.
+    /// The sums of the procedures, as [`PROCEDURE_NAMES`](crate::PROCEDURE_NAMES) has them. A COMPOUND counts for the file system of the
+    /// last file that it worked on.
     pub procedures: [CallFigures; PROCEDURES],
     /// Workers that exist now.
     pub workers: usize,
@@ -60,7 +62,8 @@ pub struct Figures {
 impl ExportWorkers {
     pub(crate) fn figures(&self, is_fenced: bool) -> ExportFigures {
         let mut procedures = [CallFigures::default(); PROCEDURES];
-        for cells in self.cells.iter().filter_map(|cells| cells.get()) {
+        let shared = std::iter::once(&self.shared_cells);
+        for cells in self.cells.iter().chain(shared).filter_map(OnceLock::get) {
             cells.add_to(&mut procedures);
         }
         let now = std::time::Instant::now();

@@ -18,10 +18,11 @@ use crate::nfs4::state::{ClientId, CompoundStateIds, SessionId, SlotUse};
 use crate::nfs4::status::{OK, Status};
 use crate::peer::PeerCredential;
 use crate::rpc::{AuthStatus, Call, Denial, Refusal, Reply};
-use crate::service::{NoReply, Service};
+use crate::service::{CallRun, NoReply, Service};
 use crate::xdr::{Decode, Encode, Reader, UNIT_BYTES, Writer};
 use bytes::Bytes;
 use std::net::SocketAddr;
+use uuid::Uuid;
 
 /// The procedures of the program.
 const NULL: u32 = 0;
@@ -95,6 +96,8 @@ pub(super) struct Compound<'a> {
     pub(super) tail: Bytes,
     /// The attributes that a SETATTR has set before it failed.
     pub(super) changed_before_failure: Bitmap,
+    /// The volume of the last file that was the current one.
+    pub(super) worked_on: Option<Uuid>,
     tag_bytes: usize,
 }
 
@@ -140,10 +143,10 @@ impl Service {
     /// The reply to a call of version 4.
     pub(in crate::service) fn answer_nfs4(
         &self,
-        client: SocketAddr,
+        (client, record): (SocketAddr, &Bytes),
         call: &Call<'_>,
         mut arguments: Reader<'_>,
-        record: &Bytes,
+        run: &mut CallRun,
     ) -> Result<Reply, NoReply> {
         match call.procedure {
             NULL => return Ok(Reply::success(call.xid, &())),
@@ -155,6 +158,7 @@ impl Service {
             return Ok(self.refuse(call, Refusal::GarbageArguments));
         };
         count(&self.counters.compounds);
+        run.is_compound = true;
         let failed = |status: Status| CompoundReply {
             status: status.number(),
             tag: head.tag,
@@ -175,16 +179,37 @@ impl Service {
             let denial = Denial::Authentication(AuthStatus::RejectedCredential);
             return Ok(Reply::denied(call.xid, denial));
         }
-        let compound = Compound {
-            service: self,
+        let peer = PeerCredential {
+            address: client,
+            credential: &call.credential,
+            table: &table,
+        };
+        let mut compound = Compound::new(self, call, peer, (record, whole), &head);
+        let reply = compound.answer(&head, arguments);
+        let mut file_systems = self.exports.file_systems();
+        let worked_on = compound.worked_on;
+        run.file_system =
+            worked_on.and_then(|volume| file_systems.position(|fs| fs.volume == volume));
+        reply
+    }
+}
+
+impl<'a> Compound<'a> {
+    /// A request before its first operation. `bytes` are the record and the arguments in it.
+    fn new(
+        service: &'a Service,
+        call: &'a Call<'a>,
+        peer: PeerCredential<'a>,
+        bytes: (&'a Bytes, &'a [u8]),
+        head: &CompoundHead<'_>,
+    ) -> Self {
+        let (record, arguments) = bytes;
+        Self {
+            service,
             call,
-            peer: PeerCredential {
-                address: client,
-                credential: &call.credential,
-                table: &table,
-            },
+            peer,
             record,
-            arguments: whole,
+            arguments,
             operations: head.operations,
             current: None,
             saved: None,
@@ -195,14 +220,14 @@ impl Service {
             is_last: false,
             tail: Bytes::new(),
             changed_before_failure: Bitmap::default(),
+            worked_on: None,
             tag_bytes: head.tag.len(),
-        };
-        compound.answer(&head, arguments)
+        }
     }
 }
 
 impl Compound<'_> {
-    fn answer(mut self, head: &CompoundHead<'_>, arguments: Reader<'_>) -> Result<Reply, NoReply> {
+    fn answer(&mut self, head: &CompoundHead<'_>, arguments: Reader<'_>) -> Result<Reply, NoReply> {
         let mut results = Writer::new();
         let (status, done) = self.run(head, arguments, &mut results)?;
         let xid = self.call.xid;

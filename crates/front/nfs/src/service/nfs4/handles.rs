@@ -66,8 +66,15 @@ impl<'a> Compound<'a> {
     }
 
     fn set_place(&mut self, place: CurrentFile<'a>) {
-        self.current = Some(place);
+        self.change_place(place);
         self.stateids.clear();
+    }
+
+    fn change_place(&mut self, place: CurrentFile<'a>) {
+        if let CurrentFile::File(target) = &place {
+            self.worked_on = Some(target.export.volume);
+        }
+        self.current = Some(place);
     }
 
     pub(super) fn put_root(&mut self) -> Done {
@@ -105,7 +112,7 @@ impl<'a> Compound<'a> {
 
     pub(super) fn restore_handle(&mut self) -> Done {
         let saved = self.saved.clone().ok_or(Status::RestoreHandle)?;
-        self.current = Some(saved);
+        self.change_place(saved);
         self.stateids.restore();
         Ok(())
     }

@@ -4,7 +4,7 @@
 
 use super::*;
 use crate::handle::HandleKey;
-use crate::service::Service;
+use crate::service::{CallRun, Service};
 use crate::testing::memory::{MemorySpace, wait};
 use crate::{Export, ExportOptions, Squash};
 use bytes::Bytes;
@@ -137,7 +137,10 @@ impl LocalClient {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 1000));
         // The server gets records without their marks.
         let record = Bytes::from(record).slice(4..);
-        let reply = self.service.answer(address, &record, &mut None).unwrap();
+        let reply = self
+            .service
+            .answer(address, &record, &mut CallRun::default())
+            .unwrap();
         let reply = rpc::Reply::decode(&reply.parts().concat()[4..]).unwrap();
         let result = reply.outcome.unwrap();
         let mut fields = Decoder::new(&result);
