@@ -268,9 +268,20 @@ fn escape_option(option: &str) -> String {
     option.replace('\\', "\\\\").replace(',', "\\,")
 }
 
+/// The option that only root can mount with: fusermount3 ignores or refuses these.
+fn option_for_root(flags: MountFlags) -> Option<&'static str> {
+    let all = [
+        (flags.allows_devices, "dev"),
+        (flags.allows_setid, "suid"),
+        (flags.is_nodiratime, "nodiratime"),
+    ];
+    let set = all.into_iter().find(|(is_set, _)| *is_set);
+    set.map(|(_, name)| name)
+}
+
 fn mount_by_helper(dir: &Path, how: &DeviceOptions<'_>) -> io::Result<OwnedFd> {
-    if how.flags.allows_devices || how.flags.allows_setid {
-        let cause = "only root can mount with the options dev and suid";
+    if let Some(option) = option_for_root(how.flags) {
+        let cause = format!("only root can mount with the option {option}; leave it out");
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, cause));
     }
     let (theirs, ours) = UnixStream::pair()?;
@@ -342,6 +353,20 @@ fn unmount_by_helper(dir: &Path, lazy: bool) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn options_that_the_helper_refuses_are_for_root() {
+        let with = |change: fn(&mut MountFlags)| {
+            let mut flags = MountFlags::default();
+            change(&mut flags);
+            option_for_root(flags)
+        };
+        assert_eq!(with(|flags| flags.allows_devices = true), Some("dev"));
+        assert_eq!(with(|flags| flags.allows_setid = true), Some("suid"));
+        assert_eq!(with(|flags| flags.is_nodiratime = true), Some("nodiratime"));
+        assert_eq!(with(|flags| flags.is_noatime = true), None);
+        assert_eq!(with(|flags| flags.is_read_only = true), None);
+    }
 
     #[test]
     fn name_with_commas_stays_one_option() {

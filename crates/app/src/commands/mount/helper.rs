@@ -11,7 +11,7 @@ use crate::commands::umount::{UnmountMode, unmount};
 use anyhow::{Context, bail};
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -271,8 +271,13 @@ fn remount(asked: &HelperRequest) -> anyhow::Result<()> {
         bail!("a remount cannot change sync and dirsync; unmount {shown}, and mount it again");
     }
     let done = pagemesh_fuse::remount_dir(&entry.dir, new);
-    done.with_context(|| {
-        format!("cannot change the options of {shown}; for ro end programs that write files there")
+    done.map_err(|cause| {
+        let way_out = match cause.kind() {
+            io::ErrorKind::PermissionDenied => "; only root can",
+            io::ErrorKind::ResourceBusy => "; for ro end programs that write files there",
+            _ => "",
+        };
+        anyhow::Error::new(cause).context(format!("cannot change the options of {shown}{way_out}"))
     })
 }
 
