@@ -68,13 +68,14 @@ pub fn run(args: &EverydayArgs) -> anyhow::Result<Report> {
         serving,
     };
     let scratch = ScratchCluster::with_pools(&args.measure, 2, 2, size_bytes + SPARE_BYTES)?;
+    // It starts before the mount: otherwise its mount namespace holds the mount, which then ends late.
+    let ext4 = FilePeer::ext4(size_bytes)?;
     let (_daemon, mount) = scratch.mount("map", 2, "map", &spec)?;
     let exec = MountPlace {
         name: "map, under exec".into(),
         prefix: exec_prefix()?,
         ..mount.clone()
     };
-    let ext4 = FilePeer::ext4(size_bytes)?;
     let places = EverydayPlaces {
         mount,
         exec,
