@@ -1,4 +1,4 @@
-//! The requirements of direct I/O, which programs ask for with the `ioctl` of XFS (`XFS_IOC_DIOINFO`): QEMU, fsstress, fsx, xfsdump.
+//! The requirements of direct I/O, which programs ask for with the `ioctl` of XFS (`XFS_IOC_DIOINFO`): QEMU, fsstress.
 //!
 //! The mount takes each offset, length and address. It reports a block of 512 bytes because programs allocate buffers by the
 //! reported number, and QEMU takes a report of one byte for a failed one. QEMU assumes 4096 bytes without a report.
