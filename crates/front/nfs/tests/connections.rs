@@ -283,22 +283,36 @@ fn read_of(session: &mut Session, file: &[u8], count: u32) -> Vec<u8> {
     }))
 }
 
-/// A client that takes no replies, until the server holds so many bytes of them.
-fn fill_with_replies(world: &ServedWorld, file: &[u8], bytes: usize) -> Session {
-    let mut slow = Session::new(world);
-    set_socket_recv_buffer_size(&slow.stream, 64 << 10).expect("a small buffer");
-    let calls: Vec<_> = (0..20).map(|_| read_of(&mut slow, file, 1 << 20)).collect();
-    slow.stream.write_all(&calls.concat()).expect("sent");
-    world.wait_until("untaken replies", |_| {
-        world.server.figures().held_bytes > bytes
-    });
-    slow
+/// READs of 1 MiB that a connection has in flight at most.
+const READS_IN_SHARE: u64 = 7;
+
+/// Clients that take no replies, so many that the server holds these bytes of them.
+fn fill_with_replies(world: &ServedWorld, file: &[u8], bytes: usize) -> Vec<Session> {
+    let is_full = || world.server.figures().held_bytes > bytes;
+    let mut clients: Vec<Session> = Vec::new();
+    while !is_full() {
+        let mut slow = Session::new(world);
+        set_socket_recv_buffer_size(&slow.stream, 64 << 10).expect("a small buffer");
+        let calls: Vec<_> = (0..READS_IN_SHARE)
+            .map(|_| read_of(&mut slow, file, 1 << 20))
+            .collect();
+        slow.stream.write_all(&calls.concat()).expect("sent");
+        clients.push(slow);
+        let reads = READS_IN_SHARE * clients.len() as u64;
+        world.wait_until("replies", |_| {
+            let exports = world.server.figures().exports;
+            let answered: u64 = exports.iter().map(|it| it.procedures[6].calls).sum();
+            answered == reads || is_full()
+        });
+    }
+    clients
 }
 
 #[test]
 fn clients_that_take_no_replies_throttle_themselves_alone() {
     let limits = Limits {
-        unsent_bytes_max: 16 << 20,
+        // More than the half and the replies of two further clients.
+        unsent_bytes_max: 32 << 20,
         ..Limits::default()
     };
     let (world, other) = ServedWorld::pair(limits);

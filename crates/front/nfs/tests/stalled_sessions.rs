@@ -2,6 +2,7 @@
 //! NFS4ERR_DELAY. No reply refuses other requests, so they wait in the connection.
 
 use crate::support;
+use pagemesh_nfs::ExportFigures;
 use pagemesh_nfs::limits::{EXPORT_WORKERS_MAX, Limits};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -95,7 +96,7 @@ fn read_of(session: &mut Session, id: [u32; 4], slot: u32, file: &[u8]) -> Vec<u
 }
 
 #[track_caller]
-fn wait_for(world: &ServedWorld, is_met: impl Fn(&pagemesh_nfs::ExportFigures) -> bool) {
+fn wait_for(world: &ServedWorld, is_met: impl Fn(&ExportFigures) -> bool) {
     let until = Instant::now() + Duration::from_secs(30);
     loop {
         let exports = world.server.figures().exports;
@@ -273,11 +274,9 @@ fn paths_into_a_stalled_file_system_leave_others_mountable() {
         assert!(calls > EXPORT_WORKERS_MAX);
         world.wait_until("all calls", |_| {
             let exports = world.server.figures().exports;
-            exports
-                .iter()
-                .map(|it| it.running + it.queued)
-                .sum::<usize>()
-                == calls
+            let sum = |of: fn(&ExportFigures) -> usize| exports.iter().map(of).sum::<usize>();
+            let running = sum(|it| it.running);
+            running >= EXPORT_WORKERS_MAX && running + sum(|it| it.queued) == calls
         });
         // A mount: the root, its attributes, and the way to an export.
         let mut client = Client4::new(Session::new(&world), "another");
