@@ -65,8 +65,7 @@ pub struct File {
 pub(crate) const TRACKING_FLAG: i32 = PRELOAD_OPEN_FLAG as i32;
 
 /// Opens a file of a mount once more, so that the mount knows that it may be on the direct path.
-/// With `O_DIRECT` the mount also keeps a small file that is only read out of the page cache, whose
-/// reads show atomic writes in parts. `None` if the file is on no mount, or the system refuses.
+/// `None` if the file is on no mount, or the system refuses.
 fn reopen_tracked(file: &fs::File, flags: i32) -> Option<fs::File> {
     /// `FUSE_SUPER_MAGIC`
     const FUSE: i64 = 0x6573_5546;
@@ -129,13 +128,11 @@ impl File {
                 "the file is open with O_PATH; open it to read or write",
             ));
         }
-        let access = flags & libc::O_ACCMODE;
-        let may_be_cached = access == libc::O_RDONLY && flags & libc::O_DIRECT == 0;
-        let file = match (flags & TRACKING_FLAG, may_be_cached) {
-            (_, true) => reopen_tracked(&file, flags | libc::O_DIRECT).unwrap_or(file),
-            (0, false) => reopen_tracked(&file, flags).unwrap_or(file),
-            (_, false) => file,
+        let file = match flags & TRACKING_FLAG {
+            0 => reopen_tracked(&file, flags).unwrap_or(file),
+            _ => file,
         };
+        let access = flags & libc::O_ACCMODE;
         let (device, ino) = (found.dev(), found.ino());
         // Overwrites are checked against this limit.
         process::refresh_size_limit();

@@ -80,10 +80,6 @@ pub(crate) fn end_caching(txs: &TxManager, ino: Ino) {
     let Ok(data) = txs.file_lock(ino) else {
         return;
     };
-    // The kernel sends no flush for its closes, and the library may have opened it.
-    if let Some(file_map) = data.file_map() {
-        file_map.record_close();
-    }
     data.kernel_pages().record_cache_event();
     data.kernel_pages()
         .cached_opens

@@ -380,7 +380,7 @@ fn library_reads_unused_small_files_through_the_cache() {
         );
         kernel.ask(node, Request::Release { file });
     };
-    for (bytes, cached) in [(4096, true), (4097, false)] {
+    for (bytes, cached) in [(64 << 10, true), ((64 << 10) + 1, false)] {
         resize(bytes);
         let reader = opened(OFlags::RDONLY);
         assert_eq!(is_cached(&reader), cached, "{bytes} bytes");
