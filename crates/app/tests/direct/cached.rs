@@ -81,57 +81,6 @@ fn cached_open_keeps_direct_clients_out_until_closed() {
     cluster.check_identical("files");
 }
 
-/// Opens a file to read it, as the preload library does.
-fn open_to_read(mount: &TestMount, name: &str) -> File {
-    open_as_library(OpenOptions::new().read(true))
-        .open(mount.path(name))
-        .unwrap()
-}
-
-#[test]
-fn library_readers_of_small_files_see_all_writes() {
-    let Some((cluster, mount)) = start_mount() else {
-        return;
-    };
-    let read = |file: &File| {
-        let mut bytes = [0; 2 * PAGE];
-        file.read_exact_at(&mut bytes, 0).unwrap();
-        bytes
-    };
-    for round in 1..20 {
-        let writer = DirectTestFile::new(&mount, "file");
-        writer.write_directly(&[round; 2 * PAGE], 0);
-        // A reader that comes later does not take the file from the writer.
-        let reader = open_to_read(&mount, "file");
-        assert_eq!(read(&reader), [round; 2 * PAGE]);
-        writer.write_directly(&[round + 100; 2 * PAGE], 0);
-        assert_eq!(read(&reader), [round + 100; 2 * PAGE]);
-        drop((reader, writer));
-
-        // A reader that comes first is cached, until it closes the file.
-        let reader = open_to_read(&mount, "file");
-        assert_eq!(read(&reader), [round + 100; 2 * PAGE]);
-        let writer = DirectTestFile::new(&mount, "file");
-        for _ in 0..8 {
-            assert!(!writer.write(&[round; PAGE], 0), "past the page cache");
-        }
-        assert_eq!(read(&reader)[..PAGE], [round; PAGE]);
-        drop(reader);
-        writer.write_directly(&[round; 2 * PAGE], 0);
-    }
-    // Readers of a large file are not cached.
-    let writer = DirectTestFile::new(&mount, "large");
-    writer.file.write_all_at(&[1; 32 * PAGE], 0).unwrap();
-    drop(writer);
-    let reader = open_to_read(&mount, "large");
-    let writer = DirectTestFile::new(&mount, "large");
-    writer.write_directly(&[2; 2 * PAGE], 0);
-    assert_eq!(read(&reader), [2; 2 * PAGE]);
-    drop((reader, writer));
-    mount.stop(&cluster);
-    cluster.check_identical("files");
-}
-
 /// A mapping of a file, also beyond its end.
 struct Mapping(*mut u8);
 

@@ -43,9 +43,6 @@ use std::time::{Duration, Instant};
 /// client asks the mount for the file map. A program that reads a small file once, or extends a
 /// file all the time, would ask in vain.
 const KERNEL_CALLS_PER_REQUEST: u32 = 4;
-/// The number doubles up to this one while the kernel caches the file: programs read small files from the
-/// page cache, and each request in vain costs as much as fifty such reads.
-const CACHED_CALLS_PER_REQUEST_MAX: u32 = 1024;
 
 /// Attempts to lock a busy slot before the kernel serves the call: operations take a microsecond or
 /// two.
@@ -68,10 +65,7 @@ pub struct DirectFile {
     pub(super) account_index: usize,
     /// Why the mount gives no current map of the file.
     file_map_reason: AtomicReason,
-    /// Calls of the kernel since the last request.
     misses: AtomicU32,
-    /// Calls of the kernel before the next request.
-    calls_per_request: AtomicU32,
     /// A write reached beyond the append extent.
     pub(super) wants_append_space: AtomicBool,
 }
@@ -93,7 +87,6 @@ impl DirectFile {
             account_index: op_counters::index_of(device, ino),
             file_map_reason: AtomicReason::new(Why::Asking),
             misses: AtomicU32::new(0),
-            calls_per_request: AtomicU32::new(KERNEL_CALLS_PER_REQUEST),
             wants_append_space: AtomicBool::new(false),
         }
     }
@@ -240,27 +233,20 @@ impl DirectFile {
             .is_some_and(|file_map| !file_map.is_outdated())
     }
 
-    /// Asks for the current file map, on one call in [`KERNEL_CALLS_PER_REQUEST`], or fewer for a file that
-    /// the kernel caches. An error: the operation goes to the kernel. Threads that race may ask once
-    /// more, or once less.
+    /// Asks for the current file map, on one call in [`KERNEL_CALLS_PER_REQUEST`]. An error: the
+    /// operation goes to the kernel.
     #[cold]
     pub(super) fn refresh_file_map(&self) -> Result<(), Why> {
-        let misses = self.misses.fetch_add(1, Ordering::Relaxed) + 1;
-        let calls_per_request = self.calls_per_request.load(Ordering::Relaxed);
-        if misses < calls_per_request {
+        if self.misses.fetch_add(1, Ordering::Relaxed) % KERNEL_CALLS_PER_REQUEST
+            != KERNEL_CALLS_PER_REQUEST - 1
+        {
             return Err(self.file_map_reason.get());
         }
-        self.misses.store(0, Ordering::Relaxed);
         let grows = self.wants_append_space.load(Ordering::Relaxed);
         let mount = self.joined_mount().ok_or(Why::Joining)?;
         let found = mount.file_map(self.ino, grows);
-        let reason = found.as_ref().err().copied().unwrap_or(Why::Asking);
-        self.file_map_reason.set(reason);
-        let next = match reason {
-            Why::Cached => (calls_per_request * 2).min(CACHED_CALLS_PER_REQUEST_MAX),
-            _ => KERNEL_CALLS_PER_REQUEST,
-        };
-        self.calls_per_request.store(next, Ordering::Relaxed);
+        self.file_map_reason
+            .set(found.as_ref().err().copied().unwrap_or(Why::Asking));
         let found = found?;
         let file_map = self.file_map.get_or_init(|| Arc::clone(&found));
         if Arc::ptr_eq(file_map, &found) && !file_map.is_outdated() {

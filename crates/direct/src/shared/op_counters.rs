@@ -108,7 +108,7 @@ reasons! {
     Renewing Debug "renewing" "the sessions are being renewed";
     Asking Debug "opened" "first accesses after an open or a change by others";
     Mapped Info "mapped" "the file is mapped";
-    Cached Info "page-cache" "the kernel caches the file, for a program without the library or for readers of a small file";
+    Cached Info "page-cache" "a program without the library has the file open, and the kernel caches its pages";
     Shape Info "shape" "the file has holes, shared pages, set-id bits or extended attributes";
     Boards Info "files" "the mount has no place for a further file";
     Busy Debug "busy" "another thread used the same I/O slot";

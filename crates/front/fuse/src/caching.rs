@@ -2,8 +2,7 @@
 //!
 //! A file that a program opens without the preload library goes through the page cache, where its
 //! position moves as on other file systems. A file that the library opens bypasses the cache, so
-//! that direct clients may change it. Small files that the library opens to read go through the
-//! cache, too: a program that reads such a file once never asks for the direct path.
+//! that direct clients may change it.
 
 use crate::Caching;
 use crate::abi;
@@ -15,11 +14,6 @@ use pagemesh_base::proc_maps::PRELOAD_OPEN_FLAG;
 use pagemesh_fs::{Attr, Ino, Result};
 use rustix::fs::OFlags;
 use std::ops::Range;
-
-/// Largest file that goes through the page cache when the library opens it to read, in bytes. Two
-/// reads of a program with a buffer of 32 KiB are fewer than the calls before a request for the
-/// direct path.
-const SMALL_FILE_BYTES: u64 = 64 << 10;
 
 /// How the kernel uses a file that it opens.
 pub(crate) fn open_reply(caching: Caching) -> abi::OpenOut {
@@ -45,17 +39,10 @@ impl RequestContext<'_> {
     /// The answer to an open with these flags. The caller has the file open.
     pub(crate) fn open_file(&self, ino: Ino, flags: u32) -> Result<abi::OpenOut> {
         let is_by_library = flags & PRELOAD_OPEN_FLAG != 0;
-        let access = OFlags::from_bits_retain(flags) & OFlags::ACCMODE;
-        let is_cached = match self.handler.caching {
-            Caching::Bypassed => false,
-            Caching::PageCache if is_by_library => {
-                access == OFlags::RDONLY && self.fs.begin_caching_small(ino, SMALL_FILE_BYTES)?
-            }
-            Caching::PageCache => {
-                self.fs.begin_caching(ino)?;
-                true
-            }
-        };
+        let is_cached = !is_by_library && self.handler.caching == Caching::PageCache;
+        if is_cached {
+            self.fs.begin_caching(ino)?;
+        }
         // The kernel sends all parts of a long write with `O_DIRECT` at once, and each of them
         // would be appended at the current end of the file.
         let appends_directly = OFlags::APPEND.bits() | OFlags::DIRECT.bits();
@@ -63,6 +50,7 @@ impl RequestContext<'_> {
             true => Caching::PageCache,
             false => Caching::Bypassed,
         };
+        let access = OFlags::from_bits_retain(flags) & OFlags::ACCMODE;
         if is_cached && access == OFlags::RDONLY && !has_flag(flags, OFlags::NOATIME) {
             self.fs.record_cached_read_open(ino);
         }
@@ -77,13 +65,11 @@ impl RequestContext<'_> {
             file,
             ..open_reply(caching)
         };
-        if is_by_library && !is_cached {
+        if is_by_library {
             let flags = opened.flags & !abi::OPEN_NO_FLUSH;
             return Ok(abi::OpenOut { flags, ..opened });
         }
-        if !is_by_library {
-            self.fs.call_open_hook(self.thread);
-        }
+        self.fs.call_open_hook(self.thread);
         Ok(opened)
     }
 

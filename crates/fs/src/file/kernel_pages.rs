@@ -52,28 +52,6 @@ pub(crate) fn begin_caching(txs: &TxManager, hooks: &KernelHooks, ino: Ino) -> R
     told
 }
 
-/// See [`crate::Fs::begin_caching_small`].
-pub(crate) fn begin_caching_small(
-    txs: &TxManager,
-    hooks: &KernelHooks,
-    ino: Ino,
-    bytes_max: u64,
-) -> Result<bool> {
-    let cached_opens = {
-        let data = txs.file_lock(ino)?;
-        data.kernel_pages().cached_opens.load(Ordering::SeqCst)
-    };
-    let is_small_and_unused = txs.inspect(|core| {
-        let is_small = core.inode(ino)?.size <= bytes_max;
-        let has_other_opens = core.live_inode(ino).opens > cached_opens + 1;
-        Ok(is_small && !has_other_opens)
-    })?;
-    if is_small_and_unused {
-        begin_caching(txs, hooks, ino)?;
-    }
-    Ok(is_small_and_unused)
-}
-
 /// See [`crate::Fs::end_caching`].
 pub(crate) fn end_caching(txs: &TxManager, ino: Ino) {
     // An error is impossible: the file is open.

@@ -55,15 +55,6 @@ impl Fs {
         kernel_pages::begin_caching(&self.txs, &self.hooks, ino)
     }
 
-    /// As [`Fs::begin_caching`], if the file has at most `bytes_max` bytes and no open that bypasses the page cache.
-    /// Otherwise it returns false, and direct clients keep the file.
-    ///
-    /// # Errors
-    /// As [`Fs::begin_caching`].
-    pub fn begin_caching_small(&self, ino: Ino, bytes_max: u64) -> Result<bool> {
-        kernel_pages::begin_caching_small(&self.txs, &self.hooks, ino, bytes_max)
-    }
-
     /// An open of [`Fs::begin_caching`] reads only. The kernel reads pages that it has already without a request, so the open
     /// itself counts as a read.
     pub fn record_cached_read_open(&self, ino: Ino) {

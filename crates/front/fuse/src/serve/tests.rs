@@ -4,9 +4,7 @@ use super::*;
 use crate::abi::ForgetOne;
 use crate::request::ReadRange;
 use bytes::Bytes;
-use pagemesh_base::proc_maps::PRELOAD_OPEN_FLAG;
 use pagemesh_fs::{MkfsOptions, mkfs};
-use zerocopy::FromBytes;
 
 #[path = "../../../../fs/tests/support/lossy.rs"]
 #[allow(dead_code)]
@@ -85,22 +83,6 @@ impl KernelModel {
         let answer = self.ask(parent, request);
         let first = answer.bytes().first_chunk().expect("a node");
         u64::from_ne_bytes(*first)
-    }
-
-    /// Creates a file in the root and closes it: its node.
-    fn create(&self, name: &[u8]) -> u64 {
-        let create = Request::Create {
-            name,
-            mode: 0o600,
-            umask: 0,
-            flags: OFlags::RDWR.bits(),
-        };
-        let answer = self.ask(ROOT, create);
-        let (entry, open) = answer.bytes().split_at(size_of::<abi::EntryOut>());
-        let node = u64::from_ne_bytes(*entry.first_chunk().expect("a node"));
-        let file = u64::from_ne_bytes(*open.first_chunk().expect("a file"));
-        self.ask(node, Request::Release { file });
-        node
     }
 
     fn inodes(&self) -> u64 {
@@ -334,56 +316,4 @@ fn data_sync_flushes_only_after_writes() {
     write(0);
     write(6);
     assert_eq!([sync(), sync()], [1, 0]);
-}
-
-/// The library reads a small file through the page cache if no other open bypasses the cache.
-#[test]
-fn library_reads_unused_small_files_through_the_cache() {
-    const BY_LIBRARY: OFlags = OFlags::from_bits_retain(PRELOAD_OPEN_FLAG);
-    let kernel = KernelModel::new();
-    let node = kernel.create(b"name");
-    let opened = |flags: OFlags| {
-        let answer = kernel.ask(
-            node,
-            Request::Open {
-                flags: (flags | BY_LIBRARY).bits(),
-            },
-        );
-        abi::OpenOut::read_from_bytes(answer.bytes()).expect("an open reply")
-    };
-    let close = |open: abi::OpenOut| kernel.ask(node, Request::Release { file: open.file });
-    let is_cached = |open: &abi::OpenOut| open.flags & abi::OPEN_DIRECT_IO == 0;
-
-    let reader = opened(OFlags::RDONLY);
-    assert!(is_cached(&reader));
-    let writer = opened(OFlags::RDWR);
-    assert!(!is_cached(&writer));
-    close(reader);
-    let reader = opened(OFlags::RDONLY);
-    assert!(!is_cached(&reader), "a writer bypasses the cache");
-    close(reader);
-    close(writer);
-
-    let resize = |bytes: u64| {
-        let file = kernel.open(node, OFlags::RDWR | BY_LIBRARY);
-        let data = Bytes::from_static(b"x");
-        let (offset, flags, how) = (bytes - 1, 0, abi::WRITE_LOCK_OWNER);
-        kernel.ask(
-            node,
-            Request::Write {
-                file,
-                offset,
-                data,
-                flags,
-                how,
-            },
-        );
-        kernel.ask(node, Request::Release { file });
-    };
-    for (bytes, cached) in [(64 << 10, true), ((64 << 10) + 1, false)] {
-        resize(bytes);
-        let reader = opened(OFlags::RDONLY);
-        assert_eq!(is_cached(&reader), cached, "{bytes} bytes");
-        close(reader);
-    }
 }
