@@ -136,7 +136,7 @@ mod tests {
             .expect("there")
             .map(|entry| entry.expect("read").path())
             .collect();
-        assert_eq!(left, [archive.clone()]);
+        assert_eq!(left, std::slice::from_ref(&archive));
         assert!(fs::metadata(archive).expect("there").len() > 20 * 512);
     }
 }
