@@ -295,8 +295,11 @@ fn write_exclusively(
             Some(written) => written,
             None => extend::extend_locked(txs, channel, ino, offset, data, durable, hook)?,
         };
-        let has_filled = txs.inspect(|core| core.inode(ino))?.pages != inode.pages;
-        lock.fills_holes.store(has_filled, Relaxed);
+        // The hint is set by a write that found holes. Others, such as appends, need no look at the inode.
+        if lock.fills_holes.load(Relaxed) {
+            let pages = txs.inspect(|core| core.inode(ino))?.pages;
+            lock.fills_holes.store(pages != inode.pages, Relaxed);
+        }
         written
     };
     lock.patch_mmap_dirty(offset, &data[..(written.end - offset) as usize]);
