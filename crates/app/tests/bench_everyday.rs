@@ -17,7 +17,7 @@ use tempfile::TempDir;
 struct RunDirs {
     pools: TempDir,
     scratch: TempDir,
-    /// Programs that replace those of the system.
+    /// Programs in place of the system's ones.
     programs: TempDir,
 }
 

@@ -187,7 +187,7 @@ struct Visit<'a> {
 }
 
 impl Visit<'_> {
-    /// Runs the chosen cases of the group, and the cases whose files they need.
+    /// Runs the chosen cases of the group, and the cases that make their files.
     fn run(
         &self,
         group: CaseGroup,

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The number of procedures of NFSv3.
 pub const NFS3_PROCEDURES: usize = Procedure::ALL.len();
 
-/// The number of procedures with figures: those of NFSv3, and COMPOUND.
+/// The number of procedures with figures: the NFSv3 procedures, and COMPOUND.
 pub const PROCEDURES: usize = NFS3_PROCEDURES + 1;
 
 /// The place of COMPOUND, the procedure of NFSv4.1, after the procedures of NFSv3.

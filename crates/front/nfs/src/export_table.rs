@@ -237,7 +237,7 @@ impl ExportTable {
         export.rule(client).is_some().then_some(export)
     }
 
-    /// The volume of the export at a directory of the pseudo file system, whoever has access to it.
+    /// The volume of the export at a directory of the pseudo file system, without a check of access.
     pub(crate) fn volume_at(&self, at: PseudoNo) -> Option<Uuid> {
         let export = self.exports.get(self.pseudo.export(at)?)?;
         Some(export.volume)
